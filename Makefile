@@ -1,0 +1,54 @@
+# make install   a .venv in this folder with the package and all that the other commands need
+# make demo      install, then run the main job            (make demo INPUT=file)
+# make test      install, then every test
+# make check     the loop to live in: lint, types, import contracts, unit tests
+# make bench     every benchmark, written to docs/benchmarks.md
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INPUT ?=
+OUT ?= demo-data
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint types unit bench docs clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "servicebroker needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
+	@echo "Installing into $(VENV) (once; about a minute) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,bench,docs,dev]'
+	@touch $@
+
+demo: install
+	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
+
+test: install
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
+
+check: install lint types unit
+
+lint:
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/lint-imports
+
+types:
+	$(BIN)/mypy
+
+unit:
+	$(BIN)/python -m pytest -q tests/unit
+
+bench: install
+	$(BIN)/servicebroker bench all --write docs/benchmarks.md
+
+docs: install
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) demo-data site .coverage .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

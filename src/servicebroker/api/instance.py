@@ -1,0 +1,144 @@
+"""An instance: one PostgreSQL database with the schema of servicebroker, embedded in a folder or by URL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from servicebroker.api.database import Database
+from servicebroker.api.doorbell import Doorbell
+from servicebroker.engine.catalog import Catalog, create_database, find_database
+from servicebroker.engine.status import QueueStatus, queue_statuses
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.store.connection import connect, pool
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.migrations import migrate
+from servicebroker.store.statements import execute, run
+
+Clock = Callable[[], datetime]
+
+SYSTEM_DATABASE = "msdb"
+
+
+def utc_now() -> datetime:
+    """The clock of everyday use."""
+    return datetime.now(UTC)
+
+
+def is_url(target: str | os.PathLike[str]) -> bool:
+    """Whether `target` names a PostgreSQL server rather than a data folder."""
+    text = os.fspath(target)
+    return text.startswith(("postgresql://", "postgres://"))
+
+
+class Instance:
+    """An open instance; close it, or use it in a `with` block.
+
+    Attributes:
+        url: where its PostgreSQL is reached, for any libpq client of the same user.
+        clock: gives every rule its time.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], *, clock: Clock = utc_now, connections: int = 20) -> None:
+        self.clock = clock
+        self.catalog = Catalog()
+        self._server = None if is_url(target) else EmbeddedServer.start(Path(target))
+        try:
+            self.url = self._server.url if self._server else os.fspath(target)
+            with connect(self.url) as connection:
+                migrate(connection)
+                _ensure_system_database(connection)
+            self._pool = pool(self.url, connections)
+            self.doorbell = Doorbell(self.url)
+        except BaseException:
+            if self._server:
+                self._server.close()
+            raise
+
+    def database(self, name: str, *, create: bool = False) -> Database:
+        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+
+        Raises:
+            BrokerError: 911 when it does not exist.
+        """
+        with self.connection() as connection:
+            if create:
+                with contextlib.suppress(_AlreadyThere), connection.transaction():
+                    _create_database(connection, name)
+            return Database(self, run(connection, find_database(name)), name)
+
+    def status(self) -> list[QueueStatus]:
+        """Every queue with its services, depth and oldest message."""
+        with self.connection() as connection:
+            return run(connection, queue_statuses())
+
+    def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A connection of the pool, in autocommit mode, for the length of a `with` block."""
+        return self._borrowed()
+
+    def close(self) -> None:
+        """Leave the instance; an embedded server stops with its last user."""
+        self.doorbell.close()
+        self._pool.close()
+        if self._server:
+            self._server.close()
+
+    @contextlib.contextmanager
+    def _borrowed(self) -> Iterator[psycopg.Connection[Any]]:
+        try:
+            connection = self._pool.getconn(timeout=30)
+        except PoolTimeout:
+            raise InstanceError(
+                f"No connection to PostgreSQL could be had in 30 s: it is down, or all {self._pool.max_size} "
+                "connections of this instance are in use."
+            ) from None
+        try:
+            yield connection
+        finally:
+            self._pool.putconn(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_instance(target: str | os.PathLike[str], *, clock: Clock = utc_now) -> Instance:
+    """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
+
+    Raises:
+        InstanceError: it cannot be made, reached or used; the message says why.
+    """
+    return Instance(target, clock=clock)
+
+
+class _AlreadyThere(Exception):
+    pass
+
+
+def _create_database(connection: psycopg.Connection[Any], name: str) -> None:
+    try:
+        run(connection, create_database(name))
+    except BrokerError as refused:
+        if refused.number == 1801:
+            raise _AlreadyThere from None
+        raise
+
+
+def _ensure_system_database(connection: psycopg.Connection[Any]) -> None:
+    found = execute(connection, "select from servicebroker.databases where name = $1", SYSTEM_DATABASE)
+    if not found:
+        with contextlib.suppress(_AlreadyThere), connection.transaction():
+            _create_database(connection, SYSTEM_DATABASE)

@@ -1,0 +1,161 @@
+"""The verbs as methods, the same in a transaction and on a database (where each is its own transaction)."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
+
+from servicebroker.engine import begin, end, receive, send
+from servicebroker.engine.catalog import find_queue
+from servicebroker.engine.send import OMITTED, Body, Omitted
+from servicebroker.model import names
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+
+T = TypeVar("T")
+
+FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
+
+
+class Verbs(ABC):
+    """SEND, RECEIVE and the rest. `database` is where names are looked up."""
+
+    database: Database
+
+    @abstractmethod
+    def _do(self, steps: Steps[T]) -> T:
+        """Run a verb where this object runs its verbs."""
+
+    def begin_dialog(
+        self,
+        from_service: str,
+        to_service: str,
+        *,
+        broker_instance: str | UUID | None = None,
+        contract: str = names.DEFAULT,
+        related_conversation: UUID | None = None,
+        related_conversation_group: UUID | None = None,
+        lifetime: int = MAXIMUM_LIFETIME,
+        encryption: bool = True,
+    ) -> UUID:
+        """BEGIN DIALOG: returns the handle of a new conversation. The target is neither told nor looked for.
+
+        Args:
+            from_service: a service of this database.
+            to_service: the target's name, compared byte by byte.
+            broker_instance: identifier of the target's database, or "CURRENT DATABASE".
+            contract: a contract of this database.
+            related_conversation: a handle whose group the new conversation joins.
+            related_conversation_group: the group to join; made under this id when it does not exist.
+            lifetime: seconds, 1 to 2,147,483,647.
+            encryption: whether dialog security is wanted; it matters only between instances.
+
+        Raises:
+            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093.
+        """
+        return self._do(
+            begin.begin_dialog(
+                self.database.database_id,
+                from_service,
+                to_service,
+                broker_instance=broker_instance,
+                contract=contract,
+                related_conversation=related_conversation,
+                related_conversation_group=related_conversation_group,
+                lifetime=lifetime,
+                encryption=encryption,
+                now=self.database.instance.clock(),
+            )
+        )
+
+    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> int:
+        """SEND one message; returns its sequence number, from 0 in each direction.
+
+        A body that is omitted or empty is received as None; a str is sent as UTF-8.
+
+        Raises:
+            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459.
+        """
+        instance = self.database.instance
+        return self._do(send.send(instance.catalog, handle, message_type, body, now=instance.clock()))
+
+    def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
+        """SEND many messages of one type, in their order, all or none; returns the first sequence number.
+
+        Raises:
+            BrokerError: as `send`.
+        """
+        instance = self.database.instance
+        return self._do(send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()))
+
+    def receive(
+        self,
+        queue: str,
+        *,
+        top: int | None = None,
+        conversation_handle: UUID | None = None,
+        conversation_group_id: UUID | None = None,
+        wait: float = 0.0,
+    ) -> list[Message]:
+        """RECEIVE: messages of one conversation group, in order; an empty list when there is nothing to take.
+
+        Args:
+            queue: its name, compared without case; `schema.queue` when the schema is not dbo.
+            top: at most so many; None for all that the group has.
+            conversation_handle: take from this conversation only, waiting for its group's lock.
+            conversation_group_id: take from this group only, waiting for its lock.
+            wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
+
+        Raises:
+            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue.
+        """
+        if wait < 0 or wait != wait:
+            raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+        found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+
+        def once() -> list[Message]:
+            return self._do(
+                receive.receive(
+                    self.database.instance.catalog,
+                    found,
+                    top=top,
+                    conversation_handle=conversation_handle,
+                    conversation_group_id=conversation_group_id,
+                    now=self.database.instance.clock(),
+                )
+            )
+
+        messages = once()
+        if messages or wait == 0 or top == 0:
+            return messages
+        deadline = time.monotonic() + wait
+        with self.database.instance.doorbell.listening(found.queue_id) as bell:
+            while not (messages := once()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                bell.wait(min(left, FALLBACK_POLL))
+        return messages
+
+    def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:
+        """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
+
+        Raises:
+            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427.
+        """
+        self._do(end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup))
+
+    def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
+        """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
+
+        Raises:
+            BrokerError: 8410, 8418, 8426, 8458.
+        """
+        self._do(begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock()))

@@ -1,0 +1,1 @@
+"""The verbs, as generators of statements: no connection, no clock, no thread in here."""

@@ -1,0 +1,166 @@
+"""BEGIN DIALOG CONVERSATION and BEGIN CONVERSATION TIMER (reference 02 sections 3 and 8)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from servicebroker.engine.endpoints import find_endpoint, lock_group
+from servicebroker.model import names
+from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model.states import Event, State, after
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+CURRENT_DATABASE = "CURRENT DATABASE"
+
+
+def begin_dialog(
+    database_id: int,
+    from_service: str,
+    to_service: str,
+    *,
+    broker_instance: str | UUID | None = None,
+    contract: str = names.DEFAULT,
+    related_conversation: UUID | None = None,
+    related_conversation_group: UUID | None = None,
+    lifetime: int = MAXIMUM_LIFETIME,
+    encryption: bool = True,
+    now: datetime,
+) -> Steps[UUID]:
+    """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND. No message, and no look at the target.
+
+    `lifetime` is in seconds. A related group that does not exist is made under the id that was given.
+    Returns the conversation handle; its group is locked until the transaction ends.
+
+    Raises:
+        BrokerError: 8423 and 8425 unknown service or contract, 8426 unknown related conversation, 9610 and 9601
+            a related group of another service, 8406 and 8411 lifetime, 1093 and 8413 broker instance,
+            8414 group id, 8417 and 8421 missing names.
+    """
+    if from_service is None or to_service is None:
+        raise BrokerError(8421)
+    if contract is None:
+        raise BrokerError(8417)
+    names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
+    expiry = _expiry(lifetime, now)
+    rows = yield Statement(
+        "select s.service_id, s.queue_id, c.service_contract_id, d.service_broker_guid::text "
+        "from servicebroker.databases d "
+        "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
+        "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $3 "
+        "where d.database_id = $1",
+        (
+            database_id,
+            names.checked("service", from_service),
+            names.checked("service contract", contract),
+        ),
+    )
+    service_id, queue_id, contract_id, own_instance = rows[0]
+    if service_id is None:
+        raise BrokerError(8423, from_service)
+    if contract_id is None:
+        raise BrokerError(8425, contract)
+    group = yield from _related_group(service_id, from_service, related_conversation, related_conversation_group)
+    rows = yield Statement(
+        "with grouped as ("
+        "select coalesce($1, gen_random_uuid()) as id), "
+        "made as (insert into servicebroker.conversation_groups select id, $2 from grouped on conflict do nothing), "
+        "begun as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
+        "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
+        "far_broker_instance) "
+        "select true, $3, $2, $4, id, $5, 'SO', $6, $7, $8, $9 from grouped "
+        "returning conversation_handle, conversation_group_id) "
+        "select conversation_handle, pg_advisory_xact_lock($10, uuid_hash(conversation_group_id)) from begun",
+        (
+            group,
+            service_id,
+            database_id,
+            contract_id,
+            queue_id,
+            bool(encryption),
+            expiry,
+            to_service,
+            _broker_instance(broker_instance, own_instance),
+            locks.GROUP,
+        ),
+    )
+    handle: UUID = rows[0][0]
+    return handle
+
+
+def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> Steps[None]:
+    """BEGIN CONVERSATION TIMER (handle) TIMEOUT = seconds: one per endpoint, a second call replaces it.
+
+    When it fires, a DialogTimer message comes into this side's own queue.
+
+    Raises:
+        BrokerError: 8418 no handle, 8426 unknown handle, 8458 wrong state, 8410 beyond the lifetime, 402 types.
+    """
+    if handle is None:
+        raise BrokerError(8418)
+    if not isinstance(handle, UUID):
+        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+    if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
+        raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
+    yield lock_group((yield from find_endpoint(handle)).conversation_group_id)
+    endpoint = yield from find_endpoint(handle)
+    after(State(endpoint.state), Event.TIMER)
+    at = now + timedelta(seconds=timeout)
+    if at > endpoint.lifetime:
+        raise BrokerError(8410)
+    yield Statement(
+        "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
+        (handle, at),
+    )
+
+
+def _expiry(lifetime: object, now: datetime) -> datetime:
+    if lifetime is None:
+        raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+    if not isinstance(lifetime, int) or isinstance(lifetime, bool):
+        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "int seconds")
+    if not MINIMUM_LIFETIME <= lifetime <= MAXIMUM_LIFETIME:
+        raise BrokerError(8411, lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+    return now + timedelta(seconds=lifetime)
+
+
+def _broker_instance(given: str | UUID | None, own: str) -> str | None:
+    if given is None or isinstance(given, UUID):
+        return None if given is None else str(given)
+    if not isinstance(given, str):
+        raise BrokerError(402, "the broker instance", type(given).__name__, "str or uuid.UUID")
+    if len(given.encode()) > 256:
+        raise BrokerError(8413, given)
+    if given == CURRENT_DATABASE:
+        return own
+    try:
+        return str(UUID(given))
+    except ValueError:
+        raise BrokerError(1093, given) from None
+
+
+def _related_group(
+    service_id: int, from_service: str, conversation: UUID | None, group: UUID | None
+) -> Steps[UUID | None]:
+    """The group that the new conversation joins, None for a new one."""
+    if conversation is None and group is None:
+        return None
+    if conversation is not None and group is not None:
+        raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
+    for given in (conversation, group):
+        if given is not None and not isinstance(given, UUID):
+            raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
+    if conversation is not None:
+        group = (yield from find_endpoint(conversation)).conversation_group_id
+    if group is not None and group.int == 0:
+        raise BrokerError(8414, group)
+    rows = yield Statement(
+        "select s.service_id, s.name from servicebroker.conversation_groups g "
+        "join servicebroker.services s using (service_id) where g.conversation_group_id = $1",
+        (group,),
+    )
+    if rows and rows[0][0] != service_id:
+        clause = "RELATED_CONVERSATION" if conversation is not None else "RELATED_CONVERSATION_GROUP"
+        raise BrokerError(9610, from_service, rows[0][1], clause, conversation or group)
+    return group

@@ -1,0 +1,338 @@
+"""Databases, message types, contracts, queues and services: creating them and finding them by name."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.queue import queue_objects
+from servicebroker.store.statements import Rows, Statement, Steps
+
+VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X"}
+SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
+
+_CHANNELS_KEPT = 10_000
+
+
+class Usage(NamedTuple):
+    """What a contract says of one message type, with its id and validation letter in that database."""
+
+    message_type_id: int
+    validation: str
+    by_initiator: bool
+    by_target: bool
+
+
+Usages = Mapping[str, Usage]
+
+
+class Queue(NamedTuple):
+    """A queue that was found by name."""
+
+    queue_id: int
+    database_id: int
+    name: str
+
+
+class Channel(NamedTuple):
+    """What a SEND on one conversation handle relies on; its statement finds out when that has changed."""
+
+    is_initiator: bool
+    far_queue_id: int
+    near: Usages
+    far: Usages
+
+
+class Labels(NamedTuple):
+    """Names by number in one database."""
+
+    services: dict[int, str]
+    contracts: dict[int, str]
+    message_types: dict[int, str]
+
+
+@dataclass
+class Catalog:
+    """What one process remembers of the catalog. All of it is immutable in the database, or verified on use."""
+
+    usages: dict[tuple[int, int], Usages] = field(default_factory=dict)
+    labels: dict[int, Labels] = field(default_factory=dict)
+    queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
+    channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
+
+    def remember(self, handle: UUID, channel: Channel) -> None:
+        """Keep `channel` for the next SEND; the oldest goes when there are too many."""
+        self.channels[handle] = channel
+        if len(self.channels) > _CHANNELS_KEPT:
+            self.channels.popitem(last=False)
+
+
+# ---------------------------------------------------------------- databases
+
+
+def create_database(name: str) -> Steps[int]:
+    """CREATE DATABASE: a broker identifier, the built-in message types and contracts. Returns its id.
+
+    Raises:
+        BrokerError: 1801 when the name is taken.
+    """
+    names.checked("database", name)
+    rows = yield Statement(
+        "insert into servicebroker.databases (name) values ($1) on conflict do nothing returning database_id",
+        (name,),
+    )
+    if not rows:
+        raise BrokerError(1801, name)
+    (database_id,) = rows[0]
+    types = names.SYSTEM_MESSAGE_TYPES
+    yield Statement(
+        "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
+        'select $1, * from unnest($2::int[], $3::text[], $4::"char"[])',
+        (
+            database_id,
+            [row.message_type_id for row in types],
+            [row.name for row in types],
+            [row.validation for row in types],
+        ),
+    )
+    for contract in names.SYSTEM_CONTRACTS:
+        yield Statement(
+            "insert into servicebroker.service_contracts (database_id, service_contract_id, name) values ($1, $2, $3)",
+            (database_id, contract.service_contract_id, contract.name),
+        )
+        yield _insert_usages(database_id, contract.service_contract_id, contract.usages)
+    return int(database_id)
+
+
+def find_database(name: str) -> Steps[int]:
+    """The id of a database, by name without regard to case.
+
+    Raises:
+        BrokerError: 911 when there is none.
+    """
+    rows = yield Statement(
+        "select database_id from servicebroker.databases where lower(name) = lower($1)",
+        (names.checked("database", name),),
+    )
+    if not rows:
+        raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
+    return int(rows[0][0])
+
+
+# ---------------------------------------------------------------- DDL
+
+
+def create_message_type(database_id: int, name: str, validation: str = "NONE") -> Steps[int]:
+    """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY or WELL_FORMED_XML (reference 01 section 2)."""
+    names.checked("message type", name)
+    if validation not in VALIDATIONS:
+        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+    rows = yield Statement(
+        "insert into servicebroker.message_types (database_id, name, validation) values ($1, $2, $3) "
+        "on conflict do nothing returning message_type_id",
+        (database_id, name, VALIDATIONS[validation]),
+    )
+    return _created(rows, name)
+
+
+def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> Steps[int]:
+    """CREATE CONTRACT: each message type with INITIATOR, TARGET or ANY (reference 01 section 3).
+
+    Raises:
+        BrokerError: 8403 for a type given twice, 8492 when the initiator may send nothing, 15151 for a type
+            that does not exist, 2714 when the name is taken.
+    """
+    names.checked("contract", name)
+    pairs = list(sent_by.items()) if isinstance(sent_by, Mapping) else list(sent_by)
+    given = [message_type for message_type, _ in pairs]
+    for message_type in given:
+        if given.count(message_type) > 1:
+            raise BrokerError(8403, message_type)
+    for _, side in pairs:
+        if side not in SENT_BY:
+            raise BrokerError(402, "SENT BY", repr(side), "one of " + ", ".join(SENT_BY))
+    if not any(SENT_BY[side][0] for _, side in pairs):
+        raise BrokerError(8492, name)
+    ids = yield from _ids("message type", database_id, given)
+    rows = yield Statement(
+        "insert into servicebroker.service_contracts (database_id, name) values ($1, $2) "
+        "on conflict do nothing returning service_contract_id",
+        (database_id, name),
+    )
+    contract_id = _created(rows, name)
+    yield _insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
+    return contract_id
+
+
+def create_queue(database_id: int, name: str) -> Steps[int]:
+    """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
+
+    Raises:
+        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with #.
+    """
+    schema, queue = split_queue_name(name)
+    names.checked_queue(queue)
+    # one at a time in a database, so that two queues cannot take the same PostgreSQL name
+    rows = yield Statement("select name from servicebroker.databases where database_id = $1 for update", (database_id,))
+    postgres_schema = names.postgres_name(rows[0][0], schema)
+    taken = yield Statement(
+        "select relname::text from pg_class where relnamespace = to_regnamespace(quote_ident($1))",
+        (postgres_schema,),
+    )
+    postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
+    rows = yield Statement(
+        "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name) "
+        "values ($1, $2, $3, $4, $5) on conflict do nothing returning queue_id",
+        (database_id, schema, queue, postgres_schema, postgres_name),
+    )
+    queue_id = _created(rows, queue)
+    yield from queue_objects(queue_id, postgres_schema, postgres_name)
+    return queue_id
+
+
+def create_service(database_id: int, name: str, queue_id: int, contracts: Iterable[str] = ()) -> Steps[int]:
+    """CREATE SERVICE on a queue; `contracts` are those it can be a target of (reference 01 section 5).
+
+    Raises:
+        BrokerError: 8404 for a contract given twice, 15151 for one that does not exist, 2714 for a taken name.
+    """
+    names.checked("service", name)
+    given = list(contracts)
+    for contract in given:
+        if given.count(contract) > 1:
+            raise BrokerError(8404, contract)
+    ids = yield from _ids("service contract", database_id, given)
+    rows = yield Statement(
+        "insert into servicebroker.services (database_id, name, queue_id) values ($1, $2, $3) "
+        "on conflict do nothing returning service_id",
+        (database_id, name, queue_id),
+    )
+    service_id = _created(rows, name)
+    yield Statement(
+        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
+        "select $1, $2, unnest($3::int[])",
+        (database_id, service_id, list(ids.values())),
+    )
+    return service_id
+
+
+# ---------------------------------------------------------------- finding
+
+
+def split_queue_name(name: object) -> tuple[str, str]:
+    """Schema and name of `queue`, `schema.queue` or `[schema].[queue]`; the schema is dbo when not given.
+
+    Raises:
+        BrokerError: 9609 for more than two parts.
+    """
+    text = names.checked("queue", name, 2 * names.MAXIMUM_NAME + 5)
+    parts = [bracketed or plain for bracketed, plain in re.findall(r"\[([^\]]+)\]|([^.\[\]]+)", text)]
+    if len(parts) > 2 or not parts:
+        raise BrokerError(9609, "queue", text, 1)
+    return ("dbo", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
+    """The queue of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when it does not exist.
+    """
+    known = catalog.queues.get((database_id, name))
+    if known is not None:
+        return known
+    schema, queue = split_queue_name(name)
+    rows = yield Statement(
+        "select queue_id, database_id, name from servicebroker.queues "
+        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+        (database_id, schema, queue),
+    )
+    if not rows:
+        raise BrokerError(15151, "find", "queue", name)
+    found = catalog.queues[database_id, name] = Queue(*rows[0])
+    return found
+
+
+def find_usages(catalog: Catalog, database_id: int, contract_id: int) -> Steps[Usages]:
+    """What a contract allows, by message type name. A contract never changes."""
+    known = catalog.usages.get((database_id, contract_id))
+    if known is not None:
+        return known
+    rows = yield Statement(
+        "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target "
+        "from servicebroker.service_contract_message_usages u "
+        "join servicebroker.message_types t using (database_id, message_type_id) "
+        "where u.database_id = $1 and u.service_contract_id = $2",
+        (database_id, contract_id),
+    )
+    found = catalog.usages[database_id, contract_id] = {name: Usage(*usage) for name, *usage in rows}
+    return found
+
+
+def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
+    """Names by number of a database's services, contracts and message types."""
+    known = catalog.labels.get(database_id)
+    if known is not None and not anew:
+        return known
+    services = yield Statement(
+        "select service_id, name from servicebroker.services where database_id = $1", (database_id,)
+    )
+    contracts = yield Statement(
+        "select service_contract_id, name from servicebroker.service_contracts where database_id = $1",
+        (database_id,),
+    )
+    types = yield Statement(
+        "select message_type_id, name from servicebroker.message_types where database_id = $1", (database_id,)
+    )
+    found = catalog.labels[database_id] = Labels(
+        dict(services),
+        dict(contracts),
+        dict(types),
+    )
+    return found
+
+
+_TABLES = {
+    "message type": ("message_types", "message_type_id"),
+    "service contract": ("service_contracts", "service_contract_id"),
+}
+
+
+def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]]:
+    table, column = _TABLES[kind]
+    rows = yield Statement(
+        f"select name, {column} from servicebroker.{table} where database_id = $1 and name = any ($2)",
+        (database_id, wanted),
+    )
+    found = dict(rows)
+    for name in wanted:
+        if name not in found:
+            raise BrokerError(15151, "find", kind, name)
+    return {name: found[name] for name in wanted}
+
+
+def _insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
+    sides = [SENT_BY[side] for side in usages.values()]
+    return Statement(
+        "insert into servicebroker.service_contract_message_usages "
+        "select $1, $2, * from unnest($3::int[], $4::bool[], $5::bool[])",
+        (
+            database_id,
+            contract_id,
+            list(usages),
+            [initiator for initiator, _ in sides],
+            [target for _, target in sides],
+        ),
+    )
+
+
+def _created(rows: Rows, name: str) -> int:
+    if not rows:
+        raise BrokerError(2714, name)
+    return int(rows[0][0])

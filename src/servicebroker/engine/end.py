@@ -1,0 +1,138 @@
+"""END CONVERSATION in its three forms (reference 02 section 9)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from servicebroker.engine import enqueue, transmission
+from servicebroker.engine.endpoints import (
+    Endpoint,
+    lock_conversation,
+    never_opened,
+    remove_closed,
+    remove_endpoint,
+)
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import error_body
+from servicebroker.model.states import Event, State, after
+from servicebroker.store.statements import Statement, Steps
+
+REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
+MAXIMUM_DESCRIPTION = 3000  # characters
+
+
+def end_conversation(
+    handle: UUID, *, now: datetime, error: tuple[int, str] | None = None, cleanup: bool = False
+) -> Steps[None]:
+    """END CONVERSATION handle [WITH ERROR = n DESCRIPTION = 't' | WITH CLEANUP].
+
+    The conversation's messages leave this side's queue. Plain: the peer gets EndDialog after everything sent
+    before. With `error`, a positive code and its description: what was not delivered is dropped and the peer
+    gets the Error. With `cleanup` the peer is not told. A peer that ended first is never told.
+
+    Raises:
+        BrokerError: 8418 no handle, 8426 unknown handle, 8427 wrong state, 8419, 8422, 8424 a half-given or
+            impossible error, 402 for wrong types.
+    """
+    _check(handle, error, cleanup)
+    endpoint, peer = yield from lock_conversation(handle)
+    next_state = after(State(endpoint.state), Event.END) if not cleanup else None
+    yield _purge(endpoint)
+    if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
+        yield transmission.drop_waiting(endpoint)
+    if cleanup:
+        yield _forget_address(endpoint)
+    elif next_state is State.DISCONNECTED_OUTBOUND:
+        waits = yield from _tell(endpoint, peer, error)
+        if waits:
+            return
+    yield from _close(endpoint, now, keep=next_state is not None)
+    yield from remove_closed(now)
+
+
+def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
+    """EndDialog or Error to the peer. True when the EndDialog has to wait for a target that is not there yet."""
+    if peer is None or not endpoint.has_peer:
+        if error or not (yield from never_opened(endpoint)):
+            return False
+        yield from transmission.park(endpoint, names.END_DIALOG, [None], "", is_end_of_dialog=True)
+        yield _set_state(endpoint, State.DISCONNECTED_OUTBOUND)
+        return True
+    event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
+    message: tuple[int, str, bytes | None, int]
+    if error:
+        message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
+    else:
+        message = (names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA)
+    yield Statement(enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
+    yield _set_state(peer, after(State(peer.state), event) or State.CLOSED)
+    return False
+
+
+def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
+    """A local EndDialog is durably with the peer at commit, which acknowledges it: the endpoint is closed.
+
+    An initiator is removed at once, a target kept against replays.
+    """
+    if endpoint.is_initiator or not keep:
+        yield from remove_endpoint(endpoint)
+        return
+    yield Statement(
+        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
+        "far_handle = null, far_queue_id = null, security_timestamp = $2 where conversation_handle = $1",
+        (endpoint.conversation_handle, now + REPLAY_PROTECTION),
+    )
+
+
+def _purge(endpoint: Endpoint) -> Statement:
+    """Every message of this conversation in this side's queue."""
+    return Statement(
+        f"delete from servicebroker.queue_{endpoint.queue_id} "
+        "where priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
+        (endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
+    )
+
+
+def _forget_address(endpoint: Endpoint) -> Statement:
+    """The peer's next SEND finds nobody."""
+    return Statement(
+        "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
+        "where far_handle = $1 and conversation_handle = $2",
+        (endpoint.conversation_handle, endpoint.far_handle),
+    )
+
+
+def _set_state(endpoint: Endpoint, state: State) -> Statement:
+    return Statement(
+        "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
+        (endpoint.conversation_handle, state.value),
+    )
+
+
+def _check(handle: object, error: tuple[int, str] | None, cleanup: bool) -> None:
+    if handle is None:
+        raise BrokerError(8418)
+    if not isinstance(handle, UUID):
+        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+    if error is None:
+        return
+    if cleanup:
+        raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
+    code, description = error
+    if code is None and description is None:
+        raise BrokerError(8424)
+    if code is None:
+        raise BrokerError(8419)
+    if description is None:
+        raise BrokerError(8422)
+    if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
+        raise BrokerError(402, "the error code", repr(code), "a positive int")
+    if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
+        raise BrokerError(
+            402,
+            "the error description",
+            type(description).__name__,
+            f"str, at most {MAXIMUM_DESCRIPTION} characters",
+        )

@@ -1,0 +1,140 @@
+"""Endpoints and groups: reading, locking and removing their rows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+
+class Endpoint(NamedTuple):
+    """The row of a conversation endpoint, with the database of its peer (0 while there is no peer)."""
+
+    conversation_handle: UUID
+    conversation_id: UUID
+    is_initiator: bool
+    database_id: int
+    service_id: int
+    service_contract_id: int
+    conversation_group_id: UUID
+    queue_id: int
+    priority: int
+    state: str
+    lifetime: datetime
+    far_service: str
+    far_broker_instance: str | None
+    far_handle: UUID | None
+    far_queue_id: int
+    far_contract_id: int
+    send_sequence: int
+    far_database_id: int
+
+    @property
+    def has_peer(self) -> bool:
+        """The other endpoint exists in this instance and everything sent so far has reached it."""
+        return self.far_handle is not None
+
+
+_SELECT = (
+    "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_id, "
+    "e.service_contract_id, e.conversation_group_id, e.queue_id, e.priority, e.state, e.lifetime, "
+    "e.far_service, e.far_broker_instance, e.far_handle, coalesce(e.far_queue_id, 0), "
+    "coalesce(e.far_contract_id, 0), e.send_sequence, coalesce(q.database_id, 0) "
+    "from servicebroker.conversation_endpoints e "
+    "left join servicebroker.queues q on q.queue_id = e.far_queue_id "
+)
+
+
+def find_endpoint(handle: UUID) -> Steps[Endpoint]:
+    """The endpoint of a handle.
+
+    Raises:
+        BrokerError: 8426 when there is none.
+    """
+    rows = yield Statement(_SELECT + "where e.conversation_handle = $1", (handle,))
+    if not rows:
+        raise BrokerError(8426, handle)
+    return Endpoint(*rows[0])
+
+
+def lock_endpoint(handle: UUID) -> Steps[Endpoint]:
+    """The endpoint as it is once every transaction that sends on it has ended, and kept so until ours ends.
+
+    Raises:
+        BrokerError: 8426 when it is gone.
+    """
+    yield Statement(
+        "select from servicebroker.conversation_endpoints where conversation_handle = $1 for update",
+        (handle,),
+    )
+    return (yield from find_endpoint(handle))
+
+
+def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
+    """The endpoint and its peer in this instance, both locked, under the endpoint's group lock.
+
+    Rows are locked in one order for both sides, so that two ENDs never wait for each other in a circle; a SEND
+    holds only its own row.
+    """
+    endpoint = yield from find_endpoint(handle)
+    yield lock_group(endpoint.conversation_group_id)
+    yield Statement(
+        "select from servicebroker.conversation_endpoints where conversation_id = $1 order by is_initiator for update",
+        (endpoint.conversation_id,),
+    )
+    rows = yield Statement(_SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,))
+    both = {row[0]: Endpoint(*row) for row in rows}
+    if handle not in both:
+        raise BrokerError(8426, handle)
+    peers = [other for key, other in both.items() if key != handle]
+    return both[handle], peers[0] if peers else None
+
+
+def lock_group(group: UUID) -> Statement:
+    """Take the group's lock, waiting for it; it is held until the transaction ends."""
+    return Statement("select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.GROUP, group))
+
+
+def never_opened(initiator: Endpoint) -> Steps[bool]:
+    """Whether message 0 still waits in the transmission queue: then no target endpoint was ever made."""
+    rows = yield Statement(
+        "select from servicebroker.transmission_queue where conversation_handle = $1 and message_sequence_number = 0",
+        (initiator.conversation_handle,),
+    )
+    return bool(rows)
+
+
+def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
+    """Delete the row, and its group when it was the last one of it."""
+    yield Statement(
+        "delete from servicebroker.conversation_endpoints where conversation_handle = $1",
+        (endpoint.conversation_handle,),
+    )
+    yield _remove_empty_groups([endpoint.conversation_group_id])
+
+
+def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
+    """Delete closed target endpoints whose time of replay protection is over. Returns how many."""
+    rows = yield Statement(
+        "delete from servicebroker.conversation_endpoints where conversation_handle = any (array("
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where security_timestamp <= $1 order by security_timestamp limit $2 for update skip locked)) "
+        "returning conversation_group_id",
+        (now, limit),
+    )
+    if rows:
+        yield _remove_empty_groups([group for (group,) in rows])
+    return len(rows)
+
+
+def _remove_empty_groups(groups: list[UUID]) -> Statement:
+    return Statement(
+        "delete from servicebroker.conversation_groups g where conversation_group_id = any ($1) and not exists ("
+        "select from servicebroker.conversation_endpoints e "
+        "where e.conversation_group_id = g.conversation_group_id)",
+        (groups,),
+    )

@@ -1,0 +1,117 @@
+"""The one place that puts a message into a queue.
+
+A message is written from the row of the endpoint that sends it: that row's lock orders the conversation, draws
+the sequence number and raises the stamp (no lower than the writer's own transaction id, no lower than the
+conversation's last), and only then the order of arrival is drawn.
+"""
+
+from __future__ import annotations
+
+_COLUMNS = (
+    "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "
+    "service_contract_id, message_type_id, priority, rank, bucket, validation, message_body"
+)
+_ADDRESS = "far_handle, far_group_id, far_priority, far_service_id, far_contract_id"
+_TO_PEER = "far_group_id, far_handle, far_service_id, far_contract_id"
+_BUCKET = "(uuid_hash(far_group_id) & 1023)::smallint"
+_STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
+
+RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
+
+
+def send(queue_id: int) -> str:
+    """SEND of one message to the peer in that queue.
+
+    Parameters: handle, message type id, validation letter, body. No row comes back, and nothing is
+    written, when the endpoint is not conversing, delivers elsewhere, or the queue is off.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = $1 and state = 'CO' and {_delivers_to(queue_id)} "
+        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def send_batch(queue_id: int) -> str:
+    """SEND of many messages of one type to the peer in that queue, in their order.
+
+    Parameters: handle, message type id, validation letter, bodies (an array), their number. Otherwise as `send`;
+    the rows are the sequence numbers.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, {_STAMP} "
+        f"where conversation_handle = $1 and state = 'CO' and {_delivers_to(queue_id)} "
+        f"returning send_sequence - $5 as number, last_stamp, {_ADDRESS}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
+        f"from sender, unnest($4::bytea[]) with ordinality as message (body, place) order by place "
+        f"returning message_sequence_number) "
+        f"select min(message_sequence_number), count(*), {_wake(queue_id)} from arrived having count(*) > 0"
+    )
+
+
+def tell_peer(queue_id: int) -> str:
+    """EndDialog or Error to the peer, whatever the state of the sending endpoint; it is locked already.
+
+    Parameters: handle, message type id, validation letter, body, rank.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = $1 returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, $5, {_BUCKET}, $3, $4 from sender "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def deliver(queue_id: int) -> str:
+    """A message that waited in the transmission queue, with the number it was sent under, to the peer.
+
+    Parameters: handle, message type id, validation letter, body, rank, message sequence number.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set {_STAMP} "
+        f"where conversation_handle = $1 returning last_stamp, {_ADDRESS}) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select $6, last_stamp, {_TO_PEER}, $2, far_priority, $5, {_BUCKET}, $3, $4 from sender "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def tell_self(queue_id: int) -> str:
+    """An Error of the broker itself, in the endpoint's own queue; the endpoint goes into the state ER.
+
+    Parameters: handle, message type id, validation letter, body.
+    """
+    return (
+        f"with receiver as ("
+        f"update servicebroker.conversation_endpoints set state = 'ER' where conversation_handle = $1 "
+        f"returning *) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select 0, pg_current_xact_id(), conversation_group_id, conversation_handle, service_id, "
+        f"service_contract_id, $2, priority, {RANK_ERROR}, "
+        f"(uuid_hash(conversation_group_id) & 1023)::smallint, $3, $4 from receiver "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def _delivers_to(queue_id: int) -> str:
+    return (
+        f"far_queue_id = {queue_id} and exists ("
+        f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled)"
+    )
+
+
+def _wake(queue_id: int) -> str:
+    """Notify only where a reader sleeps: NOTIFY takes a lock of the whole server at commit."""
+    return (
+        f"case when exists (select from servicebroker.waiting_readers where queue_id = {queue_id}) "
+        f"then pg_notify('servicebroker', '{queue_id}') end"
+    )

@@ -1,0 +1,97 @@
+"""RECEIVE: the messages of one conversation group, in order, taken from the queue."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.store.statements import Row, Rows, Statement, Steps
+
+ALL = 2_147_483_647  # TOP when none is given
+
+
+def receive(
+    catalog: Catalog,
+    queue: Queue,
+    *,
+    top: int | None = None,
+    conversation_handle: UUID | None = None,
+    conversation_group_id: UUID | None = None,
+    now: datetime,
+) -> Steps[list[Message]]:
+    """RECEIVE [TOP (top)] * FROM queue [WHERE conversation_handle = | conversation_group_id =].
+
+    Without WHERE: of the groups that nobody else has locked, the one with the oldest message of the highest
+    priority. Its lock is held until the transaction ends. An empty list when there is nothing to take.
+
+    Raises:
+        BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 402 wrong types.
+    """
+    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
+        raise BrokerError(402, "TOP", repr(top), "an int of 0 or more")
+    for given in (conversation_handle, conversation_group_id):
+        if given is not None and not isinstance(given, UUID):
+            raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
+    if conversation_handle is not None and conversation_group_id is not None:
+        raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+    rows = yield Statement(
+        f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
+        (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id),
+    )
+    if not rows:
+        yield from _check(queue, conversation_handle, conversation_group_id)
+        return []
+    try:
+        return _messages(rows, (yield from find_labels(catalog, queue.database_id)))
+    except KeyError:  # a name that is younger than what we remember
+        return _messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True)))
+
+
+def _messages(rows: Rows, labels: Labels) -> list[Message]:
+    services, contracts, types = labels
+    return [_message(row, services, contracts, types) for row in rows]
+
+
+def _message(row: Row, services: dict[int, str], contracts: dict[int, str], types: dict[int, str]) -> Message:
+    priority, order, group, handle, number, service, contract, message_type, validation, body, time = row
+    return Message(
+        0,
+        priority,
+        order,
+        group,
+        handle,
+        number,
+        services[service],
+        service,
+        contracts[contract],
+        contract,
+        types[message_type],
+        message_type,
+        validation,
+        body,
+        time,
+    )
+
+
+def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
+    """Tell an empty queue from one that cannot be received from."""
+    rows = yield Statement(
+        "select q.is_receive_enabled, "
+        "exists (select from servicebroker.conversation_endpoints where conversation_handle = $2 and queue_id = $1), "
+        "exists (select from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
+        "        where g.conversation_group_id = $3 and s.queue_id = $1) "
+        "from servicebroker.queues q where q.queue_id = $1",
+        (queue.queue_id, handle, group),
+    )
+    if not rows:
+        raise BrokerError(15151, "find", "queue", queue.name)
+    enabled, handle_known, group_known = rows[0]
+    if not enabled:
+        raise BrokerError(9617, queue.name)
+    if handle is not None and not handle_known:
+        raise BrokerError(8426, handle)
+    if group is not None and not group_known:
+        raise BrokerError(8436, group)

@@ -1,0 +1,192 @@
+"""SEND: one statement when the way is known, else find out what holds and either deliver, park or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from servicebroker.engine import enqueue, transmission
+from servicebroker.engine.catalog import Catalog, Channel, Usage, find_usages
+from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint
+from servicebroker.engine.failure import fail_conversation
+from servicebroker.engine.opening import open_target
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import validation_failure
+from servicebroker.model.states import Event, State, after
+from servicebroker.store.statements import Statement, Steps
+
+MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
+MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
+
+Body = bytes | bytearray | memoryview | str
+
+
+class Omitted:
+    """Stands for a body that was not given, which is not the same as NULL."""
+
+
+OMITTED = Omitted()
+
+
+def send(
+    catalog: Catalog,
+    handle: UUID,
+    message_type: str = names.DEFAULT,
+    body: Body | Omitted = OMITTED,
+    *,
+    now: datetime,
+) -> Steps[int]:
+    """SEND ON CONVERSATION handle MESSAGE TYPE message_type (body). Returns the message sequence number.
+
+    Raises:
+        BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
+            8433 NULL body, 8459 too large, 402 wrong type (reference 02 section 4).
+    """
+    _check_handle(handle)
+    content = _as_body(body)
+    channel = catalog.channels.get(handle)
+    if channel is not None:
+        usage = _allowed(channel.near, channel.is_initiator, message_type)
+        far = channel.far.get(message_type)
+        if usage and far and validation_failure(far.validation, content) is None:
+            rows = yield Statement(
+                enqueue.send(channel.far_queue_id), (handle, far.message_type_id, far.validation, content)
+            )
+            if rows:
+                return int(rows[0][0])
+        del catalog.channels[handle]
+    return (yield from _send_slowly(catalog, handle, message_type, [content], now))
+
+
+def send_batch(
+    catalog: Catalog, handle: UUID, message_type: str, bodies: Sequence[Body], *, now: datetime
+) -> Steps[int]:
+    """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
+
+    All are sent or none. Raises what `send` raises.
+    """
+    _check_handle(handle)
+    contents = [_as_body(body) for body in bodies]
+    if not contents:
+        raise BrokerError(402, "the batch", "empty", "at least one body")
+    if sum(len(content or b"") for content in contents) > MAXIMUM_BATCH and len(contents) > 1:
+        half = len(contents) // 2
+        first = yield from send_batch(catalog, handle, message_type, bodies[:half], now=now)
+        yield from send_batch(catalog, handle, message_type, bodies[half:], now=now)
+        return first
+    channel = catalog.channels.get(handle)
+    if channel is None:
+        return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+    usage = _allowed(channel.near, channel.is_initiator, message_type)
+    far = channel.far.get(message_type)
+    if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
+        rows = yield Statement(
+            enqueue.send_batch(channel.far_queue_id),
+            (handle, far.message_type_id, far.validation, contents, len(contents)),
+        )
+        if rows:
+            return int(rows[0][0])
+    del catalog.channels[handle]
+    return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+
+
+def _send_slowly(
+    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
+) -> Steps[int]:
+    """Every rule, one after the other, under the endpoint's lock."""
+    endpoint = yield from find_endpoint(handle)
+    yield from _refuse(catalog, endpoint, message_type)
+    endpoint = yield from lock_endpoint(handle)
+    near = yield from _refuse(catalog, endpoint, message_type)
+    if not endpoint.has_peer:
+        problem = yield from open_target(endpoint)
+        if problem.refusal:
+            yield from fail_conversation(endpoint, problem.refusal)
+            return 0
+        if problem.waits:
+            return (yield from transmission.park(endpoint, message_type, contents, problem.waits))
+        endpoint = yield from find_endpoint(handle)
+    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
+    failure = _rejected(endpoint, far.get(message_type), message_type, contents)
+    if failure:
+        yield from fail_conversation(endpoint, failure)
+        return endpoint.send_sequence
+    usage = far[message_type]
+    rows = yield Statement(
+        enqueue.send_batch(endpoint.far_queue_id),
+        (handle, usage.message_type_id, usage.validation, list(contents), len(contents)),
+    )
+    if not rows:  # the queue was switched off
+        return (yield from transmission.park(endpoint, message_type, contents, transmission.BUSY))
+    catalog.remember(handle, Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far))
+    return int(rows[0][0])
+
+
+def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str) -> Steps[dict[str, Usage] | Any]:
+    """Raise what the sender's own side forbids: the state, then the message type and its direction."""
+    after(State(endpoint.state), Event.SEND)
+    usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
+    names.checked("message type", message_type)
+    if message_type not in usages:
+        rows = yield Statement(
+            "select from servicebroker.message_types where database_id = $1 and name = $2",
+            (endpoint.database_id, message_type),
+        )
+        raise BrokerError(8431 if rows else 8428, message_type)
+    if not _allowed(usages, endpoint.is_initiator, message_type):
+        raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
+    return usages
+
+
+def _allowed(usages: Any, is_initiator: bool, message_type: str) -> bool:
+    usage = usages.get(message_type)
+    return usage is not None and (usage.by_initiator if is_initiator else usage.by_target)
+
+
+def _rejected(
+    endpoint: Endpoint, usage: Usage | None, message_type: str, contents: Sequence[bytes | None]
+) -> BrokerError | None:
+    """What the receiving side says of these messages, with its own definition of the type (reference 02 section 12)."""
+    if usage is None:
+        return BrokerError(8498, message_type)
+    for place, content in enumerate(contents):
+        problem = validation_failure(usage.validation, content)
+        if problem and usage.validation == "E":
+            return BrokerError(8430)
+        if problem:
+            return BrokerError(
+                9615,
+                message_type,
+                problem,
+                endpoint.conversation_id,
+                int(endpoint.is_initiator),
+                endpoint.send_sequence + place,
+            )
+    return None
+
+
+def _check_handle(handle: object) -> None:
+    if handle is None:
+        raise BrokerError(8418)
+    if not isinstance(handle, UUID):
+        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+
+
+def _as_body(body: Body | Omitted | None) -> bytes | None:
+    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8."""
+    if isinstance(body, Omitted):
+        return None
+    if body is None:
+        raise BrokerError(8433)
+    if isinstance(body, str):
+        content = body.encode()
+    elif isinstance(body, (bytes, bytearray, memoryview)):
+        content = bytes(body)
+    else:
+        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
+    if len(content) > MAXIMUM_BODY:
+        raise BrokerError(8459, MAXIMUM_BODY)
+    return content or None

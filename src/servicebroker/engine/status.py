@@ -1,0 +1,45 @@
+"""What is in the queues, at a bounded cost: a count stops at a limit instead of reading millions of rows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.store.statements import Statement, Steps
+
+COUNT_LIMIT = 100_000
+
+
+class QueueStatus(NamedTuple):
+    """One queue. `messages` stops at COUNT_LIMIT; `oldest` is UTC; `conversations` counts endpoints by state."""
+
+    database: str
+    queue: str
+    services: list[str]
+    messages: int
+    oldest: datetime | None
+    conversations: dict[str, int]
+
+
+def queue_statuses() -> Steps[list[QueueStatus]]:
+    """Every queue of the instance, by database and name."""
+    queues = yield Statement(
+        "select d.name, q.schema_name || '.' || q.name, q.queue_id, "
+        "coalesce((select array_agg(s.name order by s.name) from servicebroker.services s "
+        "          where s.queue_id = q.queue_id), '{}') "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "order by d.name, q.schema_name, q.name"
+    )
+    found = []
+    for database, queue, queue_id, services in queues:
+        rows = yield Statement(
+            f"select count(*), min(message_enqueue_time) from (select message_enqueue_time "
+            f"from servicebroker.queue_{queue_id} order by priority, queuing_order limit {COUNT_LIMIT}) q"
+        )
+        states = yield Statement(
+            "select state, count(*) from (select state from servicebroker.conversation_endpoints "
+            f"where queue_id = $1 limit {COUNT_LIMIT}) e group by state order by state",
+            (queue_id,),
+        )
+        found.append(QueueStatus(database, queue, list(services), rows[0][0], rows[0][1], dict(states)))
+    return found

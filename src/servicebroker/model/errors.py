@@ -1,0 +1,146 @@
+"""Every error a verb can raise, with its Service Broker number, severity and text (reference 06).
+
+Two families: a `BrokerError` is the answer of the broker to a statement and carries a number;
+an `InstanceError` says that the instance itself cannot be reached or made (no number exists for that).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
+
+
+class ServiceBrokerError(Exception):
+    """The root of everything this package raises on purpose."""
+
+
+class InstanceError(ServiceBrokerError):
+    """The instance cannot be started, reached or used. The message says what to do."""
+
+
+class BrokerError(ServiceBrokerError):
+    """A statement was refused. Nothing of it was done.
+
+    Attributes:
+        number: the Service Broker error number, for example 8429.
+        severity: 10 (information) to 25; 16 for almost all.
+        state: tells apart the places that raise the same number.
+        text: the filled-in text, without the hint.
+    """
+
+    def __init__(self, number: int, *values: object, hint: str = "", state: int = 1) -> None:
+        rule = RULES[number]
+        self.number = number
+        self.severity = rule.severity
+        self.state = state
+        self.text = rule.text.format(*values)
+        self.hint = hint
+        message = f"Msg {number}, Level {self.severity}, State {state}: {self.text}"
+        super().__init__(f"{message} {hint}" if hint else message)
+
+
+class Rule(NamedTuple):
+    """What the list of errors says of one number."""
+
+    text: str
+    severity: int = 16
+
+
+MINIMUM_LIFETIME = 1
+MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 section 3)
+
+RULES: dict[int, Rule] = {
+    402: Rule("The type of {0} is {1}; it must be {2}."),
+    911: Rule("Database '{0}' does not exist."),
+    1801: Rule("Database '{0}' already exists. Choose a different database name."),
+    1093: Rule("'{0}' is not a valid broker name."),
+    2714: Rule("There is already an object named '{0}' in the database."),
+    3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
+    8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
+    8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
+    8406: Rule("The dialog lifetime can not be NULL. Specify a valid dialog lifetime value from {0} to {1}."),
+    8408: Rule("Target service '{0}' does not support contract '{1}'."),
+    8410: Rule("The conversation timer cannot be set beyond the conversation's lifetime."),
+    8411: Rule(
+        "The dialog lifetime value of {0} is outside the allowable range of {1} to {2}. "
+        "Specify a valid dialog lifetime value."
+    ),
+    8413: Rule(
+        "The syntax of the broker instance '{0}' is invalid. "
+        "The specified broker instance is too long, the maximum size is 256 bytes."
+    ),
+    8414: Rule("The conversation group ID '{0}' is invalid in this context. Specify a different conversion group ID."),
+    8417: Rule("The service contract name is NULL. Specify a service contract name."),
+    8418: Rule("The conversation handle is missing. Specify a conversation handle."),
+    8419: Rule(
+        "Both the error code and the description must be provided for END CONVERSATION WITH ERROR. "
+        "Neither value can be NULL."
+    ),
+    8420: Rule("The conversation group is missing. Specify a conversation group."),
+    8421: Rule("The service name is missing. Specify a service name."),
+    8422: Rule("The error description is missing. Specify a description of the error."),
+    8423: Rule('The service "{0}" is not found.'),
+    8424: Rule(
+        "The error code and error description are missing. Specify both the error code and description of the error."
+    ),
+    8425: Rule("The service contract '{0}' is not found."),
+    8426: Rule('The conversation handle "{0}" is not found.'),
+    8427: Rule(
+        "The conversation endpoint is not in a valid state for END CONVERSATION. The current endpoint state is '{0}'."
+    ),
+    8428: Rule('The message type "{0}" is not found.'),
+    8429: Rule("The conversation endpoint is not in a valid state for SEND. The current endpoint state is '{0}'."),
+    8430: Rule("The message body failed the configured validation."),
+    8431: Rule("The message type '{0}' is not part of the service contract."),
+    8432: Rule(
+        "The message cannot be sent because the message type '{0}' is marked SENT BY TARGET in the contract, "
+        "however this service is an Initiator."
+    ),
+    8433: Rule("The message body may not be NULL. A zero-length UNICODE or binary string is allowed."),
+    8434: Rule(
+        "The message cannot be sent because the message type '{0}' is marked SENT BY INITIATOR "
+        "in the contract, however this service is a Target."
+    ),
+    8436: Rule('The conversation group "{0}" is not found.'),
+    8442: Rule(
+        "There is no Service Broker active in the database. "
+        "Change to a database context that contains a Service Broker."
+    ),
+    8458: Rule(
+        "The conversation endpoint is not in a valid state for BEGIN CONVERSATION TIMER. "
+        "The current endpoint state is '{0}'."
+    ),
+    8459: Rule("The message size, including header information, exceeds the maximum allowed of {0}."),
+    8462: Rule(
+        "The remote conversation endpoint is either in a state where no more messages can be exchanged, "
+        "or it has been dropped."
+    ),
+    8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
+    8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
+    9601: Rule("Cannot relate to {0} {1} because it is {2}."),
+    9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
+    9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
+    9616: Rule(
+        "A message of type '{0}' was received and failed XML validation. {1} This occurred in the message "
+        "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
+    ),
+    9615: Rule(
+        "A message of type '{0}' failed XML validation on the target service. {1} This occurred in the message "
+        "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
+    ),
+    8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
+    9617: Rule('The service queue "{0}" is currently disabled.'),
+    9663: Rule("The system object cannot be modified."),
+    9793: Rule(
+        "The target service name could not be found. Ensure that the service name is specified correctly "
+        "and/or the routing information has been supplied.",
+        10,
+    ),
+    9796: Rule(
+        "The target service name matched a LOCAL route, but there is no service by that name "
+        "in the local SQL Server instance.",
+        10,
+    ),
+    15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
+}

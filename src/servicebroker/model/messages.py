@@ -1,0 +1,105 @@
+"""What RECEIVE returns, and the XML body of an Error message (reference 02 sections 5 and 11)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+from xml.sax.saxutils import escape
+
+from lxml import etree
+
+from servicebroker.model import names
+from servicebroker.model.errors import ERROR_NAMESPACE
+
+
+class Message(NamedTuple):
+    """One row of RECEIVE, with the columns of the queue.
+
+    `message_sequence_number` counts from 0 in each direction of a conversation; `message_body` is None for
+    an empty body; `message_enqueue_time` is UTC; `validation` is N, E or X.
+    """
+
+    status: int
+    priority: int
+    queuing_order: int
+    conversation_group_id: UUID
+    conversation_handle: UUID
+    message_sequence_number: int
+    service_name: str
+    service_id: int
+    service_contract_name: str
+    service_contract_id: int
+    message_type_name: str
+    message_type_id: int
+    validation: str
+    message_body: bytes | None
+    message_enqueue_time: datetime
+
+    @property
+    def is_end_dialog(self) -> bool:
+        """The peer has ended the conversation; answer with END CONVERSATION."""
+        return self.message_type_id == names.END_DIALOG_ID
+
+    @property
+    def is_error(self) -> bool:
+        """The conversation failed; `read_error(message_body)` says why; answer with END CONVERSATION."""
+        return self.message_type_id == names.ERROR_ID
+
+    @property
+    def is_timer(self) -> bool:
+        """The conversation timer of this endpoint fired."""
+        return self.message_type_id == names.DIALOG_TIMER_ID
+
+
+def error_body(code: int, description: str) -> bytes:
+    """The body of an Error message, UTF-16 with a byte order mark.
+
+    Characters that XML cannot carry become U+FFFD, so that every description arrives readable.
+    """
+    text = "".join(c if _xml_allows(c) else "\ufffd" for c in description)
+    return (
+        f'<?xml version="1.0"?><Error xmlns="{ERROR_NAMESPACE}">'
+        f"<Code>{code}</Code><Description>{escape(text)}</Description></Error>"
+    ).encode("utf-16")
+
+
+def read_error(body: bytes) -> tuple[int, str]:
+    """Code and description of an Error message. Positive codes come from END CONVERSATION WITH ERROR.
+
+    Raises:
+        ValueError: the body is not an Error message.
+    """
+    try:
+        root = etree.fromstring(body, _parser())
+    except etree.XMLSyntaxError as problem:
+        raise ValueError(f"not an Error message: {problem}") from None
+    code = root.findtext(f"{{{ERROR_NAMESPACE}}}Code")
+    if code is None:
+        raise ValueError("not an Error message: it has no Code")
+    return int(code), root.findtext(f"{{{ERROR_NAMESPACE}}}Description") or ""
+
+
+def validation_failure(validation: str, body: bytes | None) -> str | None:
+    """Why `body` breaks its message type's validation letter, None when it holds.
+
+    N takes anything, E only an empty body, X a well-formed XML document.
+    """
+    if validation == "E":
+        return None if body is None else "The body must be empty."
+    if validation == "X":
+        try:
+            etree.fromstring(body or b"", _parser())
+        except etree.XMLSyntaxError as problem:
+            return str(problem)
+    return None
+
+
+def _parser() -> etree.XMLParser:
+    """Bytes from outside are hostile: no entities, no DTD, no network, no huge trees."""
+    return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+
+
+def _xml_allows(character: str) -> bool:
+    code = ord(character)
+    return code in (0x9, 0xA, 0xD) or 0x20 <= code <= 0xD7FF or 0xE000 <= code <= 0xFFFD or code >= 0x10000

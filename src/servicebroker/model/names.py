@@ -1,0 +1,102 @@
+"""Names: the built-in objects, the rules for a name, and its PostgreSQL twin (reference 01 sections 11 and 12)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from servicebroker.model.errors import BrokerError
+
+MAXIMUM_NAME = 128  # characters of a name in DDL
+MAXIMUM_SERVICE_NAME = 256  # characters of a service name given as a literal
+POSTGRES_IDENTIFIER = 63  # bytes
+
+_BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"
+_NOTIFICATIONS = "http://schemas.microsoft.com/SQL/Notifications/"
+
+DEFAULT = "DEFAULT"
+ERROR = _BROKER + "Error"
+END_DIALOG = _BROKER + "EndDialog"
+DIALOG_TIMER = _BROKER + "DialogTimer"
+
+ERROR_ID, END_DIALOG_ID, DIALOG_TIMER_ID, DEFAULT_ID = 1, 2, 5, 14
+FIRST_USER_ID = 65536
+
+
+class MessageTypeRow(NamedTuple):
+    """One built-in message type; `validation` is the catalog letter N, E or X."""
+
+    message_type_id: int
+    name: str
+    validation: str
+
+
+_NOTICES = ("MissingRoute", "FailedRoute", "MissingRemoteServiceBinding", "FailedRemoteServiceBinding")
+
+SYSTEM_MESSAGE_TYPES = (
+    MessageTypeRow(ERROR_ID, ERROR, "X"),
+    MessageTypeRow(END_DIALOG_ID, END_DIALOG, "E"),
+    MessageTypeRow(3, _NOTIFICATIONS + "QueryNotification", "X"),
+    MessageTypeRow(4, _NOTIFICATIONS + "EventNotification", "X"),
+    MessageTypeRow(DIALOG_TIMER_ID, DIALOG_TIMER, "E"),
+    *(MessageTypeRow(6 + n, f"{_BROKER}BrokerConfigurationNotice/{name}", "X") for n, name in enumerate(_NOTICES)),
+    MessageTypeRow(10, _BROKER + "ServiceEcho/Echo", "N"),
+    MessageTypeRow(11, _BROKER + "ServiceDiagnostic/Query", "X"),
+    MessageTypeRow(12, _BROKER + "ServiceDiagnostic/Status", "X"),
+    MessageTypeRow(13, _BROKER + "ServiceDiagnostic/Description", "N"),
+    MessageTypeRow(DEFAULT_ID, DEFAULT, "N"),
+)
+
+
+class ContractRow(NamedTuple):
+    """One built-in contract; `usages` maps the id of a message type to INITIATOR, TARGET or ANY."""
+
+    service_contract_id: int
+    name: str
+    usages: dict[int, str]
+
+
+SYSTEM_CONTRACTS = (
+    ContractRow(1, _NOTIFICATIONS + "PostQueryNotification", {3: "INITIATOR"}),
+    ContractRow(2, _NOTIFICATIONS + "PostEventNotification", {4: "INITIATOR"}),
+    ContractRow(3, _BROKER + "BrokerConfigurationNotice", dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
+    ContractRow(4, _BROKER + "ServiceEcho", {10: "ANY"}),
+    ContractRow(5, _BROKER + "ServiceDiagnostic", {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
+    ContractRow(6, DEFAULT, {DEFAULT_ID: "ANY"}),
+)
+
+
+def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
+    """`name`, when it can be the name of a `kind` ('queue', 'service', ...).
+
+    Raises:
+        BrokerError: 402 for another type than str; 15151 for an empty or too long name, or one with a NUL.
+    """
+    if not isinstance(name, str):
+        raise BrokerError(402, f"the {kind} name", type(name).__name__, "str")
+    if not name or len(name) > maximum or "\0" in name:
+        shown = name[:40] + "…" if len(name) > 40 else name
+        raise BrokerError(15151, "use", kind, shown, hint=f"A {kind} name has 1 to {maximum} characters and no NUL.")
+    return name
+
+
+def checked_queue(name: object) -> str:
+    """A queue's name: as `checked`, and it may not begin with # (reference 01 section 12)."""
+    text = checked("queue", name)
+    if text.startswith("#"):
+        raise BrokerError(15151, "use", "queue", text, hint="A queue name may not begin with #.")
+    return text
+
+
+def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
+    """The PostgreSQL name of an object: its parts joined by _, in lower case, at most 63 bytes.
+
+    A name that had to be cut, or that is already `taken`, ends in eight hex digits of its hash.
+    """
+    full = "_".join(parts)
+    name = full.lower()
+    if len(name.encode()) <= POSTGRES_IDENTIFIER and name not in taken:
+        return name
+    digest = hashlib.sha256(full.encode()).hexdigest()[:8]
+    room = POSTGRES_IDENTIFIER - len(digest) - 1
+    return name.encode()[:room].decode(errors="ignore") + "_" + digest

@@ -1,0 +1,70 @@
+"""The life of a conversation endpoint: every transition of reference 02 section 2, in one table.
+
+`TRANSITIONS[state, event]` is the next state; a pair that is missing is refused with `REFUSALS[event]`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from servicebroker.model.errors import BrokerError
+
+
+class State(StrEnum):
+    """The letters of sys.conversation_endpoints.state."""
+
+    STARTED_OUTBOUND = "SO"
+    STARTED_INBOUND = "SI"
+    CONVERSING = "CO"
+    DISCONNECTED_INBOUND = "DI"
+    DISCONNECTED_OUTBOUND = "DO"
+    ERROR = "ER"
+    CLOSED = "CD"
+
+
+class Event(StrEnum):
+    """What can happen to an endpoint, by a local verb or by its peer."""
+
+    SEND = "SEND"
+    END = "END CONVERSATION"
+    TIMER = "BEGIN CONVERSATION TIMER"
+    END_DIALOG_ARRIVED = "receive end conversation"
+    ERROR_ARRIVED = "receive end conversation with error"
+    ACKNOWLEDGED = "receive message acknowledgement"
+
+
+REMOVED = None  # the endpoint is gone
+
+_OPEN = (State.STARTED_OUTBOUND, State.STARTED_INBOUND, State.CONVERSING)
+
+TRANSITIONS: dict[tuple[State, Event], State | None] = {
+    (State.STARTED_OUTBOUND, Event.SEND): State.CONVERSING,
+    (State.CONVERSING, Event.SEND): State.CONVERSING,
+    (State.STARTED_OUTBOUND, Event.END): REMOVED,
+    (State.CONVERSING, Event.END): State.DISCONNECTED_OUTBOUND,
+    (State.DISCONNECTED_INBOUND, Event.END): State.CLOSED,
+    (State.ERROR, Event.END): State.CLOSED,
+    **{(state, Event.TIMER): state for state in (*_OPEN, State.DISCONNECTED_INBOUND, State.ERROR)},
+    (State.CONVERSING, Event.END_DIALOG_ARRIVED): State.DISCONNECTED_INBOUND,
+    **{(state, Event.ERROR_ARRIVED): State.ERROR for state in (*_OPEN, State.DISCONNECTED_INBOUND)},
+    (State.DISCONNECTED_OUTBOUND, Event.ERROR_ARRIVED): REMOVED,
+    (State.DISCONNECTED_OUTBOUND, Event.END_DIALOG_ARRIVED): State.DISCONNECTED_OUTBOUND,
+    (State.DISCONNECTED_OUTBOUND, Event.ACKNOWLEDGED): State.CLOSED,
+}
+
+REFUSALS = {Event.SEND: 8429, Event.END: 8427, Event.TIMER: 8458}
+
+
+def after(state: State, event: Event) -> State | None:
+    """The state after `event`, None when the endpoint is removed.
+
+    Raises:
+        BrokerError: the refusal of the verb (8427, 8429, 8458), naming the state.
+        KeyError: an arrival that this state does not take; the caller discards the message.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        if event in REFUSALS:
+            raise BrokerError(REFUSALS[event], state.value) from None
+        raise

@@ -1,0 +1,54 @@
+"""Connections: one way to open them, one pool per instance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg_pool import ConnectionPool
+
+from servicebroker.model.errors import InstanceError
+
+# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
+_OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
+_MINIMUM_SERVER = 150000
+
+
+def connect(url: str, *, application_name: str = "servicebroker") -> psycopg.Connection[Any]:
+    """A connection in autocommit mode: every transaction of ours is begun in so many words.
+
+    Raises:
+        InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
+    """
+    try:
+        connection = psycopg.connect(
+            url, autocommit=True, application_name=application_name, options=_OPTIONS, connect_timeout=10
+        )
+    except psycopg.Error as problem:
+        raise InstanceError(f"Cannot connect to PostgreSQL: {_one_line(problem)}") from None
+    if connection.info.server_version < _MINIMUM_SERVER:
+        version = connection.info.server_version // 10000
+        connection.close()
+        raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
+    return connection
+
+
+def pool(url: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:
+    """A pool of such connections, opened as they are needed, at most `size`."""
+    return ConnectionPool(
+        url,
+        kwargs={
+            "autocommit": True,
+            "application_name": "servicebroker",
+            "options": _OPTIONS,
+            "connect_timeout": 10,
+        },
+        min_size=1,
+        max_size=size,
+        open=True,
+        name="servicebroker",
+    )
+
+
+def _one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -1,0 +1,6 @@
+"""The classes of our advisory locks: the first of two integers; the second says which one of its kind."""
+
+GROUP = 0x53420001  # a conversation group; second: uuid_hash(conversation_group_id)
+MIGRATION = 0x53420002
+PIPELINE = 0x53420003  # a queue owned by a pipeline; second: queue_id
+DEMO = 0x53420004

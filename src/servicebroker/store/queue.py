@@ -1,0 +1,46 @@
+"""The table, the functions and the view of one queue, made from the template `queue.sql`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+
+from psycopg import sql
+
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement
+
+_FUNCTIONS = ("fire_timers", "receive")
+
+
+def queue_objects(queue_id: int, schema: str, view: str) -> list[Statement]:
+    """The statements that make a queue: table, indexes, functions, and the view under its own name."""
+    return [
+        *(_statement(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
+        *queue_functions(queue_id),
+        Statement(f"create schema if not exists {quoted(schema)}", prepared=False),
+        _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
+    ]
+
+
+def queue_functions(queue_id: int) -> list[Statement]:
+    """The statements that make, or make anew, the functions of a queue."""
+    return [_statement(part, queue_id) for part in _FUNCTIONS]
+
+
+def quoted(name: str) -> str:
+    """A PostgreSQL identifier, quoted."""
+    return sql.Identifier(name).as_string(None)
+
+
+def _statement(part: str, queue_id: int, **names: str) -> Statement:
+    values = {"id": str(queue_id), "group_lock": str(locks.GROUP), **names}
+    return Statement(re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False)
+
+
+@functools.cache
+def _template() -> dict[str, str]:
+    text = (resources.files(__package__) / "queue.sql").read_text()
+    _, *pieces = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)
+    return dict(zip(pieces[::2], pieces[1::2], strict=True))
