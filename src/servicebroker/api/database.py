@@ -45,9 +45,8 @@ class Database(Verbs):
 
         Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
         """
-        with self.instance.connection() as connection, translated():
-            with Transaction(self, connection) as transaction:
-                yield transaction
+        with self.instance.connection() as connection, translated(), Transaction(self, connection) as transaction:
+            yield transaction
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

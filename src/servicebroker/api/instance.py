@@ -17,7 +17,7 @@ from psycopg_pool import PoolTimeout
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
 from servicebroker.engine.catalog import Catalog, create_database, find_database
-from servicebroker.engine.status import QueueStatus, queue_statuses
+from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.connection import connect, pool
 from servicebroker.store.embedded import EmbeddedServer
@@ -76,10 +76,10 @@ class Instance:
                     _create_database(connection, name)
             return Database(self, run(connection, find_database(name)), name)
 
-    def status(self) -> list[QueueStatus]:
-        """Every queue with its services, depth and oldest message."""
+    def status(self) -> tuple[list[QueueStatus], Waiting]:
+        """Every queue with its services, depth and oldest message; and what waits for delivery."""
         with self.connection() as connection:
-            return run(connection, queue_statuses())
+            return run(connection, queue_statuses()), run(connection, transmission_status())
 
     def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""

@@ -192,7 +192,8 @@ def create_queue(database_id: int, name: str) -> Steps[int]:
         (database_id, schema, queue, postgres_schema, postgres_name),
     )
     queue_id = _created(rows, queue)
-    yield from queue_objects(queue_id, postgres_schema, postgres_name)
+    for statement in queue_objects(queue_id, postgres_schema, postgres_name):
+        yield statement  # noqa: UP028 # each is sent its rows, which a list cannot take
     return queue_id
 
 

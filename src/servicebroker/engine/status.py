@@ -21,6 +21,24 @@ class QueueStatus(NamedTuple):
     conversations: dict[str, int]
 
 
+class Waiting(NamedTuple):
+    """The transmission queue: how many messages (up to COUNT_LIMIT), since when, and why the oldest waits."""
+
+    messages: int
+    oldest: datetime | None
+    status: str
+
+
+def transmission_status() -> Steps[Waiting]:
+    """What is sent and not delivered."""
+    rows = yield Statement(
+        "select count(*), min(enqueue_time), "
+        "coalesce((select transmission_status from servicebroker.transmission_queue order by enqueue_time limit 1), '') "
+        f"from (select enqueue_time from servicebroker.transmission_queue limit {COUNT_LIMIT}) t"
+    )
+    return Waiting(*rows[0])
+
+
 def queue_statuses() -> Steps[list[QueueStatus]]:
     """Every queue of the instance, by database and name."""
     queues = yield Statement(

@@ -1,0 +1,169 @@
+"""One run of the main job, from a file to a Delta table, and what it tells a person."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from servicebroker.api.instance import open_instance
+from servicebroker.cli.demo import shipper as names
+from servicebroker.cli.demo.shipper import Shipper, set_up
+from servicebroker.cli.demo.source import default_source, open_source
+from servicebroker.cli.demo.warehouse import Landing, first_rows, landed_rows
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.session import check_java
+
+LOOK = 0.1  # seconds between looks at what has landed
+FEW_ROWS = 5
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did. `sent`, `landed`, `conversations` (opened) and `closed` count this run, `lines` the file."""
+
+    input: str
+    lines: int
+    sent: int
+    landed: int
+    conversations: int
+    closed: int
+    seconds: float
+    messages_per_second: float
+    table: str
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How a run speaks: `say` a sentence, `show` a bar's name with how many messages are done and expected."""
+
+    say: Callable[[str], None]
+    show: Callable[[str, int, int], None]
+
+
+def say_nothing() -> Voice:
+    """For scripts."""
+    return Voice(lambda sentence: None, lambda name, done, expected: None)
+
+
+def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
+    """Send the lines of `source` that were not sent yet and land everything that is under way.
+
+    Raises:
+        InstanceError, OSError: no Java, an unreadable file, a folder that cannot be used, a full disk ...
+    """
+    check_java()
+    path = source or default_source()
+    with open_source(path) as file, _only_one(out):
+        begin = time.monotonic()
+        voice.say(f"Input: {path}")
+        voice.say(f"Starting the embedded PostgreSQL in {out / 'instance'}, and Spark.")
+        table = out.resolve() / "table"
+        with open_instance(out / "instance") as instance:
+            database = instance.database(names.DATABASE, create=True)
+            set_up(database)
+            shipper = Shipper(database, path, file)
+            before = landed_rows(table)
+            with Landing(instance.url, table, out.resolve() / "checkpoint") as landing:
+                voice.say(f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark lands them in {table}.")
+                _ship(shipper, os.fstat(file.fileno()).st_size, landing, voice)
+                _drain(shipper, landing, before, voice)
+        seconds = time.monotonic() - begin
+        if shipper.failures:
+            raise InstanceError(" ".join(shipper.failures))
+        landed = landed_rows(table) - before
+    return Summary(
+        str(path),
+        shipper.position.lines,
+        shipper.sent,
+        landed,
+        shipper.opened,
+        shipper.closed,
+        round(seconds, 3),
+        round(landed / seconds, 1),
+        str(table),
+    )
+
+
+def _ship(shipper: Shipper, size: int, landing: Landing, voice: Voice) -> None:
+    for offset in shipper.ship(size):
+        voice.show("sent", shipper.sent, round(shipper.sent * size / max(offset, 1)))
+        shipper.answer()
+        landing.check()
+    shipper.finish()
+    voice.show("sent", shipper.sent, shipper.sent)
+
+
+def _drain(shipper: Shipper, landing: Landing, before: int, voice: Voice) -> None:
+    """Until every conversation is closed on both sides: then everything has landed and is acknowledged."""
+    while True:
+        while shipper.answer():
+            pass
+        landed = landing.rows() - before
+        voice.show("landed", landed, max(shipper.sent, landed))
+        if not shipper.open_conversations():
+            return
+        landing.check()
+        time.sleep(LOOK)
+
+
+@contextlib.contextmanager
+def _only_one(out: Path) -> Iterator[None]:
+    """The folder of the demo, made if missing, for one run at a time."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / "lock").open("w")
+    except OSError as problem:
+        raise OSError(f"The folder '{out}' cannot be used: {problem.strerror}. Name another with --out.") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InstanceError(
+                f"Another run of the demo is at work in '{out}': wait for it, or name another --out."
+            ) from None
+        yield
+
+
+def show(source: Path | None, out: Path) -> None:
+    """A run for a person: sentences, two bars, a summary and the first rows."""
+    console = Console()
+    columns = (TextColumn("{task.description:>7}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=False) as progress:
+        bars = {name: progress.add_task(name, total=None) for name in ("sent", "landed")}
+
+        def update(name: str, done: int, expected: int) -> None:
+            progress.update(bars[name], completed=done, total=max(expected, 1) if done or expected else 1)
+
+        summary = run_demo(source, out, Voice(lambda sentence: console.print(sentence, highlight=False), update))
+    console.print(_summary_table(summary))
+    rows = Table(title="First rows of the table", show_lines=False)
+    for heading in ("conversation", "number", "message_body"):
+        rows.add_column(heading)
+    for handle, number, body in first_rows(Path(summary.table), FEW_ROWS):
+        rows.add_row(handle[:8], str(number), body.decode(errors="replace")[:100])
+    console.print(rows)
+    console.print("Run it again: only lines that are new since then are sent and landed.", highlight=False)
+
+
+def _summary_table(summary: Summary) -> Table:
+    table = Table(title="What happened", show_header=False)
+    for name, value in (
+        ("lines in the file", f"{summary.lines:,}"),
+        ("sent in this run", f"{summary.sent:,}"),
+        ("landed in this run", f"{summary.landed:,}"),
+        ("conversations opened, closed", f"{summary.conversations:,}, {summary.closed:,}"),
+        ("seconds, with starting Spark", f"{summary.seconds:.1f}"),
+        ("messages per second", f"{summary.messages_per_second:,.0f}"),
+        ("Delta table", summary.table),
+    ):
+        table.add_row(name, value)
+    return table

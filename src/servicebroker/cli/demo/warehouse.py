@@ -1,0 +1,95 @@
+"""`//demo/Warehouse`: the Spark query that lands the lines, and the table it makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from deltalake import DeltaTable
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from servicebroker.cli.demo import shipper as names
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.session import spark_session
+
+TRIGGER = "100 milliseconds"
+
+
+class Landing:
+    """A running query from the warehouse's queue into a Delta table, exactly once."""
+
+    def __init__(self, url: str, table: Path, checkpoint: Path) -> None:
+        self._table = table
+        self._spark = spark_session("servicebroker demo")
+        try:
+            lines = (
+                self._spark.readStream.format("servicebroker")
+                .option("instance", url)
+                .option("database", names.DATABASE)
+                .option("queue", names.WAREHOUSE_QUEUE)
+                .option("endOfStream", names.END_OF_STREAM)
+                .load()
+                .where(F.col("message_type_name") == names.LINE)
+                # an empty body travels as NULL; here it is a blank line again
+                .withColumn("message_body", F.coalesce("message_body", F.lit(bytearray())))
+            )
+            self._query = (
+                lines.writeStream.format("servicebroker_delta")
+                .option("path", str(table))
+                .option("checkpointLocation", str(checkpoint))
+                .trigger(processingTime=TRIGGER)
+                .start()
+            )
+        except BaseException:
+            self._spark.stop()
+            raise
+
+    def check(self) -> None:
+        """Raise what broke the query, if anything did.
+
+        Raises:
+            InstanceError: with the innermost reason.
+        """
+        problem = self._query.exception()
+        if problem is not None:
+            raise InstanceError(f"The Spark query failed: {_reason(problem)}")
+        if not self._query.isActive:
+            raise InstanceError("The Spark query stopped by itself.")
+
+    def rows(self) -> int:
+        """Rows in the table now."""
+        return landed_rows(self._table)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._query.stop()
+        self._spark.stop()
+
+
+def landed_rows(table: Path) -> int:
+    """Rows of a Delta table, read from its log; 0 when it does not exist yet."""
+    if not DeltaTable.is_deltatable(str(table)):
+        return 0
+    return int(DeltaTable(str(table)).count())
+
+
+def first_rows(table: Path, count: int) -> list[tuple[str, int, bytes]]:
+    """Handle, sequence number and body of some rows, the lowest sequence numbers of the first conversation first."""
+    if not DeltaTable.is_deltatable(str(table)):
+        return []
+    columns = ["conversation_handle", "message_sequence_number", "message_body"]
+    head = DeltaTable(str(table)).to_pyarrow_dataset().head(count, columns=columns)
+    return [tuple(row[column] for column in columns) for row in head.to_pylist()]  # type: ignore[misc]
+
+
+def _reason(problem: PySparkException) -> str:
+    """The last line of what Spark says that names an error: the root of the chain."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    causes = [line for line in lines if "Error" in line or "Exception" in line]
+    return (causes or lines or ["no reason was given"])[-1]

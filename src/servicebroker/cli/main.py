@@ -1,0 +1,146 @@
+"""`servicebroker`: init, demo, status, bench. Exit code 0, 1 for an error said in one sentence, 2 for wrong usage."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import psycopg
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from servicebroker.api.instance import open_instance
+from servicebroker.engine.status import COUNT_LIMIT
+from servicebroker.model.errors import ServiceBrokerError
+
+DEFAULT_INSTANCE = "servicebroker-data"
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Service Broker for Python and PostgreSQL: conversations, exactly once, in order.",
+)
+
+InstanceOption = Annotated[
+    str,
+    typer.Option(
+        "--instance",
+        envvar="SERVICEBROKER_INSTANCE",
+        metavar="PATH_OR_URL",
+        help="A data folder (an embedded PostgreSQL lives there) or a postgresql:// URL.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+def main() -> NoReturn:
+    """The entry point of the command."""
+    with said_in_one_sentence():
+        app()
+    sys.exit(0)
+
+
+@contextmanager
+def said_in_one_sentence() -> Iterator[None]:
+    """What is expected to go wrong ends the program with one sentence and exit code 1, never a traceback."""
+    try:
+        yield
+    except (ServiceBrokerError, OSError, psycopg.Error) as problem:
+        sentence = " ".join(str(problem).split()) or type(problem).__name__
+        print(f"servicebroker: {sentence}", file=sys.stderr)  # noqa: T201 # the terminal is our user's
+        sys.exit(1)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Service Broker for Python and PostgreSQL: conversations, exactly once, in order."""
+    if show_version:
+        typer.echo(f"servicebroker {version('servicebroker')}")
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    database: Annotated[str | None, typer.Option(help="A broker database to create in it, if missing.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an instance, or bring the schema of an existing one up to date."""
+    with open_instance(instance) as opened:
+        if database is not None:
+            opened.database(database, create=True)
+        if as_json:
+            typer.echo(json.dumps({"instance": instance, "url": opened.url, "database": database}))
+            return
+        typer.echo(f"The instance is ready: {instance}")
+        typer.echo(f"Its PostgreSQL: {opened.url}")
+        if database is not None:
+            typer.echo(f"Broker database: {database}")
+
+
+@app.command()
+def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
+    if "://" not in instance and not Path(instance).exists():
+        raise FileNotFoundError(f"There is no instance in '{instance}': make one with servicebroker init.")
+    with open_instance(instance) as opened:
+        queues, waiting = opened.status()
+    if as_json:
+        rows = [queue._asdict() for queue in queues]
+        typer.echo(json.dumps({"queues": rows, "transmission_queue": waiting._asdict()}, default=str))
+        return
+    table = Table(title=f"Queues of {instance}")
+    for heading in ("database", "queue", "services", "messages", "oldest (UTC)", "conversations"):
+        table.add_column(heading, justify="right" if heading == "messages" else "left")
+    for queue in queues:
+        table.add_row(
+            queue.database,
+            queue.queue,
+            "\n".join(queue.services),
+            f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
+            f"{queue.oldest:%Y-%m-%d %H:%M:%S}" if queue.oldest else "",
+            "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
+        )
+    console = Console()
+    console.print(table if queues else "No queues yet.")
+    if waiting.messages:
+        console.print(
+            f"{waiting.messages:,} messages wait in the transmission queue; the oldest because: {waiting.status}"
+        )
+
+
+@app.command()
+def demo(
+    source: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE", help="The file to send. Default: a log of this machine.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the instance, the checkpoint and the table live.")
+    ] = Path("demo-data"),
+    as_json: JsonOption = False,
+) -> None:
+    """Send every line of a file as a message and land them in a Delta table through Spark, exactly once."""
+    from servicebroker.cli.demo.run import run_demo, say_nothing, show  # Spark takes a second to import
+
+    try:
+        if as_json:
+            typer.echo(json.dumps(asdict(run_demo(source, out, say_nothing()))))
+        else:
+            show(source, out)
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted. Nothing is lost: run the same command again and it goes on from here.", err=True)
+        raise typer.Exit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""What the documentation shows, runs as printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def run(program: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    (program,) = python_blocks("README.md")
+    assert len(program.splitlines()) <= 28
+    assert run(program, tmp_path) == "[b'one teapot', None]\n"
+
+
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    said = run("\n".join(python_blocks("docs/tutorial/first-conversation.md")), tmp_path)
+    assert said.splitlines() == [
+        "//shop/Order b'teapot'",
+        "//shop/Confirmation b'<confirmation/>'",
+        "http://schemas.microsoft.com/SQL/ServiceBroker/EndDialog None",
+    ]
+
+
+@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+        assert "://" in target or ((ROOT / page).parent / target).exists(), target
