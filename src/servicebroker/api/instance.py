@@ -19,7 +19,7 @@ from servicebroker.api.doorbell import Doorbell
 from servicebroker.engine.catalog import Catalog, create_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.store.connection import connect, pool
+from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import migrate
 from servicebroker.store.statements import execute, run
@@ -34,12 +34,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def is_url(target: str | os.PathLike[str]) -> bool:
-    """Whether `target` names a PostgreSQL server rather than a data folder."""
-    text = os.fspath(target)
-    return text.startswith(("postgresql://", "postgres://"))
-
-
 class Instance:
     """An open instance; close it, or use it in a `with` block.
 
@@ -51,7 +45,7 @@ class Instance:
     def __init__(self, target: str | os.PathLike[str], *, clock: Clock = utc_now, connections: int = 20) -> None:
         self.clock = clock
         self.catalog = Catalog()
-        self._server = None if is_url(target) else EmbeddedServer.start(Path(target))
+        self._server = None if is_url(os.fspath(target)) else EmbeddedServer.start(Path(target))
         try:
             self.url = self._server.url if self._server else os.fspath(target)
             with connect(self.url) as connection:

@@ -7,18 +7,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import psycopg
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.instance import open_instance
 from servicebroker.engine.status import COUNT_LIMIT
 from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.store.connection import is_url
+from servicebroker.store.embedded import EmbeddedServer
 
 DEFAULT_INSTANCE = "servicebroker-data"
 
@@ -91,7 +95,7 @@ def init(
 @app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
-    if "://" not in instance and not Path(instance).exists():
+    if not is_url(instance) and not EmbeddedServer.exists(instance):
         raise FileNotFoundError(f"There is no instance in '{instance}': make one with servicebroker init.")
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
@@ -99,16 +103,18 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         rows = [queue._asdict() for queue in queues]
         typer.echo(json.dumps({"queues": rows, "transmission_queue": waiting._asdict()}, default=str))
         return
-    table = Table(title=f"Queues of {instance}")
-    for heading in ("database", "queue", "services", "messages", "oldest (UTC)", "conversations"):
-        table.add_column(heading, justify="right" if heading == "messages" else "left")
+    table = Table(title=f"Queues of {instance}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("queue", overflow="fold")
+    table.add_column("services", overflow="fold")
+    table.add_column("messages", justify="right")
+    table.add_column("oldest", justify="right")
+    table.add_column("conversations", overflow="fold")
     for queue in queues:
         table.add_row(
-            queue.database,
-            queue.queue,
+            f"{queue.database}.{queue.queue}",
             "\n".join(queue.services),
             f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
-            f"{queue.oldest:%Y-%m-%d %H:%M:%S}" if queue.oldest else "",
+            _age(queue.oldest),
             "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
         )
     console = Console()
@@ -117,6 +123,17 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         console.print(
             f"{waiting.messages:,} messages wait in the transmission queue; the oldest because: {waiting.status}"
         )
+
+
+def _age(since: datetime | None) -> str:
+    """How long ago, in the largest unit that fits."""
+    if since is None:
+        return ""
+    seconds = max(0, int((datetime.now(UTC) - since).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 @app.command()

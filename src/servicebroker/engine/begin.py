@@ -44,6 +44,8 @@ def begin_dialog(
         raise BrokerError(8417)
     names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
     expiry = _expiry(lifetime, now)
+    instance = _broker_instance(broker_instance)
+    _check_relation(related_conversation, related_conversation_group)
     rows = yield Statement(
         "select s.service_id, s.queue_id, c.service_contract_id, d.service_broker_guid::text "
         "from servicebroker.databases d "
@@ -81,7 +83,7 @@ def begin_dialog(
             bool(encryption),
             expiry,
             to_service,
-            _broker_instance(broker_instance, own_instance),
+            own_instance if instance == CURRENT_DATABASE else instance,
             locks.GROUP,
         ),
     )
@@ -125,39 +127,45 @@ def _expiry(lifetime: object, now: datetime) -> datetime:
     return now + timedelta(seconds=lifetime)
 
 
-def _broker_instance(given: str | UUID | None, own: str) -> str | None:
+def _broker_instance(given: object) -> str | None:
+    """The identifier in its usual spelling, CURRENT_DATABASE, or None when none was given."""
     if given is None or isinstance(given, UUID):
         return None if given is None else str(given)
     if not isinstance(given, str):
         raise BrokerError(402, "the broker instance", type(given).__name__, "str or uuid.UUID")
-    if len(given.encode()) > 256:
+    if len(given.encode(errors="replace")) > 256:
         raise BrokerError(8413, given)
     if given == CURRENT_DATABASE:
-        return own
+        return given
     try:
         return str(UUID(given))
     except ValueError:
         raise BrokerError(1093, given) from None
 
 
-def _related_group(
-    service_id: int, from_service: str, conversation: UUID | None, group: UUID | None
-) -> Steps[UUID | None]:
-    """The group that the new conversation joins, None for a new one."""
-    if conversation is None and group is None:
-        return None
+def _check_relation(conversation: object, group: object) -> None:
     if conversation is not None and group is not None:
         raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
     for given in (conversation, group):
         if given is not None and not isinstance(given, UUID):
             raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
-    if conversation is not None:
-        group = (yield from find_endpoint(conversation)).conversation_group_id
-    if group is not None and group.int == 0:
+    if isinstance(group, UUID) and group.int == 0:
         raise BrokerError(8414, group)
+
+
+def _related_group(
+    service_id: int, from_service: str, conversation: UUID | None, group: UUID | None
+) -> Steps[UUID | None]:
+    """The group that the new conversation joins, locked, so that nobody ends it meanwhile; None for a new one."""
+    if conversation is not None:
+        yield lock_group((yield from find_endpoint(conversation)).conversation_group_id)
+        group = (yield from find_endpoint(conversation)).conversation_group_id
+    if group is None:
+        return None
+    yield lock_group(group)
     rows = yield Statement(
         "select s.service_id, s.name from servicebroker.conversation_groups g "
-        "join servicebroker.services s using (service_id) where g.conversation_group_id = $1",
+        "join servicebroker.services s using (service_id) where g.conversation_group_id = $1 for key share of g",
         (group,),
     )
     if rows and rows[0][0] != service_id:

@@ -18,6 +18,8 @@ VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X"}
 SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
 _CHANNELS_KEPT = 10_000
+_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a queue's name, in brackets or plain
+_LONGEST_WRITTEN = 2 * (2 * names.MAXIMUM_NAME + 2) + 1
 
 
 class Usage(NamedTuple):
@@ -131,7 +133,7 @@ def find_database(name: str) -> Steps[int]:
 def create_message_type(database_id: int, name: str, validation: str = "NONE") -> Steps[int]:
     """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY or WELL_FORMED_XML (reference 01 section 2)."""
     names.checked("message type", name)
-    if validation not in VALIDATIONS:
+    if not isinstance(validation, str) or validation not in VALIDATIONS:
         raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
     rows = yield Statement(
         "insert into servicebroker.message_types (database_id, name, validation) values ($1, $2, $3) "
@@ -149,13 +151,13 @@ def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | It
             that does not exist, 2714 when the name is taken.
     """
     names.checked("contract", name)
-    pairs = list(sent_by.items()) if isinstance(sent_by, Mapping) else list(sent_by)
-    given = [message_type for message_type, _ in pairs]
+    pairs = _pairs(sent_by)
+    given = [names.checked("message type", message_type) for message_type, _ in pairs]
     for message_type in given:
         if given.count(message_type) > 1:
             raise BrokerError(8403, message_type)
     for _, side in pairs:
-        if side not in SENT_BY:
+        if not isinstance(side, str) or side not in SENT_BY:
             raise BrokerError(402, "SENT BY", repr(side), "one of " + ", ".join(SENT_BY))
     if not any(SENT_BY[side][0] for _, side in pairs):
         raise BrokerError(8492, name)
@@ -192,8 +194,8 @@ def create_queue(database_id: int, name: str) -> Steps[int]:
         (database_id, schema, queue, postgres_schema, postgres_name),
     )
     queue_id = _created(rows, queue)
-    for statement in queue_objects(queue_id, postgres_schema, postgres_name):
-        yield statement  # noqa: UP028 # each is sent its rows, which a list cannot take
+    for statement in queue_objects(queue_id, postgres_schema, postgres_name):  # noqa: UP028 # a list takes no rows
+        yield statement
     return queue_id
 
 
@@ -204,7 +206,9 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
         BrokerError: 8404 for a contract given twice, 15151 for one that does not exist, 2714 for a taken name.
     """
     names.checked("service", name)
-    given = list(contracts)
+    if isinstance(contracts, str) or not isinstance(contracts, Iterable):
+        raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
+    given = [names.checked("service contract", contract) for contract in contracts]
     for contract in given:
         if given.count(contract) > 1:
             raise BrokerError(8404, contract)
@@ -230,13 +234,16 @@ def split_queue_name(name: object) -> tuple[str, str]:
     """Schema and name of `queue`, `schema.queue` or `[schema].[queue]`; the schema is dbo when not given.
 
     Raises:
-        BrokerError: 9609 for more than two parts.
+        BrokerError: 9609 for more than two parts, 15151 for an empty part or a stray bracket.
     """
-    text = names.checked("queue", name, 2 * names.MAXIMUM_NAME + 5)
-    parts = [bracketed or plain for bracketed, plain in re.findall(r"\[([^\]]+)\]|([^.\[\]]+)", text)]
-    if len(parts) > 2 or not parts:
+    text = names.checked("queue", name, _LONGEST_WRITTEN)
+    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
+        raise BrokerError(15151, "use", "queue", text, hint="Write a name with dots or brackets as [name]; ] is ]].")
+    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
+    if len(parts) > 2:
         raise BrokerError(9609, "queue", text, 1)
-    return ("dbo", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+    schema, queue = ("dbo", *parts)[-2:]
+    return names.checked("schema", schema), queue
 
 
 def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
@@ -245,7 +252,7 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     Raises:
         BrokerError: 15151 when it does not exist.
     """
-    known = catalog.queues.get((database_id, name))
+    known = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
     if known is not None:
         return known
     schema, queue = split_queue_name(name)
@@ -305,13 +312,21 @@ _TABLES = {
 }
 
 
+def _pairs(sent_by: object) -> list[tuple[str, str]]:
+    """Message types with their senders, from a mapping or from pairs."""
+    given = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+        raise BrokerError(402, "the message types", type(sent_by).__name__, "a mapping or pairs of type and sender")
+    return given
+
+
 def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]]:
     table, column = _TABLES[kind]
     rows = yield Statement(
         f"select name, {column} from servicebroker.{table} where database_id = $1 and name = any ($2)",
         (database_id, wanted),
     )
-    found = dict(rows)
+    found: dict[str, int] = dict(rows)
     for name in wanted:
         if name not in found:
             raise BrokerError(15151, "find", kind, name)

@@ -120,6 +120,8 @@ def _check(handle: object, error: tuple[int, str] | None, cleanup: bool) -> None
         return
     if cleanup:
         raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
+    if not isinstance(error, tuple) or len(error) != 2:
+        raise BrokerError(402, "the error", repr(error), "a tuple of code and description")
     code, description = error
     if code is None and description is None:
         raise BrokerError(8424)

@@ -33,8 +33,8 @@ def transmission_status() -> Steps[Waiting]:
     """What is sent and not delivered."""
     rows = yield Statement(
         "select count(*), min(enqueue_time), "
-        "coalesce((select transmission_status from servicebroker.transmission_queue order by enqueue_time limit 1), '') "
-        f"from (select enqueue_time from servicebroker.transmission_queue limit {COUNT_LIMIT}) t"
+        "coalesce((array_agg(transmission_status order by enqueue_time))[1], '') "
+        f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t"
     )
     return Waiting(*rows[0])
 

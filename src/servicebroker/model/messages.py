@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -64,18 +65,18 @@ def error_body(code: int, description: str) -> bytes:
     ).encode("utf-16")
 
 
-def read_error(body: bytes) -> tuple[int, str]:
+def read_error(body: bytes | None) -> tuple[int, str]:
     """Code and description of an Error message. Positive codes come from END CONVERSATION WITH ERROR.
 
     Raises:
         ValueError: the body is not an Error message.
     """
     try:
-        root = etree.fromstring(body, _parser())
+        root = etree.fromstring(body or b"", _parser())
     except etree.XMLSyntaxError as problem:
         raise ValueError(f"not an Error message: {problem}") from None
-    code = root.findtext(f"{{{ERROR_NAMESPACE}}}Code")
-    if code is None:
+    code = root.findtext(f"{{{ERROR_NAMESPACE}}}Code") or ""
+    if not re.fullmatch(r"-?[0-9]{1,10}", code):
         raise ValueError("not an Error message: it has no Code")
     return int(code), root.findtext(f"{{{ERROR_NAMESPACE}}}Description") or ""
 

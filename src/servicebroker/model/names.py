@@ -70,14 +70,24 @@ def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """`name`, when it can be the name of a `kind` ('queue', 'service', ...).
 
     Raises:
-        BrokerError: 402 for another type than str; 15151 for an empty or too long name, or one with a NUL.
+        BrokerError: 402 for another type than str; 15151 for an empty or too long name, or one with a NUL
+            or half of a surrogate pair.
     """
     if not isinstance(name, str):
         raise BrokerError(402, f"the {kind} name", type(name).__name__, "str")
-    if not name or len(name) > maximum or "\0" in name:
+    if not name or len(name) > maximum or "\0" in name or not is_encodable(name):
         shown = name[:40] + "…" if len(name) > 40 else name
         raise BrokerError(15151, "use", kind, shown, hint=f"A {kind} name has 1 to {maximum} characters and no NUL.")
     return name
+
+
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can carry `text`: a lone half of a surrogate pair it cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def checked_queue(name: object) -> str:
@@ -91,10 +101,13 @@ def checked_queue(name: object) -> str:
 def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
     """The PostgreSQL name of an object: its parts joined by _, in lower case, at most 63 bytes.
 
-    A name that had to be cut, or that is already `taken`, ends in eight hex digits of its hash.
+    A name that had to be cut, or that is already `taken`, ends in eight hex digits of its hash. The names that
+    PostgreSQL keeps for itself get a _ in front.
     """
     full = "_".join(parts)
     name = full.lower()
+    if name.startswith("pg_") or name == "information_schema":
+        name = "_" + name
     if len(name.encode()) <= POSTGRES_IDENTIFIER and name not in taken:
         return name
     digest = hashlib.sha256(full.encode()).hexdigest()[:8]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
@@ -12,6 +13,11 @@ from servicebroker.model.errors import InstanceError
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
 _OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
 _MINIMUM_SERVER = 150000
+
+
+def is_url(target: str) -> bool:
+    """Whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder."""
+    return bool(re.match(r"postgres(ql)?://|\w+ *=", target))
 
 
 def connect(url: str, *, application_name: str = "servicebroker") -> psycopg.Connection[Any]:

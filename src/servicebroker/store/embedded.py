@@ -120,6 +120,11 @@ class EmbeddedServer:
         except OSError as error:
             raise _unusable(folder, error) from error
 
+    @staticmethod
+    def exists(folder: Path | str) -> bool:
+        """Whether a server has been created in `folder`."""
+        return (Path(folder) / "postgresql").is_dir()
+
     def close(self) -> None:
         """Leave the server; the last one out stops it. Closing twice does nothing."""
         self._leave()

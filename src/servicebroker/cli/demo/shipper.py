@@ -8,7 +8,7 @@ Every transaction locks in the same order: the slot's row first, the conversatio
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID
@@ -49,7 +49,7 @@ create table if not exists demo_dbo.shipped_files (
 
 def set_up(database: Database) -> None:
     """Create the services and the shipper's tables, where they are missing."""
-    steps = (
+    steps: tuple[Callable[[], None], ...] = (
         lambda: database.create_message_type(LINE),
         lambda: database.create_message_type(END_OF_STREAM, "EMPTY"),
         lambda: database.create_contract(CONTRACT, {LINE: "INITIATOR", END_OF_STREAM: "INITIATOR"}),

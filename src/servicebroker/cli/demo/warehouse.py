@@ -85,7 +85,7 @@ def first_rows(table: Path, count: int) -> list[tuple[str, int, bytes]]:
         return []
     columns = ["conversation_handle", "message_sequence_number", "message_body"]
     head = DeltaTable(str(table)).to_pyarrow_dataset().head(count, columns=columns)
-    return [tuple(row[column] for column in columns) for row in head.to_pylist()]  # type: ignore[misc]
+    return [tuple(row[column] for column in columns) for row in head.to_pylist()]
 
 
 def _reason(problem: PySparkException) -> str:

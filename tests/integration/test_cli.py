@@ -1,0 +1,61 @@
+"""The command line, as a script and as a person use it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import servicebroker as sb
+
+
+def servicebroker(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "servicebroker.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"COLUMNS": "200"} | environment,
+    )
+
+
+def test_init_makes_an_instance_once_and_status_shows_its_queues(tmp_path: Path) -> None:
+    folder = str(tmp_path / "data")
+    for _ in range(2):
+        made = servicebroker("init", "--instance", folder, "--database", "Shop", "--json")
+        assert made.returncode == 0, made.stderr
+        assert json.loads(made.stdout)["database"] == "Shop"
+    with sb.open(folder) as instance:
+        db = instance.database("shop")
+        db.create_queue("StockQueue")
+        db.create_service("//stock", "StockQueue", [sb.DEFAULT])
+        db.create_queue("OrderQueue")
+        db.create_service("//orders", "OrderQueue")
+        db.send(db.begin_dialog("//orders", "//stock"), body=b"x")
+        db.send(db.begin_dialog("//orders", "//nobody"), body=b"y")
+        shown = servicebroker("status", SERVICEBROKER_INSTANCE=folder)
+        told = json.loads(servicebroker("status", "--json", SERVICEBROKER_INSTANCE=folder).stdout)
+    assert "Shop.dbo.StockQueue" in shown.stdout.replace("\n", "")
+    assert "no service by that name" in shown.stdout.replace("\n", " ")
+    assert {queue["queue"]: queue["messages"] for queue in told["queues"]} == {"dbo.OrderQueue": 0, "dbo.StockQueue": 1}
+    assert told["transmission_queue"]["messages"] == 1
+
+
+def test_status_makes_nothing(tmp_path: Path) -> None:
+    asked = servicebroker("status", "--instance", str(tmp_path))
+    assert asked.returncode == 1
+    assert "no instance" in asked.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_not_there_is_said_in_one_sentence() -> None:
+    asked = servicebroker("status", "--instance", "postgresql://127.0.0.1:1/none")
+    assert asked.returncode == 1
+    assert asked.stderr.startswith("servicebroker: Cannot connect to PostgreSQL")
+    assert asked.stderr.count("\n") == 1
+
+
+def test_wrong_usage_is_exit_code_2() -> None:
+    assert servicebroker("init", "--colour", "red").returncode == 2
+    assert servicebroker("--version").stdout.startswith("servicebroker 0.")
