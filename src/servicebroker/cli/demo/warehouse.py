@@ -6,7 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
 from deltalake import DeltaTable
+from pyarrow.parquet import ParquetFile
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
@@ -80,12 +82,15 @@ def landed_rows(table: Path) -> int:
 
 
 def first_rows(table: Path, count: int) -> list[tuple[str, int, bytes]]:
-    """Handle, sequence number and body of some rows, the lowest sequence numbers of the first conversation first."""
-    if not DeltaTable.is_deltatable(str(table)):
+    """Conversation handle, sequence number and body of the first rows of the table's oldest file."""
+    files = pa.table(DeltaTable(str(table)).get_add_actions()).sort_by("modification_time").column("path").to_pylist()
+    if not files:
         return []
     columns = ["conversation_handle", "message_sequence_number", "message_body"]
-    head = DeltaTable(str(table)).to_pyarrow_dataset().head(count, columns=columns)
-    return [tuple(row[column] for column in columns) for row in head.to_pylist()]
+    # not through a dataset: its scan leaves threads behind that break the end of the process
+    with ParquetFile(table / str(files[0])) as file:
+        batch = next(file.iter_batches(batch_size=count, columns=columns, use_threads=False), None)
+    return [tuple(row[column] for column in columns) for row in batch.to_pylist()] if batch else []
 
 
 def _reason(problem: PySparkException) -> str:
