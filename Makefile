@@ -2,6 +2,7 @@
 # make demo      install, then run the main job            (make demo INPUT=file)
 # make test      install, then every test
 # make check     the loop to live in: lint, types, import contracts, unit tests
+# make conformance  every test, and docs/conformance.md from those that passed
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ INPUT ?=
 OUT ?= demo-data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types unit bench docs clean
+.PHONY: help install demo test check lint types unit conformance bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -43,6 +44,9 @@ types:
 
 unit:
 	$(BIN)/python -m pytest -q tests/unit
+
+conformance: install
+	$(BIN)/python -m pytest -q -p conformance --conformance docs/conformance.md
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

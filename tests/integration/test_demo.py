@@ -98,9 +98,7 @@ def test_an_empty_file_makes_an_empty_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_five_times_at_random_it_loses_and_doubles_nothing(
-    tmp_path: Path, seeded_random: random.Random
-) -> None:
+def test_killed_five_times_at_random_it_loses_and_doubles_nothing(tmp_path: Path, seeded_random: random.Random) -> None:
     source, out = tmp_path / "input.log", tmp_path / "out"
     lines = [b"line %d" % n for n in range(120_000)]
     source.write_bytes(b"\n".join(lines) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,12 @@ from servicebroker.store.connection import connect
 from servicebroker.store.statements import execute
 
 _LOOK = 0.5  # seconds between looks at whether the instance was closed
+_REGISTER = (
+    "with gone as (delete from servicebroker.waiting_readers "
+    "where pid = $1 and queue_id <> all ($2::int[]) or pid <> all (select pid from pg_stat_activity)) "
+    "insert into servicebroker.waiting_readers select queue_id, $1 from unnest($2::int[]) as queue_id "
+    "on conflict do nothing"
+)
 
 
 class Doorbell:
@@ -28,7 +35,7 @@ class Doorbell:
         self._registrar: psycopg.Connection[Any] | None = None
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._pid = 0
+        self._lost = False
 
     @contextlib.contextmanager
     def listening(self, queue_id: int) -> Iterator[Bell]:
@@ -39,10 +46,7 @@ class Doorbell:
             self._bells.setdefault(queue_id, []).append(event)
             self._waiting[queue_id] += 1
             if self._waiting[queue_id] == 1:
-                self._register(
-                    "insert into servicebroker.waiting_readers values ($1, $2) on conflict do nothing",
-                    queue_id,
-                )
+                self._register()
         try:
             yield Bell(event)
         finally:
@@ -50,26 +54,22 @@ class Doorbell:
                 self._bells[queue_id].remove(event)
                 self._waiting[queue_id] -= 1
                 if not self._waiting[queue_id]:
-                    self._register(
-                        "delete from servicebroker.waiting_readers where queue_id = $1 and pid = $2", queue_id
-                    )
+                    del self._waiting[queue_id], self._bells[queue_id]
+                    self._register()
 
     def close(self) -> None:
-        """Stop the thread and its connections."""
+        """Stop the thread and its connections; who still waits looks once more, and finds the instance closed."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
-        if self._registrar is not None:
-            self._registrar.close()
+        with self._lock:
+            if self._registrar is not None:
+                self._registrar.close()
+            for event in itertools.chain(*self._bells.values()):
+                event.set()
 
     def _start(self) -> None:
         if self._thread is None:
-            self._registrar = connect(self._url, application_name="servicebroker waiting readers")
-            self._pid = self._registrar.info.backend_pid
-            execute(
-                self._registrar,
-                "delete from servicebroker.waiting_readers where pid <> all (select pid from pg_stat_activity)",
-            )
             listening = threading.Event()
             self._thread = threading.Thread(
                 target=self._listen, args=(listening,), name="servicebroker doorbell", daemon=True
@@ -77,11 +77,25 @@ class Doorbell:
             self._thread.start()
             listening.wait(timeout=_LOOK)
 
-    def _register(self, sql: str, queue_id: int) -> None:
-        """Without it nobody notifies us, and the reader's own poll still finds every message."""
-        with contextlib.suppress(psycopg.Error):
-            if self._registrar is not None:
-                execute(self._registrar, sql, queue_id, self._pid)
+    def _register(self) -> None:
+        """List the queues that we wait for, and no others.
+
+        Where that fails nobody notifies us, and the reader's own poll still finds every message.
+        """
+        for _ in range(2):  # the first may find that the connection was lost
+            if self._closed.is_set():
+                return
+            try:
+                registrar = self._registrar = self._registrar or self._connect()
+                execute(registrar, _REGISTER, registrar.info.backend_pid, list(self._waiting))
+                return
+            except (psycopg.Error, InstanceError):
+                if self._registrar is not None:
+                    self._registrar.close()
+                self._registrar = None
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        return connect(self._url, application_name="servicebroker waiting readers")
 
     def _listen(self, listening: threading.Event) -> None:
         while not self._closed.is_set():
@@ -89,12 +103,16 @@ class Doorbell:
                 with connect(self._url, application_name="servicebroker doorbell") as connection:
                     connection.execute("listen servicebroker")
                     listening.set()
+                    if self._lost:
+                        with self._lock:
+                            self._register()  # a server that crashed has forgotten
                     while not self._closed.is_set():
                         for notice in connection.notifies(timeout=_LOOK):
                             self._ring(int(notice.payload))
                             if self._closed.is_set():
                                 break
             except (psycopg.Error, InstanceError):
+                self._lost = True
                 self._closed.wait(_LOOK)
 
     def _ring(self, queue_id: int) -> None:

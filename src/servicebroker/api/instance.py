@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
-from psycopg_pool import PoolTimeout
+from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
@@ -27,6 +27,7 @@ from servicebroker.store.statements import execute, run
 Clock = Callable[[], datetime]
 
 SYSTEM_DATABASE = "msdb"
+PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
 
 def utc_now() -> datetime:
@@ -89,16 +90,28 @@ class Instance:
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[psycopg.Connection[Any]]:
         try:
-            connection = self._pool.getconn(timeout=30)
+            connection = self._get()
+        except PoolClosed:
+            raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
             raise InstanceError(
-                f"No connection to PostgreSQL could be had in 30 s: it is down, or all {self._pool.max_size} "
-                "connections of this instance are in use."
+                f"No connection to PostgreSQL could be had in {PATIENCE} s: all {self._pool.max_size} connections of "
+                "this instance are in use."
             ) from None
         try:
             yield connection
         finally:
+            lost = connection.closed
             self._pool.putconn(connection)
+            if lost:  # the server has gone, or will have lost the others too
+                self._pool.check()
+
+    def _get(self) -> psycopg.Connection[Any]:
+        try:
+            return self._pool.getconn(timeout=FIRST_PATIENCE)
+        except PoolTimeout:
+            connect(self.url).close()  # says so when the server is down
+            return self._pool.getconn(timeout=PATIENCE - FIRST_PATIENCE)
 
     def __enter__(self) -> Self:
         return self

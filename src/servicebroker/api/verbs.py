@@ -116,7 +116,7 @@ class Verbs(ABC):
         Raises:
             BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue.
         """
-        if wait < 0 or wait != wait:
+        if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
             raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
         found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
 

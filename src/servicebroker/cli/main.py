@@ -159,5 +159,30 @@ def demo(
         raise typer.Exit(130) from None
 
 
+@app.command()
+def bench(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Benchmarks by name, or all.")],
+    pgmq_sql: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The SQL file of a pgmq release; without it pgmq is left out.")
+    ] = None,
+    scale: Annotated[float, typer.Option(help="Times the standard number of messages.")] = 1.0,
+    rounds: Annotated[int, typer.Option(help="How often each line is measured; the median counts.")] = 5,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the page there, and the chart beside it as .svg.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure against what you would use instead, on the same server in the same run."""
+    from servicebroker import benchmarks
+
+    def progress(sentence: str) -> None:
+        typer.echo(sentence, err=True)
+
+    report = benchmarks.run(names, pgmq_sql=pgmq_sql, scale=scale, rounds=rounds, progress=progress)
+    if write is not None:
+        report.write(write)
+    typer.echo(json.dumps(report.as_json()) if as_json else report.markdown())
+
+
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
 
@@ -73,6 +74,10 @@ class Catalog:
         self.channels[handle] = channel
         if len(self.channels) > _CHANNELS_KEPT:
             self.channels.popitem(last=False)
+
+    def forget(self, handle: UUID) -> None:
+        """The next SEND on `handle` looks everything up; another thread may have said so already."""
+        self.channels.pop(handle, None)
 
 
 # ---------------------------------------------------------------- databases
@@ -212,6 +217,8 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
     for contract in given:
         if given.count(contract) > 1:
             raise BrokerError(8404, contract)
+    # first, see lock_service in opening.py
+    yield Statement("select pg_advisory_xact_lock($1, hashtext($2))", (locks.SERVICE, name))
     ids = yield from _ids("service contract", database_id, given)
     rows = yield Statement(
         "insert into servicebroker.services (database_id, name, queue_id) values ($1, $2, $3) "

@@ -58,7 +58,11 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         if error or not (yield from never_opened(endpoint)):
             return False
         yield from transmission.park(endpoint, names.END_DIALOG, [None], "", is_end_of_dialog=True)
-        yield _set_state(endpoint, State.DISCONNECTED_OUTBOUND)
+        yield Statement(
+            "update servicebroker.conversation_endpoints set state = 'DO', dialog_timer = null "
+            "where conversation_handle = $1",
+            (endpoint.conversation_handle,),
+        )
         return True
     event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
     message: tuple[int, str, bytes | None, int]

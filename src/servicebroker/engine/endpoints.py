@@ -82,16 +82,29 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
     """
     endpoint = yield from find_endpoint(handle)
     yield lock_group(endpoint.conversation_group_id)
-    yield Statement(
-        "select from servicebroker.conversation_endpoints where conversation_id = $1 order by is_initiator for update",
-        (endpoint.conversation_id,),
-    )
+    yield from lock_rows(endpoint.conversation_id)
     rows = yield Statement(_SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,))
     both = {row[0]: Endpoint(*row) for row in rows}
     if handle not in both:
         raise BrokerError(8426, handle)
     peers = [other for key, other in both.items() if key != handle]
     return both[handle], peers[0] if peers else None
+
+
+def lock_rows(conversation_id: UUID) -> Steps[None]:
+    """Both endpoints' rows, in the one order; the second may come into being while we wait for the first."""
+    locked, there = 0, 1
+    while locked < there:
+        rows = yield Statement(
+            "select from servicebroker.conversation_endpoints where conversation_id = $1 "
+            "order by is_initiator for update",
+            (conversation_id,),
+        )
+        locked = len(rows)
+        rows = yield Statement(
+            "select from servicebroker.conversation_endpoints where conversation_id = $1", (conversation_id,)
+        )
+        there = len(rows)
 
 
 def lock_group(group: UUID) -> Statement:
@@ -126,9 +139,16 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
         "returning conversation_group_id",
         (now, limit),
     )
-    if rows:
-        yield _remove_empty_groups([group for (group,) in rows])
-    return len(rows)
+    groups = [group for (group,) in rows]
+    if groups:
+        # a dialog may be beginning in one of them: wait for it, so that the next statement sees it
+        yield Statement(
+            "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
+            "order by conversation_group_id for update",
+            (groups,),
+        )
+        yield _remove_empty_groups(groups)
+    return len(groups)
 
 
 def _remove_empty_groups(groups: list[UUID]) -> Statement:

@@ -7,6 +7,8 @@ conversation's last), and only then the order of arrival is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _COLUMNS = (
     "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "
     "service_contract_id, message_type_id, priority, rank, bucket, validation, message_body"
@@ -17,6 +19,20 @@ _BUCKET = "(uuid_hash(far_group_id) & 1023)::smallint"
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
+MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
+
+
+def portions(contents: Sequence[bytes | None]) -> list[list[bytes | None]]:
+    """The bodies of a batch, in their order, in lists that each fit into one statement."""
+    found: list[list[bytes | None]] = [[]]
+    size = 0
+    for content in contents:
+        size += len(content or b"")
+        if size > MAXIMUM_BATCH and found[-1]:
+            found.append([])
+            size = len(content or b"")
+        found[-1].append(content)
+    return found
 
 
 def send(queue_id: int) -> str:

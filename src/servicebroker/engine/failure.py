@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from servicebroker.engine import enqueue
-from servicebroker.engine.endpoints import Endpoint, find_endpoint
+from servicebroker.engine.endpoints import Endpoint, find_endpoint, remove_endpoint
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
+from servicebroker.model.states import REMOVED, Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -19,7 +20,10 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError) -> Steps[None]:
         "delete from servicebroker.transmission_queue where conversation_handle = $1",
         (endpoint.conversation_handle,),
     )
-    yield _error_to(endpoint, error)
+    if after(State(endpoint.state), Event.ERROR_ARRIVED) is REMOVED:
+        yield from remove_endpoint(endpoint)  # it has ended: its application never sees the error
+    else:
+        yield _error_to(endpoint, error)
     if endpoint.far_handle is not None:
         yield _error_to((yield from find_endpoint(endpoint.far_handle)), error)
 

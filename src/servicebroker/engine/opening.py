@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.endpoints import Endpoint, never_opened
 from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 NOT_HERE = RULES[9796].text
@@ -18,11 +19,20 @@ class Outcome(NamedTuple):
     waits: str = ""
 
 
+def lock_service(name: str) -> Statement:
+    """Whoever may find no service of that name, and make messages wait for it, says so before it locks anything.
+
+    CREATE SERVICE takes the lock alone: it sees all that waits, or the sender sees the service.
+    """
+    return Statement("select pg_advisory_xact_lock_shared($1, hashtext($2))", (locks.SERVICE, name))
+
+
 def open_target(initiator: Endpoint) -> Steps[Outcome]:
     """Create the target endpoint of a conversation whose first message is about to be delivered.
 
     The service is looked for in the initiator's own database first, then in the others (reference 03 section 2
-    step 3); with a broker instance only in that one. Not finding it is no error: messages wait.
+    step 3); with a broker instance only in that one. Not finding it is no error: messages wait. The caller has
+    called `lock_service` before it locked the initiator.
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):
         return Outcome(refusal=BrokerError(8462))
@@ -65,7 +75,8 @@ def open_target(initiator: Endpoint) -> Steps[Outcome]:
         "returning *), "
         "grouped as (insert into servicebroker.conversation_groups "
         "select conversation_group_id, service_id from target) "
-        "update servicebroker.conversation_endpoints e set state = 'CO', far_handle = t.conversation_handle, "
+        "update servicebroker.conversation_endpoints e set state = case e.state when 'SO' then 'CO' else e.state end, "
+        "far_handle = t.conversation_handle, "
         "far_group_id = t.conversation_group_id, far_queue_id = t.queue_id, far_service_id = t.service_id, "
         "far_contract_id = t.service_contract_id, far_priority = t.priority, far_broker_instance = "
         "(select service_broker_guid::text from servicebroker.databases where database_id = $2) "

@@ -37,6 +37,7 @@ def receive(
             raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
     if conversation_handle is not None and conversation_group_id is not None:
         raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+    labels = yield from find_labels(catalog, queue.database_id)  # first: it must not fail between take and return
     rows = yield Statement(
         f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
         (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id),
@@ -45,7 +46,7 @@ def receive(
         yield from _check(queue, conversation_handle, conversation_group_id)
         return []
     try:
-        return _messages(rows, (yield from find_labels(catalog, queue.database_id)))
+        return _messages(rows, labels)
     except KeyError:  # a name that is younger than what we remember
         return _messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True)))
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
-from servicebroker.engine.catalog import Catalog, Channel, Usage, find_usages
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint
+from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
+from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, lock_rows
 from servicebroker.engine.failure import fail_conversation
-from servicebroker.engine.opening import open_target
+from servicebroker.engine.opening import lock_service, open_target
+from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
@@ -19,7 +19,6 @@ from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
-MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
 
 Body = bytes | bytearray | memoryview | str
 
@@ -46,6 +45,7 @@ def send(
             8433 NULL body, 8459 too large, 402 wrong type (reference 02 section 4).
     """
     _check_handle(handle)
+    names.checked("message type", message_type)
     content = _as_body(body)
     channel = catalog.channels.get(handle)
     if channel is not None:
@@ -57,79 +57,83 @@ def send(
             )
             if rows:
                 return int(rows[0][0])
-        del catalog.channels[handle]
-    return (yield from _send_slowly(catalog, handle, message_type, [content], now))
+        catalog.forget(handle)
+    return (yield from _send_slowly(catalog, handle, message_type, [content]))
 
 
 def send_batch(
-    catalog: Catalog, handle: UUID, message_type: str, bodies: Sequence[Body], *, now: datetime
+    catalog: Catalog, handle: UUID, message_type: str, bodies: Iterable[Body], *, now: datetime
 ) -> Steps[int]:
     """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
 
     All are sent or none. Raises what `send` raises.
     """
     _check_handle(handle)
+    names.checked("message type", message_type)
+    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
+        raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
     contents = [_as_body(body) for body in bodies]
     if not contents:
         raise BrokerError(402, "the batch", "empty", "at least one body")
-    if sum(len(content or b"") for content in contents) > MAXIMUM_BATCH and len(contents) > 1:
-        half = len(contents) // 2
-        first = yield from send_batch(catalog, handle, message_type, bodies[:half], now=now)
-        yield from send_batch(catalog, handle, message_type, bodies[half:], now=now)
-        return first
     channel = catalog.channels.get(handle)
-    if channel is None:
-        return (yield from _send_slowly(catalog, handle, message_type, contents, now))
-    usage = _allowed(channel.near, channel.is_initiator, message_type)
-    far = channel.far.get(message_type)
-    if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
-        rows = yield Statement(
-            enqueue.send_batch(channel.far_queue_id),
-            (handle, far.message_type_id, far.validation, contents, len(contents)),
-        )
-        if rows:
-            return int(rows[0][0])
-    del catalog.channels[handle]
-    return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+    if channel is not None and len(enqueue.portions(contents)) == 1:
+        usage = _allowed(channel.near, channel.is_initiator, message_type)
+        far = channel.far.get(message_type)
+        if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
+            rows = yield Statement(
+                enqueue.send_batch(channel.far_queue_id),
+                (handle, far.message_type_id, far.validation, contents, len(contents)),
+            )
+            if rows:
+                return int(rows[0][0])
+        catalog.forget(handle)
+    return (yield from _send_slowly(catalog, handle, message_type, contents))
 
 
-def _send_slowly(
-    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
-) -> Steps[int]:
+def _send_slowly(catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None]) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
-    yield from _refuse(catalog, endpoint, message_type)
-    endpoint = yield from lock_endpoint(handle)
     near = yield from _refuse(catalog, endpoint, message_type)
     if not endpoint.has_peer:
-        problem = yield from open_target(endpoint)
-        if problem.refusal:
-            yield from fail_conversation(endpoint, problem.refusal)
-            return 0
-        if problem.waits:
-            return (yield from transmission.park(endpoint, message_type, contents, problem.waits))
+        yield lock_service(endpoint.far_service)
+    elif (yield from _rejected(catalog, endpoint, message_type, contents)):
+        yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
+    endpoint = yield from lock_endpoint(handle)
+    yield from _refuse(catalog, endpoint, message_type)
+    if not endpoint.has_peer:
+        outcome = yield from open_target(endpoint)
+        if outcome.refusal:
+            yield from fail_conversation(endpoint, outcome.refusal)
+            return endpoint.send_sequence
+        if outcome.waits:
+            return (yield from transmission.park(endpoint, message_type, contents, outcome.waits))
+        if not (yield from transmission.deliver_waiting(catalog, endpoint)):
+            return endpoint.send_sequence
         endpoint = yield from find_endpoint(handle)
-    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
-    failure = _rejected(endpoint, far.get(message_type), message_type, contents)
+    failure = yield from _rejected(catalog, endpoint, message_type, contents)
     if failure:
         yield from fail_conversation(endpoint, failure)
         return endpoint.send_sequence
+    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
     usage = far[message_type]
-    rows = yield Statement(
-        enqueue.send_batch(endpoint.far_queue_id),
-        (handle, usage.message_type_id, usage.validation, list(contents), len(contents)),
-    )
-    if not rows:  # the queue was switched off
-        return (yield from transmission.park(endpoint, message_type, contents, transmission.BUSY))
+    sent = 0
+    for portion in enqueue.portions(contents):
+        rows = yield Statement(
+            enqueue.send_batch(endpoint.far_queue_id),
+            (handle, usage.message_type_id, usage.validation, portion, len(portion)),
+        )
+        if not rows:  # the queue was switched off
+            yield from transmission.park(endpoint, message_type, contents[sent:], transmission.BUSY)
+            return endpoint.send_sequence
+        sent += len(portion)
     catalog.remember(handle, Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far))
-    return int(rows[0][0])
+    return endpoint.send_sequence
 
 
-def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str) -> Steps[dict[str, Usage] | Any]:
+def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str) -> Steps[Usages]:
     """Raise what the sender's own side forbids: the state, then the message type and its direction."""
     after(State(endpoint.state), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
-    names.checked("message type", message_type)
     if message_type not in usages:
         rows = yield Statement(
             "select from servicebroker.message_types where database_id = $1 and name = $2",
@@ -141,30 +145,19 @@ def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str) -> Steps[di
     return usages
 
 
-def _allowed(usages: Any, is_initiator: bool, message_type: str) -> bool:
+def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     usage = usages.get(message_type)
     return usage is not None and (usage.by_initiator if is_initiator else usage.by_target)
 
 
 def _rejected(
-    endpoint: Endpoint, usage: Usage | None, message_type: str, contents: Sequence[bytes | None]
-) -> BrokerError | None:
-    """What the receiving side says of these messages, with its own definition of the type (reference 02 section 12)."""
-    if usage is None:
-        return BrokerError(8498, message_type)
-    for place, content in enumerate(contents):
-        problem = validation_failure(usage.validation, content)
-        if problem and usage.validation == "E":
-            return BrokerError(8430)
-        if problem:
-            return BrokerError(
-                9615,
-                message_type,
-                problem,
-                endpoint.conversation_id,
-                int(endpoint.is_initiator),
-                endpoint.send_sequence + place,
-            )
+    catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
+) -> Steps[BrokerError | None]:
+    """What the peer says of the first of these messages that it does not take."""
+    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
+    for number, content in enumerate(contents, endpoint.send_sequence):
+        if failure := rejection(endpoint, far, message_type, number, content):
+            return failure
     return None
 
 
@@ -182,6 +175,8 @@ def _as_body(body: Body | Omitted | None) -> bytes | None:
     if body is None:
         raise BrokerError(8433)
     if isinstance(body, str):
+        if not names.is_encodable(body):
+            raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
         content = body.encode()
     elif isinstance(body, (bytes, bytearray, memoryview)):
         content = bytes(body)

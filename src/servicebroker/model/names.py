@@ -108,8 +108,10 @@ def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
     name = full.lower()
     if name.startswith("pg_") or name == "information_schema":
         name = "_" + name
-    if len(name.encode()) <= POSTGRES_IDENTIFIER and name not in taken:
-        return name
-    digest = hashlib.sha256(full.encode()).hexdigest()[:8]
-    room = POSTGRES_IDENTIFIER - len(digest) - 1
-    return name.encode()[:room].decode(errors="ignore") + "_" + digest
+    found, attempt = name, ""
+    while len(found.encode()) > POSTGRES_IDENTIFIER or found in taken:
+        digest = hashlib.sha256((full + attempt).encode()).hexdigest()[:8]
+        room = POSTGRES_IDENTIFIER - len(digest) - 1
+        found = name.encode()[:room].decode(errors="ignore") + "_" + digest
+        attempt += "'"
+    return found

@@ -31,7 +31,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> psycopg.Con
             url, autocommit=True, application_name=application_name, options=_OPTIONS, connect_timeout=10
         )
     except psycopg.Error as problem:
-        raise InstanceError(f"Cannot connect to PostgreSQL: {_one_line(problem)}") from None
+        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}") from None
     if connection.info.server_version < _MINIMUM_SERVER:
         version = connection.info.server_version // 10000
         connection.close()
@@ -51,10 +51,12 @@ def pool(url: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:
         },
         min_size=1,
         max_size=size,
+        reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
         open=True,
         name="servicebroker",
     )
 
 
-def _one_line(problem: Exception) -> str:
+def one_line(problem: Exception) -> str:
+    """What a driver says of a problem, on one line."""
     return " ".join(str(problem).split()) or type(problem).__name__

@@ -4,3 +4,4 @@ GROUP = 0x53420001  # a conversation group; second: uuid_hash(conversation_group
 MIGRATION = 0x53420002
 PIPELINE = 0x53420003  # a queue owned by a pipeline; second: queue_id
 DEMO = 0x53420004
+SERVICE = 0x53420005  # a service being made, or messages that wait for it; second: hashtext(name)

@@ -42,7 +42,7 @@ def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
         statement = next(steps)
         while True:
             cursor.execute(statement.sql.encode(), statement.parameters, prepare=statement.prepared)
-            statement = steps.send(cursor.fetchall() if cursor.description else ())
+            statement = steps.send(_rows(cursor))
     except StopIteration as done:
         result: T = done.value
         return result
@@ -61,7 +61,7 @@ def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     try:
         statement = next(steps)
         cursor.execute(statement.sql.encode(), statement.parameters, prepare=statement.prepared)
-        statement = steps.send(cursor.fetchall() if cursor.description else ())
+        statement = steps.send(_rows(cursor))
     except StopIteration as done:
         result: T = done.value
         return result
@@ -85,7 +85,12 @@ def execute(connection: psycopg.Connection[Any], sql: str, *parameters: object) 
     """Run one statement and return its rows."""
     with _cursor(connection) as cursor:
         cursor.execute(sql.encode(), parameters)
-        return cursor.fetchall() if cursor.description else ()
+        return _rows(cursor)
+
+
+def _rows(cursor: psycopg.RawCursor[Row]) -> Rows:
+    """What the statement returned; rows without columns (`select from ...`) count too."""
+    return () if cursor.description is None else cursor.fetchall()
 
 
 def _cursor(connection: psycopg.Connection[Any]) -> psycopg.RawCursor[Row]:

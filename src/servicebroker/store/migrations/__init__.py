@@ -39,9 +39,9 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
         InstanceError: the schema is newer than this version, or the role may not create it.
     """
     known = migrations()
-    if _applied(connection) == known[-1].number:
-        return []
     try:
+        if _applied(connection) == known[-1].number:
+            return []
         with connection.transaction():
             execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
             applied = _applied(connection)
@@ -65,14 +65,15 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
                         execute(connection, statement.sql)
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(
-            f"The PostgreSQL role may not create the schema of servicebroker ({refused.diag.message_primary}): "
-            "grant it CREATE on the database, or open the instance once as a role that has it."
+            f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
+            "grant it CREATE on the database, or the rights of the role that has made the schema."
         ) from None
     return new
 
 
 def _applied(connection: psycopg.Connection[object]) -> int:
-    (found,) = execute(connection, "select to_regclass('servicebroker.migrations') is not null")[0]
+    # not to_regclass: it may answer from a cache that is older than the lock we have just waited for
+    found = execute(connection, "select from pg_tables where schemaname = 'servicebroker' and tablename = 'migrations'")
     if not found:
         if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
             return 0

@@ -1,0 +1,134 @@
+"""Benchmarks against what a user would pick instead, on the same server in the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from servicebroker.api.instance import Instance, open_instance
+from servicebroker.benchmarks.measure import Meter
+from servicebroker.benchmarks.report import Conditions, Line, Report
+from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
+from servicebroker.benchmarks.scenarios import PIPELINE, SCENARIOS
+from servicebroker.model.errors import InstanceError
+
+__all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
+
+ALL = "all"
+
+_LARGE_TEMPORARY = Path("/var/tmp")
+
+
+def run(
+    names: Sequence[str] = (ALL,),
+    *,
+    pgmq_sql: Path | None = None,
+    scale: float = 1.0,
+    rounds: int = 5,
+    folder: Path | None = None,
+    command: str | None = None,
+    progress: Progress = lambda sentence: None,
+) -> Report:
+    """Run benchmarks on a fresh embedded server and return what they found.
+
+    Args:
+        names: of `SCENARIOS`, or "all".
+        pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
+        scale: of the number of messages in each round; 1 is the standard, 1,000,000 for the pipeline.
+        rounds: how often each line is measured; the pipeline takes three at most.
+        folder: an existing folder on the disk to measure; default the system's folder for large temporary files.
+        command: what the report says it was made by; default the matching `servicebroker bench`.
+        progress: is told, in a few words, what is being measured.
+
+    Raises:
+        InstanceError: an unknown name, a scale or a number of rounds that makes no sense, no server, no Java, or
+            a file that is not pgmq's.
+    """
+    chosen = chosen_scenarios(names)
+    if not 0 < scale <= 1000 or rounds < 1:
+        raise InstanceError("A benchmark needs a scale above 0 and at least one round.")
+    messages = {name: max(10, round(SCENARIOS[name].messages * scale)) for name in chosen}
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(_scratch(folder)))
+        place.chmod(0o711)  # a server that root starts runs as another user, who has to pass
+        progress("starting a server")
+        instance = stack.enter_context(open_instance(place / "instance"))
+        meter = stack.enter_context(closing(Meter(instance.url)))
+        field = open_field(instance, pgmq_sql, stack)
+        lines: list[Line] = []
+        for name in chosen:
+            lines += _lines(name, instance, field, meter, place, messages[name], rounds, progress)
+        conditions = Conditions(
+            command or command_line(names, pgmq_sql, scale, rounds),
+            datetime.now(UTC).date().isoformat(),
+            platform.python_version(),
+            _server_version(instance),
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            rounds,
+            scale,
+            messages,
+        )
+    return Report(conditions, tuple(lines))
+
+
+def chosen_scenarios(names: Sequence[str]) -> list[str]:
+    """The scenarios that are meant, each once, in the order of `SCENARIOS`.
+
+    Raises:
+        InstanceError: an unknown name, or none at all.
+    """
+    known = [*SCENARIOS, ALL]
+    for name in names:
+        if name not in known:
+            raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
+    if not names:
+        raise InstanceError(f"Name a benchmark: {', '.join(known)}.")
+    return [name for name in SCENARIOS if name in names or ALL in names]
+
+
+def command_line(names: Sequence[str], pgmq_sql: Path | None, scale: float, rounds: int) -> str:
+    """The command that makes the same run; a file is named without its folder."""
+    words = ["servicebroker", "bench", *names]
+    if pgmq_sql is not None:
+        words += ["--pgmq-sql", pgmq_sql.name]
+    if scale != 1:
+        words += ["--scale", f"{scale:g}"]
+    if rounds != 5:
+        words += ["--rounds", str(rounds)]
+    return shlex.join(words)
+
+
+def _lines(
+    name: str,
+    instance: Instance,
+    field: Field,
+    meter: Meter,
+    place: Path,
+    messages: int,
+    rounds: int,
+    progress: Progress,
+) -> list[Line]:
+    scenario = SCENARIOS[name]
+    if name != PIPELINE:
+        return compare(name, scenario, field, meter, messages=messages, rounds=rounds, progress=progress)
+    from servicebroker.benchmarks.pipeline import compare_pipeline
+
+    return compare_pipeline(scenario, instance, field, meter, place, messages, min(rounds, 3), progress)
+
+
+def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder on a real disk: where /tmp lives in memory, a durable commit would cost nothing."""
+    where = folder or (_LARGE_TEMPORARY if _LARGE_TEMPORARY.is_dir() else None)
+    return tempfile.TemporaryDirectory(prefix="servicebroker-bench-", dir=where, ignore_cleanup_errors=True)
+
+
+def _server_version(instance: Instance) -> str:
+    with instance.connection() as connection:
+        row = connection.execute("show server_version").fetchone()
+    return str(row[0]) if row else ""

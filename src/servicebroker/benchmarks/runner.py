@@ -1,0 +1,106 @@
+"""Runs scenarios on one fresh server: every way of a scenario in turn, round after round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.measure import Meter, Sample, figures
+from servicebroker.benchmarks.ours import ServiceBroker
+from servicebroker.benchmarks.peers import Pgmq, PgQueuer, Procrastinate
+from servicebroker.benchmarks.report import OURS, Line
+from servicebroker.benchmarks.scenarios import Scenario
+from servicebroker.benchmarks.system import System, Way
+
+NEEDS_FILE = "give --pgmq-sql FILE"
+NEEDS_EXTRA = "pip install 'servicebroker[bench]'"
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Field:
+    """Who takes part: the open systems, and why the others do not."""
+
+    systems: list[System]
+    missing: dict[str, str]
+
+
+def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> Field:
+    """Open every system that can be had on the instance's server.
+
+    Raises:
+        InstanceError: the SQL file is not one of pgmq.
+    """
+    makers: dict[str, Callable[[], System]] = {
+        OURS: lambda: ServiceBroker(instance),
+        "pgqueuer": lambda: PgQueuer(instance.url),
+        "procrastinate": lambda: Procrastinate(instance.url),
+    }
+    missing = {}
+    if pgmq_sql is None:
+        missing["pgmq"] = NEEDS_FILE
+    else:
+        path = pgmq_sql
+        makers["pgmq"] = lambda: Pgmq(instance.url, path)
+    systems = []
+    for name, make in makers.items():
+        try:
+            systems.append(stack.enter_context(closing(make())))
+        except ImportError:
+            missing[name] = NEEDS_EXTRA
+    return Field(systems, missing)
+
+
+def compare(
+    name: str, scenario: Scenario, field: Field, meter: Meter, *, messages: int, rounds: int, progress: Progress
+) -> list[Line]:
+    """Measure all ways of a scenario, and say how ours compares."""
+    entrants = [(system, way) for system in _in_order(scenario, field) for way in system.ways(name)]
+    samples: dict[Way, list[Sample]] = defaultdict(list)
+    for number in range(rounds):
+        for system, way in _rotated(entrants, number):
+            progress(f"{name}: round {number + 1} of {rounds}, {system.name} {way.label}")
+            way.prepare(messages)
+            samples[way].append(meter.sample(way.work, messages))
+    lines = [
+        Line(name, system.name, system.version, way.label, way.settings, figures(samples[way]))
+        for system, way in entrants
+    ]
+    absent = [Line(name, peer, reason=field.missing[peer]) for peer in scenario.goals if peer in field.missing]
+    return with_ratios([*lines, *absent], scenario)
+
+
+def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
+    """The lines of a scenario, each with our ratio to it and its system's goal."""
+    ours = next(line.figures for line in lines if line.system == OURS)
+    return [
+        Line(
+            line.scenario,
+            line.system,
+            line.version,
+            line.label,
+            line.settings,
+            line.figures,
+            line.reason,
+            ours.per_second / line.figures.per_second if ours and line.figures and line.system != OURS else None,
+            scenario.goals.get(line.system),
+        )
+        for line in lines
+    ]
+
+
+def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
+    """Ours, then the peers in the order of the goals."""
+    for name in (OURS, *scenario.goals):
+        yield from (system for system in field.systems if system.name == name)
+
+
+def _rotated(entrants: list[tuple[System, Way]], number: int) -> list[tuple[System, Way]]:
+    """Another one begins in each round, so that nobody always runs behind the same neighbour."""
+    first = number % len(entrants)
+    return entrants[first:] + entrants[:first]

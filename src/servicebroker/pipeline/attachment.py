@@ -1,0 +1,128 @@
+"""A stream's hold on its queue: the planner's connection, which owns the queue while it lives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from servicebroker.engine.catalog import Catalog, find_database, find_queue
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import frontier
+from servicebroker.pipeline.acknowledge import acknowledge
+from servicebroker.pipeline.frontier import Frontier
+from servicebroker.pipeline.instance import OpenInstance
+from servicebroker.pipeline.options import SourceOptions
+from servicebroker.store import locks
+from servicebroker.store.connection import connect
+from servicebroker.store.statements import execute, run
+
+
+@dataclass
+class Attachment:
+    """A queue that was found, on a connection of its own.
+
+    Attributes:
+        queue_name: the queue's name as it was created.
+        initial: the offset of a stream that has read nothing.
+    """
+
+    instance: OpenInstance
+    connection: psycopg.Connection[Any]
+    database_id: int
+    queue_id: int
+    queue_name: str
+    initial: Frontier
+
+    @classmethod
+    def open(cls, options: SourceOptions) -> Attachment:
+        """Connect, starting the embedded server when `instance` is a data folder, and find the queue.
+
+        Raises:
+            InstanceError: the instance cannot be reached, or is not one of servicebroker.
+            BrokerError: 911 no such database, 15151 no such queue.
+        """
+        instance = OpenInstance(options.instance)
+        try:
+            connection = connect(instance.url, application_name="servicebroker pipeline")
+        except BaseException:
+            instance.close()
+            raise
+        try:
+            _check_schema(connection)
+            database_id = run(connection, find_database(options.database))
+            queue = run(connection, find_queue(Catalog(), database_id, options.queue))
+            initial = _initial(connection, database_id, queue.queue_id)
+            execute(connection, frontier.PIN_PLANS)
+        except BaseException:
+            connection.close()
+            instance.close()
+            raise
+        return cls(instance, connection, database_id, queue.queue_id, queue.name, initial)
+
+    def close(self) -> None:
+        """Let the queue go."""
+        self.connection.close()
+        self.instance.close()
+
+    def claim(self, timeout: int) -> None:
+        """Own the queue until `close`, or the death of this process.
+
+        Waits up to `timeout` seconds for the present owner, since the reader of a killed run needs a moment to die.
+
+        Raises:
+            InstanceError: somebody else still owns it.
+        """
+        execute(self.connection, f"set lock_timeout = {max(1, timeout * 1000)}")
+        try:
+            execute(self.connection, "select pg_advisory_lock($1, $2)", locks.PIPELINE, self.queue_id)
+        except psycopg.errors.LockNotAvailable:
+            raise InstanceError(
+                f"The queue is being read by another pipeline{self._owner()}: one stream at a time reads a queue; "
+                "stop that one first."
+            ) from None
+        execute(self.connection, "set lock_timeout = 0")
+
+    def frontier(self) -> int:
+        """The oldest unfinished transaction id: what lies below it is final. Never goes down."""
+        return int(execute(self.connection, frontier.FRONTIER)[0][0])
+
+    def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
+        """The end of the next page of the window of `start`, None when the window has no more rows."""
+        window = (str(start.lo), str(start.hi), start.queuing_order, at_most)
+        ((last,),) = execute(self.connection, frontier.page_end(self.queue_id), *window)
+        return None if last is None else start.read_to(last)
+
+    def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
+        """Everything up to `offset` is with the sink: it leaves the queue."""
+        piece = frontier.read_so_far(offset)
+        if piece:
+            acknowledge(self.connection, self.queue_id, self.database_id, piece, end_of_stream=end_of_stream)
+
+    def _owner(self) -> str:
+        found = execute(
+            self.connection,
+            "select l.pid, a.backend_start::text from pg_locks l left join pg_stat_activity a using (pid) "
+            "where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = $1 and l.objid = $2 "
+            "and l.database = (select oid from pg_database where datname = current_database())",
+            locks.PIPELINE,
+            self.queue_id,
+        )
+        return f" (process {found[0][0]} of the server, since {found[0][1]})" if found else ""
+
+
+def _check_schema(connection: psycopg.Connection[Any]) -> None:
+    ((found,),) = execute(connection, "select to_regclass('servicebroker.queues') is not null")
+    if not found:
+        raise InstanceError("This PostgreSQL database is no instance of servicebroker: open it once to make it one.")
+
+
+def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:
+    ((system_identifier, broker),) = execute(
+        connection,
+        "select s.system_identifier::text, d.service_broker_guid::text "
+        "from pg_control_system() s, servicebroker.databases d where d.database_id = $1",
+        database_id,
+    )
+    return Frontier(system_identifier, f"{broker}:{queue_id}")

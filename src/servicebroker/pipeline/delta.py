@@ -1,0 +1,183 @@
+"""The sink `servicebroker_delta`: each batch of a query lands in a Delta table once, for every reader of Delta.
+
+Tasks write Parquet files into the table's folder. They count only once the log of the table names them, and one
+entry of that log names all files of a batch together with (query id, batch id).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+
+QUERY_ID = "sql.streaming.queryId"  # a local property of Spark's tasks
+_ATTEMPTS = 100
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task hands to the commit: who it wrote for, and its files."""
+
+    query_id: str
+    files: list[DataFile]
+
+
+class DeltaSink(DataSource):
+    """`df.writeStream.format("servicebroker_delta").option("path", folder)`; output mode append.
+
+    The table is created when it is missing. Its columns are those of the query, timestamps in UTC.
+
+    Raises:
+        InstanceError: no path, a path that is not a local folder, or another output mode.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._folder = _local_folder(options.get("path"))
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return "servicebroker_delta"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaWriter:
+        """The writer of a streaming query."""
+        if overwrite:
+            raise InstanceError("The servicebroker_delta sink only appends: use outputMode('append').")
+        return DeltaWriter(self._folder, schema)
+
+
+class DeltaWriter(DataSourceStreamArrowWriter):
+    """Writes files in the tasks and names them in the table's log at the end of a batch."""
+
+    def __init__(self, folder: Path, schema: StructType) -> None:
+        self._folder = folder
+        self._schema = schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
+        """The rows of one task, in one durable file; none when there are no rows."""
+        return Written(_query_id(), write_parquet(iterator, self._folder, _arrow_schema(self._schema)))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Land the batch, unless it has landed before."""
+        written = [message for message in messages if isinstance(message, Written)]
+        files = [file for message in written for file in message.files]
+        if files:
+            land(self._folder, _arrow_schema(self._schema), files, written[0].query_id, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
+
+
+def land(folder: Path, schema: pa.Schema, files: list[DataFile], query_id: str, batch_id: int) -> bool:
+    """Add `files` to the table in `folder`, once for (query id, batch id). False when it has landed before.
+
+    Raises:
+        InstanceError: the table has other columns, or is written by too many at once.
+        deltalake.exceptions.DeltaError: its log cannot be read or written.
+    """
+    from deltalake import CommitProperties, Schema, Transaction
+    from deltalake.exceptions import CommitFailedError
+
+    actions: list[AddAction | RemoveAction] = [_add(file) for file in files]
+    flush(folder)
+    for _ in range(_ATTEMPTS):
+        table = _opened(folder, schema)
+        landed = table.transaction_version(query_id)
+        if landed is not None and landed >= batch_id:
+            return False
+        try:
+            # deltalake refuses when another commit with this query id came after `table` was opened, so of two
+            # writers of one batch the second sees it landed at its next look
+            table.create_write_transaction(
+                actions,
+                "append",
+                Schema.from_arrow(schema),
+                commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
+            )
+        except CommitFailedError:
+            continue
+        _flush_log(folder)
+        return True
+    raise InstanceError(f"The Delta table '{folder}' is written by too many others at once: try again.")
+
+
+def _opened(folder: Path, schema: pa.Schema) -> DeltaTable:
+    """The table as it is now, created when it is missing.
+
+    Raises:
+        InstanceError: it is another kind of table than these rows need.
+    """
+    from deltalake import DeltaTable, Schema
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    wanted = Schema.from_arrow(schema)
+    try:
+        table = DeltaTable(folder)
+    except TableNotFoundError:
+        try:
+            table = DeltaTable.create(folder, wanted)
+        except DeltaError:  # somebody else was faster
+            table = DeltaTable(folder)
+    if [(field.name, field.type) for field in table.schema().fields] != [
+        (field.name, field.type) for field in wanted.fields
+    ]:
+        raise InstanceError(
+            f"The Delta table '{folder}' has other columns than the query: give the query those columns, "
+            "in that order, or write into another folder."
+        )
+    if table.metadata().partition_columns:
+        raise InstanceError(f"The Delta table '{folder}' is partitioned, which the sink cannot write.")
+    return table
+
+
+def _add(file: DataFile) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    return AddAction(file.name, file.size, {}, file.modification_time, True, file.stats)
+
+
+def _flush_log(folder: Path) -> None:
+    """The queue forgets a batch once it has landed: until then its entry in the log must be on the disk."""
+    log = folder / "_delta_log"
+    for entry in sorted(log.glob("*.json"))[-2:]:
+        flush(entry)
+    flush(log)
+
+
+def _query_id() -> str:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query_id = context.getLocalProperty(QUERY_ID) if context else None
+    if not query_id:
+        raise InstanceError("The servicebroker_delta sink runs only inside a streaming query of Spark.")
+    return str(query_id)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _local_folder(path: str | None) -> Path:
+    if not path:
+        raise InstanceError("The servicebroker_delta sink needs the option 'path', the folder of the table.")
+    url = urlsplit(path)
+    if url.scheme and url.scheme != "file":
+        raise InstanceError(f"The servicebroker_delta sink writes into local folders, not into '{path}'.")
+    return Path(unquote(url.path) if url.scheme else path).absolute()

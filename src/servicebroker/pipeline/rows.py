@@ -1,0 +1,102 @@
+"""Messages as Arrow batches, read by a task straight from PostgreSQL's binary COPY."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+
+from servicebroker.pipeline import frontier
+from servicebroker.pipeline.frontier import Slice
+from servicebroker.pipeline.instance import OpenInstance
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMNS = (
+    "queue string, service_name string, service_contract_name string, message_type_name string, "
+    "conversation_handle string, conversation_group_id string, message_sequence_number bigint, "
+    "queuing_order bigint, priority smallint, validation string, message_body binary, "
+    "message_enqueue_time timestamp"
+)
+
+# The ids become names in the task: joins would cost the order, and the names the width of the wire.
+_WIRE = (
+    "service_id, service_contract_id, message_type_id, conversation_handle::text, conversation_group_id::text, "
+    "message_sequence_number, queuing_order, priority, validation::text, message_body, message_enqueue_time"
+)
+_LABELS = (
+    "select service_id, name from servicebroker.services where database_id = {database_id}",
+    "select service_contract_id, name from servicebroker.service_contracts where database_id = {database_id}",
+    "select message_type_id, name from servicebroker.message_types where database_id = {database_id}",
+)
+
+
+@dataclass
+class Part(InputPartition):
+    """What one task reads: the conversation groups that fall into `number` of `parts`."""
+
+    instance: str
+    queue: str
+    queue_id: int
+    database_id: int
+    piece: Slice
+    number: int
+    parts: int
+
+
+def read(part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of `part`, ordered by queuing_order.
+
+    Raises:
+        adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
+    """
+    from adbc_driver_postgresql import dbapi
+
+    with (
+        closing(OpenInstance(part.instance)) as instance,
+        closing(dbapi.connect(instance.url, autocommit=True)) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(frontier.PIN_PLANS)
+        cursor.fetchall()
+        labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
+        cursor.execute(frontier.rows(part.queue_id, part.piece, part.number, part.parts, _WIRE))
+        for batch in cursor.fetch_record_batch():
+            if batch.num_rows:
+                yield _named(batch, part.queue, labels)
+
+
+def _labels(cursor: Any, sql: str) -> pa.Table:
+    cursor.execute(sql)
+    table: pa.Table = cursor.fetch_arrow_table()
+    return table
+
+
+def _named(batch: pa.RecordBatch, queue: str, labels: list[pa.Table]) -> pa.RecordBatch:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    names = []
+    for ids, known in zip(batch.columns, labels, strict=False):
+        places = compute.index_in(ids, value_set=known.column(0).combine_chunks())
+        names.append(known.column(1).combine_chunks().take(places))
+    columns = [pa.repeat(queue, batch.num_rows), *names, *batch.columns[len(labels) :]]
+    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema())
+
+
+def arrow_schema() -> pa.Schema:
+    """The columns of the source, as Spark wants them from a task."""
+    import pyarrow as pa
+
+    types: dict[str, pa.DataType] = {
+        "string": pa.string(),
+        "bigint": pa.int64(),
+        "smallint": pa.int16(),
+        "binary": pa.binary(),
+        "timestamp": pa.timestamp("us", "UTC"),
+    }
+    return pa.schema([(name, types[kind]) for name, kind in (column.split() for column in COLUMNS.split(", "))])

@@ -1,0 +1,142 @@
+"""A quiet local Spark session: Java found, nothing on the terminal, no network beyond this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from servicebroker.model.errors import InstanceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+INSTALL_JAVA = (
+    f"Spark needs Java {OLDEST_JAVA} or newer: install it (Debian and Ubuntu: apt install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17), or set JAVA_HOME to where it is."
+)
+
+
+def spark_session(
+    app_name: str,
+    *,
+    cores: int | None = None,
+    memory: str = "1g",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A local session with the formats `servicebroker` and `servicebroker_delta`, or the one that is running.
+
+    It prints nothing, shows no web page, listens on 127.0.0.1 only and works without a resolvable host name.
+
+    Args:
+        app_name: how Spark calls it.
+        cores: tasks at a time; None for all cores.
+        memory: heap of the Java process, as `-Xmx` takes it.
+        config: further Spark settings, which win.
+
+    Raises:
+        InstanceError: pyspark or Java is missing, Java is too old, or Spark does not start.
+    """
+    try:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise InstanceError("The pipeline needs PySpark: pip install 'servicebroker[spark]'.") from None
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    check_java()
+    settings = SparkConf(loadDefaults=False)
+    settings.setMaster(f"local[{cores or '*'}]").setAppName(app_name)
+    settings.setAll([*_settings(cores, memory).items(), *(config or {}).items()])
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        try:
+            _launch(settings, said)
+        except Exception as problem:
+            raise InstanceError(f"Spark does not start: {_gist(said) or problem}") from problem
+    session = SparkSession(SparkContext.getOrCreate())
+    _register(session)
+    return session
+
+
+def _settings(cores: int | None, memory: str) -> dict[str, str]:
+    tasks = cores or os.cpu_count() or 2
+    logging = (resources.files(__package__) / "log4j2.properties").joinpath()
+    return {
+        "spark.driver.memory": memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(str(logging)).as_uri()}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(tasks),
+        # few, large batches between Java and Python
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.sql.warehouse.dir": Path(tempfile.gettempdir(), "servicebroker-spark-warehouse").as_uri(),
+    }
+
+
+def _launch(settings: object, said: IO[str]) -> None:
+    """Start Java with its own place for what it says: its first warnings come before any logging is set up."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    # Read by Java before any setting: an unknown host name would stop it, another Python would lack our packages.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if SparkContext._gateway is None:  # else Java still runs from a session that was stopped
+        popen = {"stdout": said, "stderr": said}
+        gateway = launch_gateway(settings, popen)  # type: ignore[no-untyped-call] # pyspark has no types here
+    else:
+        gateway = None
+    SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark itself
+
+
+def _register(session: SparkSession) -> None:
+    """Name our formats; PySpark finds them by itself only where the modules pyspark_* can be listed."""
+    from servicebroker.pipeline.delta import DeltaSink
+    from servicebroker.pipeline.source import ServiceBrokerSource
+
+    for source in (ServiceBrokerSource, DeltaSink):
+        session.dataSource.register(source)
+
+
+def check_java() -> None:
+    """Find a Java that Spark can run on.
+
+    Raises:
+        InstanceError: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    version = _java_version(java) if java else None
+    if version is None:
+        raise InstanceError(f"No Java was found{f' in JAVA_HOME ({home})' if home else ''}. {INSTALL_JAVA}")
+    if version < OLDEST_JAVA:
+        raise InstanceError(f"'{java}' is Java {version}. {INSTALL_JAVA}")
+
+
+def _java_version(java: str) -> int | None:
+    """17 for a Java that calls itself 17.0.15, 8 for 1.8.0; None when there is none."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=30).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else None
+
+
+def _gist(said: IO[str]) -> str:
+    """The line of Java's output that says what is wrong."""
+    said.seek(0)
+    lines = [line.strip() for line in said if line.strip() and not line.startswith(("WARNING:", "\tat "))]
+    return next((line for line in lines if "Exception" in line or "rror" in line), lines[-1] if lines else "")

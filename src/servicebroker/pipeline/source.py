@@ -1,0 +1,165 @@
+"""The Spark source `servicebroker`: a queue as a stream, exactly once, each conversation in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from servicebroker.pipeline import rows
+from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.frontier import Frontier, Slice, between, check_continuity
+from servicebroker.pipeline.options import SourceOptions, source_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class ServiceBrokerSource(DataSource):
+    """`spark.readStream.format("servicebroker")`, and `spark.read` to look at a queue without consuming it.
+
+    Options: instance, database, queue; maxMessagesPerTrigger, minPartitions, endOfStream, claimTimeout
+    (`SourceOptions` says what they mean).
+
+    Raises:
+        InstanceError: an unknown option, or a value that is not what it must be.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = source_options(dict(options))
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return "servicebroker"
+
+    def schema(self) -> str:
+        """The columns of a message."""
+        return rows.COLUMNS
+
+    def reader(self, schema: StructType) -> QueueReader:
+        """A look at the queue as it is."""
+        return QueueReader(self._options)
+
+    def streamReader(self, schema: StructType) -> QueueStreamReader:
+        """The stream, which consumes the queue."""
+        return QueueStreamReader(self._options)
+
+
+class QueueReader(DataSourceReader):
+    """Reads what a stream would read now, and leaves it in the queue."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One part of the queue for each task; none when it is empty."""
+        queue = Attachment.open(self._options)
+        try:
+            window = queue.initial.opened(queue.frontier())
+            end = queue.page_end(window, None)
+            return _parts(self._options, queue, between(window, end) if end else None)
+        finally:
+            queue.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part, in a task. Spark makes up a part of another kind when there is none."""
+        return rows.read(partition) if isinstance(partition, rows.Part) else iter(())
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans the batches of a stream, and acknowledges what the sink has committed.
+
+    Not for queries with asynchronous progress tracking: there, a start offset is not yet with the sink.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._queue: Attachment | None = None
+        self._acknowledged: Frontier | None = None
+        self._target: int | None = None  # the frontier that ends an AvailableNow query
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Nothing read; the same at every call."""
+        return self._attached().initial.to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The option maxMessagesPerTrigger."""
+        return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix what is available now. An open transaction holds the frontier back, here as everywhere."""
+        self._target = self._attached().frontier()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself when there is nothing to read.
+
+        Spark plans a batch from `start` only after the sink has committed everything up to it, so `start` is
+        acknowledged here: `commit` would come too late, and never for the last batch of a query.
+
+        Raises:
+            InstanceError: the offset belongs to another server, another queue or another time.
+        """
+        queue = self._attached()
+        now = queue.frontier()
+        offset = Frontier.from_json(start)
+        check_continuity(offset, queue.initial, now)
+        self._acknowledge(offset)
+        at_most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        hi = now if self._target is None else self._target
+        end = queue.page_end(offset, at_most)
+        if end is None and offset.hi < hi:
+            end = queue.page_end(offset.opened(hi), at_most)
+        return end.to_json() if end else start
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch, the same rows for the same offsets at any time."""
+        queue = self._attached()
+        first, last = Frontier.from_json(start), Frontier.from_json(end)
+        check_continuity(last, queue.initial, queue.frontier())
+        return _parts(self._options, queue, between(first, last))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part, in a task."""
+        return rows.read(partition) if isinstance(partition, rows.Part) else iter(())
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
+        self._acknowledge(Frontier.from_json(end))
+
+    def stop(self) -> None:
+        """Let the queue go."""
+        if self._queue:
+            self._queue.close()
+            self._queue = None
+
+    def _attached(self) -> Attachment:
+        """The queue, owned. Opened at the first use, since Spark also copies readers into other processes."""
+        if self._queue is None:
+            queue = Attachment.open(self._options)
+            try:
+                queue.claim(self._options.claim_timeout)
+            except BaseException:
+                queue.close()
+                raise
+            self._queue = queue
+        return self._queue
+
+    def _acknowledge(self, offset: Frontier) -> None:
+        if offset != self._acknowledged:
+            self._attached().acknowledge(offset, self._options.end_of_stream)
+            self._acknowledged = offset
+
+
+def _parts(options: SourceOptions, queue: Attachment, piece: Slice | None) -> list[InputPartition]:
+    if piece is None:
+        return []
+    parts = options.min_partitions
+    return [
+        rows.Part(options.instance, queue.queue_name, queue.queue_id, queue.database_id, piece, number, parts)
+        for number in range(parts)
+    ]

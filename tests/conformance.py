@@ -1,0 +1,68 @@
+"""A pytest plugin: writes which rows of the feature checklist the tests of this run have proved.
+
+    pytest -p conformance --conformance docs/conformance.md
+
+A row is done when it has tests and all of them passed; with a failed or skipped one, or none, it is open.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+FEATURES = Path(__file__).with_name("features.tsv")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--conformance", metavar="FILE", help="write the table of proved features there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--conformance"):
+        config.pluginmanager.register(Conformance(Path(config.getoption("--conformance"))))
+
+
+class Conformance:
+    """Collects what became of each test that carries @pytest.mark.feature."""
+
+    def __init__(self, page: Path) -> None:
+        self.page = page
+        self.rows: dict[str, set[int]] = {}
+        self.outcomes: dict[str, set[str]] = defaultdict(set)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            for mark in item.iter_markers("feature"):
+                self.rows.setdefault(item.nodeid, set()).update(mark.args)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.nodeid in self.rows:
+            self.outcomes[report.nodeid].add(report.outcome)
+
+    def pytest_sessionfinish(self) -> None:
+        self.page.write_text(table(self.rows, {test: seen == {"passed"} for test, seen in self.outcomes.items()}))
+
+
+def table(rows: dict[str, set[int]], passed: dict[str, bool]) -> str:
+    """The page: one line for each row of the checklist."""
+    tests: dict[int, list[str]] = defaultdict(list)
+    for test, numbers in rows.items():
+        for number in numbers:
+            tests[number].append(test)
+    lines = []
+    done = 0
+    for line in FEATURES.read_text().splitlines():
+        number, feature = line.split("\t")
+        proofs = sorted(tests[int(number)])
+        proved = bool(proofs) and all(passed.get(test, False) for test in proofs)
+        done += proved
+        names = "<br>".join(sorted({f"`{test.split('[')[0].removeprefix('tests/')}`" for test in proofs}))
+        lines.append(f"| {number} | {feature} | {names} | {'done' if proved else 'open'} |")
+    return (
+        "# Conformance\n\nWritten by `make conformance` from the tests that passed. A row is one feature of Service "
+        f"Broker; {done} of {len(lines)} are done.\n\n| row | feature | tests | done |\n|---|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )

@@ -1,0 +1,97 @@
+"""One embedded PostgreSQL for the session, a PostgreSQL database for each module, a broker database for each test."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.store.embedded import EmbeddedServer
+from support import Clock, define_standard_set
+
+_numbers = itertools.count(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=None, help="the seed of the randomized tests, to repeat a run")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = random.SystemRandom().randrange(2**31)
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(config.option.seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random seed: {config.option.seed} (the same again: --seed {config.option.seed})"
+
+
+@pytest.fixture
+def seeded_random(request: pytest.FixtureRequest) -> random.Random:
+    """Randomness of this test, the same again under the same --seed."""
+    return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(tmp_path_factory.mktemp("server")) as server:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
+            connection.execute("select pg_reload_conf()")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def make_url(server: EmbeddedServer) -> Callable[[], str]:
+    """Makes an empty PostgreSQL database each time it is called, and returns its URL."""
+
+    def make() -> str:
+        name = f"test_{next(_numbers)}"
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"create database {name}")  # type: ignore[call-overload]
+        return server.url.replace(":///servicebroker?", f":///{name}?")
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def module_clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def clock(module_clock: Clock) -> Clock:
+    """The clock of `instance`. It only goes forward, for all tests of a module."""
+    return module_clock
+
+
+@pytest.fixture(scope="module")
+def instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
+    """The instance that the tests of a module share."""
+    with sb.open(make_url(), clock=module_clock) as instance:
+        yield instance
+
+
+@pytest.fixture
+def fresh_instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
+    """An instance that nothing was done in."""
+    with sb.open(make_url(), clock=module_clock) as instance:
+        yield instance
+
+
+@pytest.fixture
+def database(instance: sb.Instance) -> sb.Database:
+    """A new broker database with the standard set of objects (see support.py)."""
+    return define_standard_set(instance.database(f"Test{next(_numbers)}", create=True))
+
+
+@pytest.fixture
+def fresh_database(fresh_instance: sb.Instance) -> sb.Database:
+    """The standard set in an instance that holds nothing else."""
+    return define_standard_set(fresh_instance.database("Test", create=True))

@@ -1,0 +1,130 @@
+"""Every benchmark at a tiny scale: the figures mean nothing here, that they are taken and compared does."""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servicebroker import benchmarks
+from servicebroker.benchmarks import pipeline
+from servicebroker.benchmarks.measure import Meter
+from servicebroker.benchmarks.report import Report
+from servicebroker.benchmarks.scenarios import SCENARIOS
+from servicebroker.model.errors import InstanceError
+
+ON_THE_SERVER = [name for name in SCENARIOS if name != "pipeline"]
+
+# Has the signatures of pgmq's functions that are measured, and the lines that only psql understands.
+STAND_IN = r"""
+\echo Use "CREATE EXTENSION pgmq" to load this file. \quit
+create table pgmq.q_bench (msg_id bigint generated always as identity primary key, message jsonb);
+select pg_catalog.pg_extension_config_dump('pgmq.q_bench', '');
+create function pgmq.create(queue_name text) returns void language sql as '';
+create function pgmq.purge_queue(queue_name text) returns void language sql as 'truncate pgmq.q_bench';
+create function pgmq.send(queue_name text, msg jsonb) returns setof bigint language sql as
+    'insert into pgmq.q_bench (message) values (msg) returning msg_id';
+create function pgmq.send_batch(queue_name text, msgs jsonb[]) returns setof bigint language sql as
+    'insert into pgmq.q_bench (message) select unnest(msgs) returning msg_id';
+create function pgmq.read(queue_name text, vt int, qty int) returns setof pgmq.q_bench language sql as
+    'select * from pgmq.q_bench order by msg_id limit qty';
+create function pgmq.pop(queue_name text) returns setof pgmq.q_bench language sql as
+    'delete from pgmq.q_bench where msg_id = (select min(msg_id) from pgmq.q_bench) returning *';
+create function pgmq.delete(queue_name text, msg_ids bigint[]) returns setof bigint language sql as
+    'delete from pgmq.q_bench where msg_id = any (msg_ids) returning msg_id';
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    sql_file = tmp_path_factory.mktemp("pgmq") / "pgmq--9.8.7.sql"
+    sql_file.write_text(STAND_IN)
+    return benchmarks.run(ON_THE_SERVER, pgmq_sql=sql_file, scale=0.02, rounds=2)
+
+
+def test_every_scenario_measures_us_and_every_peer(report: Report) -> None:
+    for name in ON_THE_SERVER:
+        systems = {line.system for line in report.lines if line.scenario == name}
+        assert systems == {"servicebroker", *SCENARIOS[name].goals}
+    for line in report.lines:
+        assert line.figures is not None
+        assert line.figures.per_second > 0
+        assert line.version
+    assert {line.version[:5] for line in report.lines if line.system == "pgmq"} == {"9.8.7"}
+
+
+def test_ratios_are_ours_over_theirs(report: Report) -> None:
+    for line in report.lines:
+        if line.system == "servicebroker":
+            assert line.ratio is None
+            continue
+        ours = next(other for other in report.lines if other.scenario == line.scenario)
+        assert ours.figures
+        assert line.figures
+        assert line.ratio == pytest.approx(ours.figures.per_second / line.figures.per_second)
+        assert line.goal == SCENARIOS[line.scenario].goals[line.system]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "messages_per_commit"),
+    [("send-one", 1), ("send-batch", 1000), ("receive-one", 1), ("receive-batch", 1000), ("worker", 1)],
+)
+def test_our_commits_and_wal_per_message(report: Report, scenario: str, messages_per_commit: int) -> None:
+    ours = next(line.figures for line in report.lines if line.scenario == scenario)
+    assert ours
+    assert 0.99 / messages_per_commit < ours.commits < 4 / messages_per_commit  # autovacuum may commit, too
+    assert ours.wal_bytes > 30
+
+
+def test_the_page_and_the_chart(report: Report, tmp_path: Path) -> None:
+    report.write(tmp_path / "benchmarks.md")
+    page = (tmp_path / "benchmarks.md").read_text()
+    for name in ON_THE_SERVER:
+        assert SCENARIOS[name].title in page
+        assert SCENARIOS[name].title in (tmp_path / "benchmarks.svg").read_text()
+    assert str(tmp_path) not in page
+    assert report.conditions.postgresql in page
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    real_import = builtins.__import__
+
+    def without_peers(name: str, *rest: Any, **named: Any) -> Any:
+        if name.split(".")[0] in ("pgqueuer", "procrastinate"):
+            raise ImportError(name)
+        return real_import(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_peers)
+    lines = benchmarks.run(["send-one"], scale=0.01, rounds=1).lines
+    assert {line.system: line.reason for line in lines} == {
+        "servicebroker": "",
+        "pgmq": "give --pgmq-sql FILE",
+        "pgqueuer": "pip install 'servicebroker[bench]'",
+        "procrastinate": "pip install 'servicebroker[bench]'",
+    }
+    assert {line.reached for line in lines} == {None}
+
+
+def test_a_file_that_is_not_pgmq(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.sql"
+    wrong.write_text("select 1;")
+    with pytest.raises(InstanceError, match=r"wrong\.sql' is no SQL file of a pgmq release: .*pgmq\.create"):
+        benchmarks.run(["send-one"], pgmq_sql=wrong, scale=0.01, rounds=1)
+
+
+def test_work_that_loses_messages_is_no_result(make_url: Any) -> None:
+    meter = Meter(make_url())
+    with pytest.raises(InstanceError, match="handled 9 messages where 10 were due"):
+        meter.sample(lambda messages: messages - 1, 10)
+    meter.close()
+
+
+@pytest.mark.spark
+def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "WARM_UP", 200)
+    lines = benchmarks.run(["pipeline"], scale=0.002, rounds=1).lines
+    assert [line.system for line in lines] == ["servicebroker", "spark", "spark"]
+    assert all(line.figures and line.figures.per_second > 0 for line in lines)
+    assert [line.goal for line in lines] == [None, 0.5, 0.5]

@@ -1,0 +1,440 @@
+"""Instances and transactions: opening, joining, misuse, and what happens when PostgreSQL goes away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+import servicebroker as sb
+from servicebroker.store.embedded import EmbeddedServer
+from support import (
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    define_standard_set,
+    eventually,
+    in_thread,
+    leftovers,
+    open_dialog,
+    query,
+    refused,
+    state,
+    stopped,
+    wait_until_blocked,
+)
+
+# ---------------------------------------------------------------- opening
+
+
+def test_two_processes_open_a_new_instance_at_once(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    program = (
+        "import sys, servicebroker as sb\n"
+        "sys.stdin.readline()\n"
+        "with sb.open(sys.argv[1]) as instance:\n"
+        "    database = instance.database('Shared', create=True)\n"
+        "    print(database.database_id)\n"
+    )
+    command = [sys.executable, "-c", program, url]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = {process.communicate(timeout=60)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0] * 3
+    assert len(said) == 1
+    with sb.open(url) as instance:
+        rows = query(instance.database("shared"), "select number, name from servicebroker.migrations")
+    assert len(rows) == len({number for number, _ in rows})
+
+
+def test_many_threads_open_a_new_instance_at_once(make_url: Callable[[], str]) -> None:
+    url = make_url()
+
+    def open_and_close() -> None:
+        with sb.open(url) as instance:
+            instance.database("msdb")
+
+    for opened in [in_thread(open_and_close) for _ in range(4)]:
+        opened.result(30)
+
+
+def test_an_instance_of_a_newer_version_is_left_alone(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    with sb.open(url) as instance, instance.connection() as connection:
+        connection.execute("insert into servicebroker.migrations (number, name) values (9999, 'future')")
+    with pytest.raises(sb.InstanceError, match="upgrade servicebroker"):
+        sb.open(url)
+
+
+@pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/x", "postgresql:///nosuch?host=/no/where"])
+def test_a_server_that_cannot_be_reached(url: str) -> None:
+    with pytest.raises(sb.InstanceError, match="Cannot connect to PostgreSQL"):
+        sb.open(url)
+
+
+@pytest.fixture
+def as_limited_role(make_url: Callable[[], str], server: EmbeddedServer) -> Callable[[bool], str]:
+    """The URL of a PostgreSQL database where every session acts as a role without superuser rights."""
+
+    def make(may_create: bool) -> str:
+        url = make_url()
+        name = url.split("///")[1].split("?")[0]
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"create role limited_{name} nosuperuser")  # type: ignore[call-overload]
+            connection.execute(f"alter database {name} set role = 'limited_{name}'")  # type: ignore[call-overload]
+            if may_create:
+                connection.execute(f"grant create on database {name} to limited_{name}")  # type: ignore[call-overload]
+        return url
+
+    return make
+
+
+def test_a_role_without_superuser_rights_can_do_all_of_it(as_limited_role: Callable[[bool], str]) -> None:
+    with sb.open(as_limited_role(True)) as instance:
+        database = define_standard_set(instance.database("Mine", create=True))
+        assert query(database, "select current_setting('is_superuser')") == [("off",)]
+        initiator, target = open_dialog(database)
+        database.begin_conversation_timer(initiator, 0)
+        database.send(target, REPLY, b"x")
+        reader = in_thread(database.receive, STOCK_QUEUE, wait=30)
+        eventually(lambda: instance.doorbell._waiting)
+        database.send(initiator, ORDER, b"wake")
+        assert bodies(reader.result(10)) == [b"wake"]
+        assert bodies(database.receive(ORDERS_QUEUE)) == [None, b"x"]
+        assert query(database, "select count(*) from mine_dbo.stockqueue") == [(0,)]
+
+
+def test_a_role_that_may_not_create(as_limited_role: Callable[[bool], str]) -> None:
+    with pytest.raises(sb.InstanceError, match="grant it CREATE"):
+        sb.open(as_limited_role(False))
+
+
+def test_a_role_that_may_not_use_what_another_has_made(make_url: Callable[[], str], server: EmbeddedServer) -> None:
+    url = make_url()
+    with sb.open(url) as instance:
+        instance.database("Theirs", create=True)
+    name = url.split("///")[1].split("?")[0]
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"create role stranger_{name}")  # type: ignore[call-overload]
+        connection.execute(f"alter database {name} set role = 'stranger_{name}'")  # type: ignore[call-overload]
+    with pytest.raises(sb.InstanceError, match="may not make or use"):
+        sb.open(url)
+
+
+def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
+    with sb.open(make_url()) as instance:
+        database = instance.database("msdb")
+    instance.close()  # twice does nothing
+    with pytest.raises(sb.InstanceError, match="is closed"):
+        database.receive("Q")
+    with pytest.raises(sb.InstanceError, match="is closed"), database.transaction():
+        pass
+    with pytest.raises(sb.InstanceError, match="is closed"):
+        instance.status()
+
+
+# ---------------------------------------------------------------- transactions
+
+
+@pytest.mark.feature(52)
+def test_messages_and_the_applications_rows_commit_together(database: sb.Database) -> None:
+    with database.transaction() as transaction:
+        transaction.connection.execute("create table together (id int primary key)")
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as transaction:
+        (message,) = transaction.receive(STOCK_QUEUE)
+        transaction.connection.execute("insert into together values (%s)", (message.message_body.decode(),))
+        transaction.send(target, REPLY, b"done")
+    assert query(database, "select id from together") == [(1,)]
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"done"]
+    database.send(initiator, ORDER, b"1")
+    with pytest.raises(psycopg.errors.UniqueViolation), database.transaction() as transaction:
+        transaction.send(target, REPLY, b"lost")
+        (message,) = transaction.receive(STOCK_QUEUE)
+        transaction.connection.execute("insert into together values (%s)", (message.message_body.decode(),))
+    assert database.receive(ORDERS_QUEUE) == []
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_refusal_does_not_spoil_the_transaction(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"kept")
+        with refused(8432):
+            transaction.send(handle, REPLY, b"x")
+        with refused(8426):
+            transaction.receive(STOCK_QUEUE, conversation_handle=handle)
+        transaction.send(handle, ORDER, b"also kept")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", b"also kept"]
+
+
+def test_a_transaction_that_failed_inside_does_not_pretend_to_commit(database: sb.Database) -> None:
+    """PostgreSQL answers COMMIT with ROLLBACK and no error."""
+    handle = begin(database)
+    with pytest.raises(sb.InstanceError, match="undone"), database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"lost")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            transaction.connection.execute("select 1/0")
+    assert database.receive(STOCK_QUEUE) == []
+    assert state(database, handle) == "SO"
+
+
+def test_a_verb_in_a_failed_transaction(database: sb.Database) -> None:
+    handle = begin(database)
+    with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            transaction.connection.execute("select 1/0")
+        transaction.send(handle, ORDER, b"x")
+
+
+def test_a_transaction_is_of_no_use_after_its_block(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        pass
+    with pytest.raises(sb.InstanceError, match="has ended"):
+        transaction.send(handle, ORDER, b"x")
+    with pytest.raises(sb.InstanceError, match="has ended"):
+        transaction.receive(STOCK_QUEUE)
+    assert state(database, handle) == "SO"
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_transaction_that_was_ended_on_its_connection(database: sb.Database, how: str) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"x")
+        getattr(transaction.connection, how)()
+        with pytest.raises(sb.InstanceError, match="committed or rolled back"):
+            transaction.end_conversation(handle)
+    assert bodies(database.receive(STOCK_QUEUE)) == ([b"x"] if how == "commit" else [])
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, GeneratorExit, BaseException])
+def test_any_interruption_rolls_back(fresh_database: sb.Database, interruption: type[BaseException]) -> None:
+    with pytest.raises(interruption), fresh_database.transaction() as transaction:
+        transaction.send(transaction.begin_dialog(ORDERS, "//nowhere"), body=b"x")
+        raise interruption
+    assert leftovers(fresh_database) == {}
+
+
+def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
+    """The main thread waits for a lock when the signal comes; its connection serves again afterwards."""
+    handle, _ = open_dialog(database)
+    with database.transaction() as holder:
+        holder.send(handle, ORDER, b"held")
+
+        def press() -> None:
+            wait_until_blocked(database)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        presser = in_thread(press)
+        with pytest.raises(KeyboardInterrupt):
+            database.send(handle, ORDER, b"interrupted")
+        presser.result(10)
+    database.send(handle, ORDER, b"after")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"held", b"after"]
+
+
+def test_a_timeout_of_the_application_stays_what_it_is(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    with database.transaction() as holder:
+        holder.send(handle, ORDER, b"held")
+        with pytest.raises(psycopg.errors.QueryCanceled), database.transaction() as transaction:
+            transaction.connection.execute("set local statement_timeout = 50")
+            transaction.send(handle, ORDER, b"x")
+        with pytest.raises(psycopg.errors.LockNotAvailable), database.transaction() as transaction:
+            transaction.connection.execute("set local lock_timeout = 50")
+            transaction.send(handle, ORDER, b"x")
+
+
+def test_a_deadlock_has_one_victim_and_loses_nothing(database: sb.Database) -> None:
+    first, second = begin(database), begin(database)
+    for handle in (first, second):
+        database.send(handle, ORDER, b"0")
+    met = threading.Barrier(2)
+
+    def send_on(one: object, other: object) -> None:
+        with database.transaction() as transaction:
+            transaction.send(one, ORDER, b"1")  # type: ignore[arg-type]
+            met.wait(10)
+            transaction.send(other, ORDER, b"2")  # type: ignore[arg-type]
+
+    problems = [
+        future.exception(20) for future in (in_thread(send_on, first, second), in_thread(send_on, second, first))
+    ]
+    assert problems.count(None) == 1
+    assert any(isinstance(problem, psycopg.errors.DeadlockDetected) for problem in problems)
+    received = [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)]
+    assert sorted(received) == [[b"0", b"1"], [b"0", b"2"]]
+
+
+# ---------------------------------------------------------------- joining
+
+
+@pytest.mark.parametrize("rows", [None, dict_row])
+def test_joining_a_transaction_of_the_application(database: sb.Database, rows: object) -> None:
+    initiator, target = open_dialog(database)
+    options = {"row_factory": rows} if rows else {}
+    with psycopg.connect(database.instance.url, **options) as connection:  # type: ignore[call-overload]
+        joined = database.join(connection)
+        joined.send(initiator, ORDER, b"1")
+        assert database.receive(STOCK_QUEUE) == []
+        connection.commit()
+        assert bodies(joined.receive(STOCK_QUEUE)) == [b"1"]
+        joined.send(target, REPLY, b"lost")
+        connection.rollback()
+        assert bodies(joined.receive(STOCK_QUEUE)) == [b"1"]
+        joined.begin_conversation_timer(target, 1000)
+        joined.end_conversation(target)
+        second = joined.begin_dialog(ORDERS, "//nowhere")
+        joined.send(second, body=b"x")
+    assert database.receive(STOCK_QUEUE) == []
+    assert [message.is_end_dialog for message in database.receive(ORDERS_QUEUE)] == [True]
+    assert state(database, second) == "CO"
+    database.end_conversation(second, cleanup=True)
+
+
+def test_joining_under_a_savepoint_of_the_application(database: sb.Database) -> None:
+    handle = begin(database)
+    with psycopg.connect(database.instance.url) as connection:
+        joined = database.join(connection)
+        joined.send(handle, ORDER, b"kept")
+        with pytest.raises(ZeroDivisionError), connection.transaction():
+            joined.send(handle, ORDER, b"lost")
+            raise ZeroDivisionError
+        assert joined.send(handle, ORDER, b"kept too") == 1
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", b"kept too"]
+
+
+def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        joined = database.join(connection)
+        joined.send(initiator, ORDER, b"1")
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+        with database.transaction() as holder:  # all of END under its locks, not statement by statement
+            holder.send(target, REPLY, b"first")
+            ended = in_thread(joined.end_conversation, initiator)
+            wait_until_blocked(database)
+            locks = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
+            assert query(database, locks, connection.info.backend_pid)[0][0] == 1
+        ended.result(10)
+        with connection.transaction():
+            joined.send(joined.begin_dialog(ORDERS, "//nowhere"), body=b"x")
+            assert query(database, "select count(*) from servicebroker.conversation_endpoints where state = 'SO'")
+    assert [message.is_end_dialog for message in database.receive(STOCK_QUEUE)] == [True]
+
+
+# ---------------------------------------------------------------- when PostgreSQL goes away
+
+
+def test_a_connection_that_is_killed_in_a_transaction(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"kept")
+    for place in ("verb", "commit", "statement", "error"):
+        expected = ZeroDivisionError if place == "error" else sb.InstanceError
+        with pytest.raises(expected), database.transaction() as transaction:
+            assert bodies(transaction.receive(STOCK_QUEUE)) == [b"kept"]
+            transaction.send(handle, ORDER, b"lost")
+            stopped(transaction.connection)
+            if place == "verb":
+                transaction.send(handle, ORDER, b"x")
+            if place == "statement":
+                transaction.connection.execute("select 1")
+            if place == "error":
+                raise ZeroDivisionError
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
+    assert database.send(handle, ORDER, b"next") == 1
+
+
+def test_connections_that_are_killed_while_they_rest(database: sb.Database) -> None:
+    """One verb may find a dead connection; then all the dead ones are gone."""
+    handle = begin(database)
+    with database.transaction(), database.transaction(), database.transaction():
+        pass
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where datname = current_database() and application_name = 'servicebroker'"
+        )
+    with pytest.raises(sb.InstanceError, match="went away"):
+        database.send(handle, ORDER, b"x")
+    for number in range(5):
+        assert database.send(handle, ORDER, b"x") == number
+    with database.transaction(), database.transaction(), database.transaction():
+        pass
+
+
+def test_the_doorbell_works_again_after_its_connections_were_killed(database: sb.Database) -> None:
+    handle = begin(database)
+    assert database.receive(STOCK_QUEUE, wait=0.01) == []
+    kill = (
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+        "where datname = current_database() "
+        "and application_name in ('servicebroker doorbell', 'servicebroker waiting readers')"
+    )
+    listening = (
+        "select count(*) from pg_stat_activity where datname = current_database() "
+        "and application_name = 'servicebroker doorbell'"
+    )
+    assert len(query(database, kill)) == 2
+    eventually(lambda: query(database, listening) == [(1,)])
+    reader = in_thread(lambda: (database.receive(STOCK_QUEUE, wait=30), time.monotonic()))
+    eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") == [(1,)])
+    time.sleep(0.1)  # the reader has looked for the second time
+    sent = time.monotonic()
+    database.send(handle, ORDER, b"x")
+    messages, woke = reader.result(10)
+    assert bodies(messages) == [b"x"]
+    assert woke - sent < 0.3
+
+
+@pytest.mark.slow
+def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path) -> None:
+    with sb.open(tmp_path / "data") as instance:
+        database = define_standard_set(instance.database("T", create=True))
+        handle = begin(database)
+        database.send(handle, ORDER, b"before")
+        reader = in_thread(database.receive, ORDERS_QUEUE, wait=60)
+        eventually(lambda: instance.doorbell._waiting)
+        pid = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(sb.InstanceError):
+            reader.result(40)
+        with pytest.raises(sb.InstanceError, match="PostgreSQL") as caught:
+            database.send(handle, ORDER, b"down")
+        assert "\n" not in str(caught.value)
+        with EmbeddedServer.start(tmp_path / "data"):
+            began = time.monotonic()
+
+            def works() -> bool:
+                try:
+                    return database.send(handle, ORDER, b"after") == 1
+                except sb.InstanceError:
+                    return False
+
+            eventually(works, 60)
+            took = time.monotonic() - began
+            assert bodies(database.receive(STOCK_QUEUE)) == [b"before", b"after"]
+            reader = in_thread(database.receive, STOCK_QUEUE, wait=30)
+            eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") == [(1,)])
+            database.send(handle, ORDER, b"wake")
+            assert bodies(reader.result(10)) == [b"wake"]
+            assert took < 30  # the pool tries again after growing pauses

@@ -1,0 +1,137 @@
+"""Landing files in a Delta table: once for each batch of a query, whoever else writes."""
+
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+pytest.importorskip("deltalake")
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.types import StructType
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.delta import DeltaSink, land
+from servicebroker.pipeline.parquet import write_parquet
+
+SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("body", pa.binary()), ("at", pa.timestamp("us", "UTC"))])
+NOON = datetime(2026, 1, 2, 12, 0, 0, 5, tzinfo=UTC)
+
+
+def batch(*numbers):
+    rows = [{"n": n, "name": f"n{n}", "body": bytes([n]), "at": NOON} for n in numbers]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+def write(folder, *batches):
+    return write_parquet(iter(batches), folder, SCHEMA)
+
+
+def numbers(folder):
+    return sorted(DeltaTable(folder).to_pyarrow_table()["n"].to_pylist())
+
+
+def test_a_batch_lands_once(tmp_path):
+    assert land(tmp_path, SCHEMA, write(tmp_path, batch(1), batch(2)), "q", 0)
+    assert not land(tmp_path, SCHEMA, write(tmp_path, batch(1), batch(2)), "q", 0)
+    assert land(tmp_path, SCHEMA, write(tmp_path, batch(3)), "q", 1)
+    assert not land(tmp_path, SCHEMA, write(tmp_path, batch(1), batch(2)), "q", 0)
+    assert numbers(tmp_path) == [1, 2, 3]
+
+
+def test_another_query_has_its_own_batches(tmp_path):
+    assert land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+    assert land(tmp_path, SCHEMA, write(tmp_path, batch(2)), "r", 0)
+    assert numbers(tmp_path) == [1, 2]
+
+
+def test_of_two_writers_of_one_batch_one_lands_it(tmp_path):
+    for round_ in range(10):
+        together, results = threading.Barrier(4), []
+
+        def go(at=round_, together=together, results=results):
+            files = write(tmp_path, batch(at))
+            together.wait()
+            results.append(land(tmp_path, SCHEMA, files, "q", at))
+
+        threads = [threading.Thread(target=go) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(results) == [False, False, False, True]
+    assert numbers(tmp_path) == list(range(10))
+
+
+def test_two_queries_at_once_both_land(tmp_path):
+    threads = [
+        threading.Thread(target=lambda query=query: [land_one(tmp_path, query, at) for at in range(5)])
+        for query in ("a", "b")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers(tmp_path) == sorted([*range(5), *range(5)])
+
+
+def land_one(folder, query, at):
+    assert land(folder, SCHEMA, write(folder, batch(at)), query, at)
+
+
+def test_bytes_and_times_come_back_as_they_were(tmp_path):
+    land(tmp_path, SCHEMA, write(tmp_path, batch(255)), "q", 0)
+    assert DeltaTable(tmp_path).to_pyarrow_table().to_pylist() == [
+        {"n": 255, "name": "n255", "body": b"\xff", "at": NOON}
+    ]
+
+
+def test_the_log_knows_counts_and_ranges(tmp_path):
+    empty = pa.RecordBatch.from_pylist([{"n": None, "name": None, "body": None, "at": None}], schema=SCHEMA)
+    land(tmp_path, SCHEMA, write(tmp_path, batch(3, 1), empty), "q", 0)
+    (known,) = pa.table(DeltaTable(tmp_path).get_add_actions(flatten=True)).to_pylist()
+    assert (known["num_records"], known["null_count.n"]) == (3, 1)
+    assert (known["min.n"], known["max.n"], known["min.name"], known["max.name"]) == (1, 3, "n1", "n3")
+    assert (known["min.at"], known["max.at"]) == (NOON, NOON)
+    assert "min.body" not in known
+
+
+def test_no_rows_make_no_file(tmp_path):
+    assert write(tmp_path / "table", batch()) == []
+    assert not (tmp_path / "table").exists()
+
+
+def test_other_columns_are_refused(tmp_path):
+    write_deltalake(tmp_path, pa.table({"other": [1]}))
+    with pytest.raises(InstanceError, match="other columns"):
+        land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+
+
+def test_a_partitioned_table_is_refused(tmp_path):
+    DeltaTable.create(tmp_path, SCHEMA, partition_by=["name"])
+    with pytest.raises(InstanceError, match="partitioned"):
+        land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [({}, "needs the option 'path'"), ({"path": "s3://bucket/table"}, "local folders")],
+)
+def test_a_wrong_path_is_refused(options, complaint):
+    with pytest.raises(InstanceError, match=complaint):
+        DeltaSink(options)
+
+
+def test_a_file_url_is_a_path():
+    assert str(DeltaSink({"path": "file:///tmp/a%20b"})._folder) == "/tmp/a b"
+
+
+def test_only_append_is_possible(tmp_path):
+    with pytest.raises(InstanceError, match="only appends"):
+        DeltaSink({"path": str(tmp_path)}).streamWriter(StructType(), overwrite=True)
+
+
+def test_outside_a_streaming_query_a_task_has_no_query_id(tmp_path):
+    with pytest.raises(InstanceError, match="only inside a streaming query"):
+        DeltaSink({"path": str(tmp_path)}).streamWriter(StructType(), overwrite=False).write(iter(()))

@@ -1,0 +1,303 @@
+"""The stream reader against a real server, driven as Spark drives it, without Spark."""
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from pipeline_support import Feed, warehouse
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+import servicebroker as sb
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.pipeline import frontier
+from servicebroker.pipeline.acknowledge import acknowledge
+from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.frontier import Frontier, Slice
+from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.rows import arrow_schema
+from servicebroker.pipeline.source import QueueReader, QueueStreamReader
+from servicebroker.store import locks
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
+@pytest.fixture
+def feed(database):
+    return Feed(database)
+
+
+@pytest.fixture
+def reader(feed):
+    reader = attach(feed)
+    yield reader
+    reader.stop()
+
+
+def attach(feed, **options):
+    return QueueStreamReader(source_options(feed.options | {"minPartitions": "2"} | options))
+
+
+def batches(reader, start, end):
+    return [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+
+
+def bodies(reader, start, end):
+    return [body for batch in batches(reader, start, end) for body in batch["message_body"].to_pylist()]
+
+
+def test_an_empty_queue_is_idle(reader):
+    start = reader.initialOffset()
+    assert reader.initialOffset() == start
+    assert reader.latestOffset(start, ALL) is start
+    assert reader.partitions(start, start) == []
+
+
+def test_every_column_arrives(feed, reader):
+    handle = feed.dialog(b"\xff\x00")
+    start = reader.initialOffset()
+    (batch,) = batches(reader, start, reader.latestOffset(start, ALL))
+    (row,) = batch.to_pylist()
+    assert batch.schema == arrow_schema()
+    with feed.database.instance.connection() as connection:
+        sql = (
+            "select far_handle::text, far_group_id::text from servicebroker.conversation_endpoints "
+            "where conversation_handle = %s"
+        )
+        assert (row["conversation_handle"], row["conversation_group_id"]) == connection.execute(
+            sql, (handle,)
+        ).fetchone()
+    assert (row["queue"], row["service_name"]) == (feed.queue, feed.far)
+    assert (row["service_contract_name"], row["message_type_name"]) == ("Lines", "Line")
+    assert (row["message_sequence_number"], row["priority"], row["validation"]) == (0, 5, "N")
+    assert row["message_body"] == b"\xff\x00"
+    assert abs(row["message_enqueue_time"].timestamp() - time.time()) < 60
+
+
+def test_pages_never_hold_more_than_the_limit_and_replay_exactly(feed, reader):
+    feed.dialog(*[b"%d" % number for number in range(25)])
+    at, seen, offsets = reader.initialOffset(), [], []
+    while (end := reader.latestOffset(at, ReadMaxRows(10))) is not at:
+        page = bodies(reader, at, end)
+        feed.dialog(b"meanwhile")
+        assert bodies(reader, at, end) == page
+        seen.append(page)
+        offsets.append(at := end)
+        if len(seen) > 3:
+            break
+    assert [len(page) for page in seen[:3]] == [10, 10, 5]
+    assert [body for page in seen[:3] for body in page] == [b"%d" % number for number in range(25)]
+
+
+def test_a_limit_of_none_reads_all(feed, reader):
+    feed.dialog(*[b"x"] * 30)
+    start = reader.initialOffset()
+    assert reader.getDefaultReadLimit().max_rows == 250_000
+    assert len(bodies(reader, start, reader.latestOffset(start, ALL))) == 30
+
+
+def test_an_unfinished_transaction_holds_back_only_what_came_later(feed, reader):
+    first, second = feed.dialog(b"a"), feed.dialog(b"b")
+    start = reader.initialOffset()
+    with feed.database.transaction() as slow:
+        slow.send(first, "Line", b"slow")  # draws its number first, commits last
+        feed.database.send(second, "Line", b"fast")
+        end = reader.latestOffset(start, ALL)
+        assert sorted(bodies(reader, start, end)) == [b"a", b"b"]
+        assert reader.latestOffset(end, ALL) is end
+    later = reader.latestOffset(end, ALL)
+    assert sorted(bodies(reader, end, later)) == [b"fast", b"slow"]
+
+
+def test_a_read_acknowledges_its_start_and_nothing_more(feed, reader):
+    feed.dialog(*[b"%d" % number for number in range(9)])
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(4))
+    assert feed.left() == 9
+    reader.latestOffset(end, ReadMaxRows(4))
+    assert feed.left() == 5
+    reader.commit(end)
+    assert feed.left() == 5
+
+
+def test_available_now_stops_at_what_was_there(feed, reader):
+    handle = feed.dialog(b"before")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    feed.database.send(handle, "Line", b"after")
+    end = reader.latestOffset(start, ALL)
+    assert bodies(reader, start, end) == [b"before"]
+    assert reader.latestOffset(end, ALL) is end
+
+
+def test_a_group_stays_in_one_partition_in_its_order(feed):
+    handles = [feed.dialog() for _ in range(20)]
+    for number in range(5):
+        for handle in handles:
+            feed.database.send(handle, "Line", b"%d" % number)
+    reader = attach(feed, minPartitions="3")
+    start = reader.initialOffset()
+    parts = [list(reader.read(part)) for part in reader.partitions(start, reader.latestOffset(start, ALL))]
+    reader.stop()
+    rows = [[row for batch in part for row in batch.to_pylist()] for part in parts]
+    groups = [{row["conversation_group_id"] for row in part} for part in rows]
+    assert len(rows) == 3
+    assert sum(map(len, groups)) == len(set().union(*groups)) == 20
+    for row in itertools.chain(*rows):
+        assert row["message_body"] == b"%d" % row["message_sequence_number"]
+    for part in rows:
+        assert [row["queuing_order"] for row in part] == sorted(row["queuing_order"] for row in part)
+
+
+def test_a_look_consumes_nothing(feed):
+    feed.dialog(b"a", b"b")
+    look = QueueReader(source_options(feed.options))
+    rows = [row for part in look.partitions() for batch in look.read(part) for row in batch.to_pylist()]
+    assert ([row["message_body"] for row in rows], feed.left()) == ([b"a", b"b"], 2)
+
+
+def test_a_second_reader_is_refused(feed, reader):
+    reader.initialOffset()
+    with pytest.raises(InstanceError, match=r"read by another pipeline \(process \d+ of the server, since"):
+        attach(feed, claimTimeout="1").initialOffset()
+
+
+def test_a_second_reader_waits_for_the_first_to_die(feed):
+    dying = attach(feed)
+    dying.initialOffset()
+    threading.Timer(1.0, dying.stop).start()
+    successor = attach(feed)
+    start = successor.initialOffset()
+    assert successor.latestOffset(start, ALL) is start
+    successor.stop()
+
+
+def test_another_server_or_time_is_refused(feed, reader):
+    start = reader.initialOffset()
+    with pytest.raises(InstanceError, match="another PostgreSQL server"):
+        reader.latestOffset(start | {"system_identifier": "1"}, ALL)
+    with pytest.raises(InstanceError, match="gone back in time"):
+        reader.partitions(start, start | {"hi": 2**40, "queuing_order": 5})
+
+
+@pytest.mark.parametrize(("option", "number"), [("database", 911), ("queue", 15151)])
+def test_an_unknown_name_is_refused(feed, option, number):
+    with pytest.raises(BrokerError) as refusal:
+        Attachment.open(source_options(feed.options | {option: "Nowhere"}))
+    assert refusal.value.number == number
+
+
+def test_a_database_without_the_schema_is_refused(feed, make_url):
+    with pytest.raises(InstanceError, match="no instance of servicebroker"):
+        Attachment.open(source_options(feed.options | {"instance": make_url()}))
+
+
+def test_an_unreachable_server_is_refused(feed):
+    with pytest.raises(InstanceError, match="Cannot connect to PostgreSQL"):
+        Attachment.open(source_options(feed.options | {"instance": "postgresql://127.0.0.1:1/nowhere"}))
+
+
+def test_a_data_folder_is_an_instance(tmp_path):
+    folder = tmp_path / "instance"
+    with sb.open(folder) as instance:
+        feed = Feed(warehouse(instance))
+        feed.dialog(b"x")
+        feed.options["instance"] = str(folder)
+        reader = attach(feed)
+        start = reader.initialOffset()
+    assert bodies(reader, start, reader.latestOffset(start, ALL)) == [b"x"]  # the reader keeps it open
+    reader.stop()
+
+
+def test_control_messages_end_their_conversations_once(feed, reader):
+    finished, ended, failed, going = (feed.dialog(b"x") for _ in range(4))
+    feed.database.send(finished, "EndOfStream")
+    feed.database.end_conversation(ended)
+    feed.database.end_conversation(failed, error=(7, "out of paper"))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert len(bodies(reader, start, end)) == 7
+    assert reader.latestOffset(end, ALL) is end
+    assert feed.far_states() == {"CD": 3, "CO": 1}
+    told = feed.database.receive(feed.back)
+    assert [(m.message_type_name, m.conversation_handle) for m in told] == [(names.END_DIALOG, finished)]
+    reader._acknowledged = None  # as after a restart
+    assert reader.latestOffset(end, ALL) is end
+    assert feed.database.receive(feed.back) == []
+    feed.database.send(going, "Line", b"still open")
+
+
+def test_a_refused_end_rolls_the_deletion_back(feed):
+    feed.dialog(b"x")
+    feed.database.send(feed.dialog(), "EndOfStream")
+
+    def refuse(connection, handle):
+        raise BrokerError(9617, "Q")
+
+    queue = Attachment.open(source_options(feed.options))
+    end = queue.page_end(queue.initial.opened(queue.frontier()), None)
+    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
+    with pytest.raises(BrokerError):
+        acknowledge(*place, end_of_stream="EndOfStream", ending=refuse)
+    assert feed.left() == 2
+    ended = []
+    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
+    acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
+    queue.close()
+    assert (feed.left(), len(ended)) == (0, 1)
+
+
+def test_plans_use_the_arrival_index_and_never_sort(feed):
+    with feed.database.instance.connection() as connection:
+        connection.execute(
+            f"insert into {feed.table} (message_sequence_number, stamp, conversation_group_id, conversation_handle,"
+            " service_id, service_contract_id, message_type_id, priority, bucket, validation)"
+            " select n, '5', gen_random_uuid(), gen_random_uuid(), 1, 1, 1, 1 + n % 10, n % 1024, 'N'"
+            " from generate_series(1, 20000) n"
+        )
+        connection.execute(f"analyze {feed.table}")
+        with connection.transaction():
+            connection.execute(frontier.PIN_PLANS.replace("false", "true"))
+            page = frontier.page_end(feed.queue_id)
+            for name, value in {"$1": "'0'", "$2": "'9'", "$3": "100", "$4": "5000"}.items():
+                page = page.replace(name, value)
+            piece = Slice(0, 9, 100, 5000)
+            delete = frontier.delete_rows(feed.queue_id, piece).replace("$1", "1").replace("$2", "'EndOfStream'")
+            for sql in (page, frontier.rows(feed.queue_id, piece, 0, 2, "queuing_order, message_body")):
+                plan = explained(connection, sql)
+                assert "Merge Append" in plan
+                assert f"queue_{feed.queue_id}_arrival" in plan
+                assert "Seq Scan" not in plan
+                assert "Sort Method" not in plan
+            plan = explained(connection, delete)
+            assert f"Index Scan using queue_{feed.queue_id}_arrival" in plan
+            assert "Seq Scan" not in plan
+            ((left,),) = connection.execute(f"select count(*) from {feed.table}").fetchall()
+            assert left == 20_000 - 4_900
+
+
+def explained(connection, sql):
+    return "\n".join(row for (row,) in connection.execute("explain analyze " + sql).fetchall())
+
+
+def test_the_lock_is_the_one_of_the_list(feed, reader):
+    reader.initialOffset()
+    with feed.database.instance.connection() as connection:
+        free = connection.execute("select pg_try_advisory_lock(%s, %s)", (locks.PIPELINE, feed.queue_id)).fetchone()
+    assert free == (False,)
+
+
+def test_an_offset_is_json_of_plain_values(reader):
+    offset = Frontier.from_json(reader.initialOffset())
+    assert offset.to_json()["version"] == 1
+    assert (offset.lo, offset.hi, offset.queuing_order) == (0, 0, 0)

@@ -1,0 +1,56 @@
+"""Finding Java, and a session that says nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.session import check_java
+
+
+def java_that_says(folder, text):
+    program = folder / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{text}' >&2\n")
+    program.chmod(0o755)
+
+
+@pytest.mark.parametrize(("text", "version"), [('openjdk version "11.0.2"', 11), ('java version "1.8.0_1"', 8)])
+def test_an_old_java_is_named(monkeypatch, tmp_path, text, version):
+    java_that_says(tmp_path, text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(InstanceError, match=f"is Java {version}. Spark needs Java 17 or newer: install it"):
+        check_java()
+
+
+@pytest.mark.parametrize("text", ['openjdk version "17" 2021-09-14', 'openjdk version "25.0.1"'])
+def test_a_new_java_is_taken(monkeypatch, tmp_path, text):
+    java_that_says(tmp_path, text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check_java()
+
+
+def test_no_java_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InstanceError, match=r"No Java was found\. Spark needs Java 17"):
+        check_java()
+
+
+@pytest.mark.spark
+def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
+    script = (
+        "from servicebroker.pipeline.session import spark_session\n"
+        "session = spark_session('quiet', cores=1)\n"
+        "assert session.range(3).count() == 3\n"
+        "session.stop()\n"
+        "assert spark_session('again', cores=1).range(4).count() == 4\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []

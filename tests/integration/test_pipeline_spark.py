@@ -1,0 +1,202 @@
+"""Queues through Spark into Delta tables: exactly once, in order, through crashes."""
+
+import json
+import random
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from pipeline_support import END_OF_STREAM, LINE, Feed, warehouse
+
+pytest.importorskip("pyspark")
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+from servicebroker.pipeline.session import spark_session
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark():
+    session = spark_session("servicebroker tests", cores=2)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
+@pytest.fixture
+def feed(database):
+    return Feed(database)
+
+
+@pytest.fixture
+def land(spark, feed, tmp_path):
+    """Starts a query from the feed's queue into the table `tmp_path/table`, always with the same checkpoint."""
+
+    def start(available_now=True, **options):
+        trigger = {"availableNow": True} if available_now else {"processingTime": "100 milliseconds"}
+        source = spark.readStream.format("servicebroker").options(**feed.options, minPartitions="2", **options)
+        sink = source.load().writeStream.format("servicebroker_delta").option("path", str(tmp_path / "table"))
+        query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger).start()
+        if available_now:
+            query.awaitTermination(60)
+        return query
+
+    return start
+
+
+def landed(folder):
+    """The rows of a table as they landed: for each commit, the rows of each of its files."""
+    commits = []
+    for entry in sorted((folder / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in entry.read_text().splitlines()]
+        files = [action["add"]["path"] for action in actions if "add" in action]
+        commits.append([pq.read_table(folder / file).to_pylist() for file in files])
+    return [files for files in commits if files]
+
+
+def conversations(folder):
+    """Sequence numbers by conversation, in the order they landed; a conversation is in one file of a commit."""
+    found = defaultdict(list)
+    for files in landed(folder):
+        seen = [{row["conversation_handle"] for row in rows} for rows in files]
+        assert sum(map(len, seen)) == len(set().union(*seen))
+        for rows in files:
+            for row in rows:
+                found[row["conversation_handle"]].append(row["message_sequence_number"])
+    return found
+
+
+def feed_roughly(feed, seed, seconds):
+    """Transactions that draw their ids early, commit late and out of order, and often roll back; what was sent."""
+    chance = random.Random(seed)
+    handles = [feed.dialog(b"first") for _ in range(4)]
+    sent = len(handles)
+    give_up = time.monotonic() + seconds
+    while time.monotonic() < give_up:
+        chosen, rolled_back = chance.choice(handles), chance.random() < 0.15
+        try:
+            with feed.database.transaction() as transaction:
+                transaction.connection.execute("select pg_current_xact_id()")
+                time.sleep(chance.random() * 0.02)
+                count = chance.randrange(1, 6)
+                transaction.send_batch(chosen, LINE, [b"x"] * count)
+                # now and then longer than a batch takes from its plan to its last row
+                time.sleep(1.2 if chance.random() < 0.05 else chance.random() * 0.02)
+                if rolled_back:
+                    raise InterruptedError
+                sent += count
+        except InterruptedError:
+            continue
+    return sent
+
+
+def test_every_message_lands_once_in_order_under_rough_writers(feed, land, tmp_path):
+    feed.dialog(b"warm up")
+    query = land(available_now=False, maxMessagesPerTrigger="400")
+    query.processAllAvailable()
+    sent = []
+    writers = [threading.Thread(target=lambda seed=seed: sent.append(feed_roughly(feed, seed, 5))) for seed in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    query.processAllAvailable()
+    query.stop()
+    numbers = conversations(tmp_path / "table")
+    assert sum(map(len, numbers.values())) == sum(sent) + 1
+    assert all(found == list(range(len(found))) for found in numbers.values())
+    assert len(landed(tmp_path / "table")) > 3
+
+
+def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, tmp_path):
+    handles = [feed.dialog(b"\xff\x00", b"<x/>", b"") for _ in range(10)]
+    for handle in handles:
+        feed.database.send(handle, END_OF_STREAM)
+    query = land(maxMessagesPerTrigger="15")
+    assert [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]] == [15, 15, 10]
+    assert (feed.left(), feed.far_states()) == (0, {"CD": 10})
+    table = DeltaTable(tmp_path / "table")
+    rows = table.to_pyarrow_table().to_pylist()
+    assert sorted(row["message_body"] or b"" for row in rows if row["message_type_name"] == LINE) == sorted(
+        [b"\xff\x00", b"<x/>", b""] * 10
+    )
+    assert table.transaction_version(query.id) == 2
+    assert sum(table.get_add_actions(flatten=True).column("num_records").to_pylist()) == 40
+    version = table.version()
+    land()
+    assert DeltaTable(tmp_path / "table").version() == version
+
+
+def test_a_batch_that_landed_but_was_not_acknowledged_lands_once(feed, land, tmp_path):
+    for _ in range(4):
+        feed.dialog(b"a", b"b", b"c")
+    with feed.database.instance.connection() as connection:
+        connection.execute(
+            "create function public.refuse() returns trigger language plpgsql as "
+            "$$ begin raise exception 'injected'; end $$"
+        )
+        connection.execute(
+            f"create trigger refuse before delete on {feed.table} for each statement execute function public.refuse()"
+        )
+        with pytest.raises(StreamingQueryException, match="injected"):
+            land(maxMessagesPerTrigger="5")
+        assert (feed.left(), len(landed(tmp_path / "table"))) == (12, 1)
+        # as if the driver had died before it noted that the sink had committed
+        for noted in (tmp_path / "checkpoint" / "commits").glob("*0*"):
+            noted.unlink()
+        connection.execute(f"drop trigger refuse on {feed.table}")
+    feed.dialog(b"later")
+    land(maxMessagesPerTrigger="5")
+    numbers = conversations(tmp_path / "table")
+    assert sorted(map(tuple, numbers.values())) == [(0,), *[(0, 1, 2)] * 4]
+    assert feed.left() == 0
+
+
+def test_a_second_stream_on_the_queue_is_refused(feed, land, spark, tmp_path):
+    first = land(available_now=False)
+    first.processAllAvailable()
+    second = spark.readStream.format("servicebroker").options(**feed.options, claimTimeout="1").load()
+    query = second.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "other")).start()
+    with pytest.raises(StreamingQueryException, match="being read by another pipeline"):
+        query.awaitTermination(30)
+    first.stop()
+
+
+def test_a_look_reads_the_queue_and_leaves_it(feed, spark):
+    feed.dialog(b"a", b"b")
+    look = spark.read.format("servicebroker").options(**feed.options).load()
+    assert [row.n for row in look.groupBy("service_name").agg(F.count("*").alias("n")).collect()] == [2]
+    assert feed.left() == 2
+    empty = spark.read.format("servicebroker").options(**(feed.options | {"queue": feed.back})).load()
+    assert empty.count() == 0
+
+
+def test_a_wrong_option_is_one_clear_sentence(feed, spark):
+    with pytest.raises(Exception, match="The servicebroker source has no option 'color'"):
+        spark.readStream.format("servicebroker").options(**feed.options, color="red").load()
+
+
+def test_the_formats_are_found_by_themselves(spark):
+    import pyspark_servicebroker
+    import pyspark_servicebroker_delta
+
+    assert pyspark_servicebroker.DefaultSource.name() == "servicebroker"
+    assert pyspark_servicebroker_delta.DefaultSource.name() == "servicebroker_delta"
+
+
+def test_nothing_but_the_session_is_left(spark):
+    assert spark.conf.get("spark.ui.enabled") == "false"
+    assert spark_session("another name") is spark
+    assert not Path("spark-warehouse").exists()

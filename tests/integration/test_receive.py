@@ -1,0 +1,326 @@
+"""RECEIVE: which messages, in which order, under which locks, and how it waits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    eventually,
+    far_handle,
+    group_of,
+    in_thread,
+    open_dialog,
+    query,
+    refused,
+    undone,
+    wait_until_blocked,
+)
+
+
+def two_dialogs_in_one_target_group(database: sb.Database) -> tuple[UUID, UUID]:
+    """Two conversations whose receiving sides share a group: replies come back into it."""
+    first = begin(database)
+    second = begin(database, related_conversation=first)
+    for handle in (first, second):
+        database.send(handle, ORDER, b"open")
+    while database.receive(STOCK_QUEUE):
+        pass
+    return first, second
+
+
+@pytest.mark.feature(63)
+def test_each_conversation_of_a_group_comes_whole_and_in_order(database: sb.Database) -> None:
+    handles = two_dialogs_in_one_target_group(database)
+    targets = [far_handle(database, handle) for handle in handles]
+    for number in range(3):
+        for target in targets:
+            database.send(target, REPLY, b"%d" % number)
+    found = database.receive(ORDERS_QUEUE)
+    assert bodies(found) == [b"0", b"1", b"2"] * 2
+    assert [message.conversation_handle for message in found] == [found[0].conversation_handle] * 3 + [
+        found[3].conversation_handle
+    ] * 3
+    assert {message.conversation_handle for message in found} == set(handles)
+    assert len({message.conversation_group_id for message in found}) == 1
+
+
+@pytest.mark.feature(62)
+def test_one_receive_takes_from_one_group(database: sb.Database) -> None:
+    for number in range(3):
+        database.send_batch(begin(database), ORDER, [b"%d" % number] * 2)
+    for number in range(3):
+        found = database.receive(STOCK_QUEUE, top=100)
+        assert bodies(found) == [b"%d" % number] * 2
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_top_takes_at_most_so_many(database: sb.Database) -> None:
+    database.send_batch(begin(database), ORDER, [b"%d" % number for number in range(5)])
+    assert database.receive(STOCK_QUEUE, top=0) == []
+    assert database.receive(STOCK_QUEUE, top=0, wait=30) == []
+    assert bodies(database.receive(STOCK_QUEUE, top=2)) == [b"0", b"1"]
+    assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"2"]
+    assert bodies(database.receive(STOCK_QUEUE, top=10**20)) == [b"3", b"4"]
+
+
+@pytest.mark.feature(60, 61)
+def test_receive_from_one_conversation_or_one_group(database: sb.Database) -> None:
+    first, second = two_dialogs_in_one_target_group(database)
+    other, _ = open_dialog(database)
+    for handle in (other, first, second):
+        database.send(far_handle(database, handle), REPLY, str(handle))
+    found = database.receive(ORDERS_QUEUE, conversation_handle=second)
+    assert bodies(found) == [str(second).encode()]
+    assert database.receive(ORDERS_QUEUE, conversation_handle=second) == []
+    group = group_of(database, first)
+    assert bodies(database.receive(ORDERS_QUEUE, conversation_group_id=group)) == [str(first).encode()]
+    assert database.receive(ORDERS_QUEUE, conversation_group_id=group) == []
+    assert bodies(database.receive(ORDERS_QUEUE)) == [str(other).encode()]
+    target = far_handle(database, first)
+    with refused(8426, str(target)):
+        database.receive(ORDERS_QUEUE, conversation_handle=target)  # it belongs to the other queue
+    with refused(8436):
+        database.receive(ORDERS_QUEUE, conversation_group_id=group_of(database, target))
+
+
+@pytest.mark.feature(67)
+def test_a_rollback_brings_the_messages_back(database: sb.Database) -> None:
+    database.send_batch(begin(database), ORDER, [b"1", b"2"])
+    for _ in range(3):
+        with undone(database) as transaction:
+            first = transaction.receive(STOCK_QUEUE)
+            assert bodies(first) == [b"1", b"2"]
+            assert transaction.receive(STOCK_QUEUE) == []
+    assert database.receive(STOCK_QUEUE) == first
+
+
+@pytest.mark.feature(76, 77)
+def test_a_group_is_locked_to_the_end_of_the_transaction(database: sb.Database) -> None:
+    first, second = begin(database), begin(database)
+    database.send_batch(first, ORDER, [b"a1", b"a2"])
+    database.send(second, ORDER, b"b1")
+    with database.transaction() as one, database.transaction() as two:
+        assert bodies(one.receive(STOCK_QUEUE, top=1)) == [b"a1"]
+        assert bodies(two.receive(STOCK_QUEUE)) == [b"b1"]
+        assert two.receive(STOCK_QUEUE) == []
+        assert bodies(one.receive(STOCK_QUEUE, top=1)) == [b"a2"]  # its own lock does not stop it
+        database.send(first, ORDER, b"a3")
+        assert two.receive(STOCK_QUEUE) == []
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"a3"]
+
+
+@pytest.mark.feature(78)
+def test_messages_arrive_while_their_group_is_locked(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as reader:
+        reader.receive(STOCK_QUEUE)
+        database.send(initiator, ORDER, b"2")
+        assert bodies(reader.receive(STOCK_QUEUE)) == [b"2"]
+        reader.send(target, REPLY, b"reply")
+        database.send(initiator, ORDER, b"3")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"3"]
+
+
+def test_a_named_group_is_waited_for(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send_batch(initiator, ORDER, [b"1", b"2"])
+    named = [{"conversation_handle": target}, {"conversation_group_id": group_of(database, target)}]
+    for options in named:
+        with undone(database) as reader:
+            reader.receive(STOCK_QUEUE, top=1)
+            waiting = in_thread(database.receive, STOCK_QUEUE, top=1, **options)
+            wait_until_blocked(database)
+        assert len(waiting.result(10)) == 1
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_a_long_backlog_of_locked_groups_hides_nothing(database: sb.Database) -> None:
+    """More locked groups than the window of the search, and a free one behind them."""
+    locked = [begin(database) for _ in range(130)]
+    for handle in locked:
+        database.send_batch(handle, ORDER, [b"first", b"second"])
+    with database.transaction() as greedy:
+        for handle in locked:
+            greedy.receive(STOCK_QUEUE, top=1, conversation_handle=far_handle(database, handle))
+        assert database.receive(STOCK_QUEUE) == []
+        database.send(begin(database), ORDER, b"free")
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"free"]
+
+
+@pytest.mark.feature(73)
+def test_the_enqueue_time_is_when_a_message_came_into_the_queue(database: sb.Database) -> None:
+    handle = begin(database, "//test/Later")
+    database.send(handle, ORDER, b"waits")
+    (made,) = query(database, "select clock_timestamp()")
+    database.create_service("//test/Later", STOCK_QUEUE, [CONTRACT])
+    (message,) = database.receive(STOCK_QUEUE)
+    assert made[0] <= message.message_enqueue_time <= query(database, "select clock_timestamp()")[0][0]
+    assert message.message_enqueue_time.tzinfo is not None
+    assert not message.message_enqueue_time.utcoffset()
+
+
+def test_an_empty_receive_assigns_no_transaction_id(database: sb.Database) -> None:
+    with database.transaction() as transaction:
+        assert transaction.receive(STOCK_QUEUE) == []
+        row = transaction.connection.execute("select pg_current_xact_id_if_assigned()").fetchone()
+    assert row == (None,)
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def test_a_wait_ends_empty_after_its_time(database: sb.Database) -> None:
+    began = time.monotonic()
+    assert database.receive(STOCK_QUEUE, wait=0.3) == []
+    assert 0.3 <= time.monotonic() - began < 1
+    for wrong in (-1, float("nan"), "1", None, True):
+        with refused(402, "wait"):
+            database.receive(STOCK_QUEUE, wait=wrong)  # type: ignore[arg-type]
+
+
+def waiting(database: sb.Database, readers: int = 1) -> None:
+    """Until so many threads of this process have gone to sleep in a RECEIVE on the queue of the target."""
+    numbers = query(database, "select queue_id from servicebroker.queues where database_id = %s", database.database_id)
+    doorbell = database.instance.doorbell
+    eventually(lambda: sum(doorbell._waiting.get(number, 0) for (number,) in numbers) >= readers)
+    text = (
+        "select count(*) from servicebroker.waiting_readers join servicebroker.queues using (queue_id) "
+        "where database_id = %s"
+    )
+    eventually(lambda: query(database, text, database.database_id)[0][0])
+
+
+def test_a_waiting_reader_wakes_at_the_commit(database: sb.Database) -> None:
+    handle = begin(database)
+    delays = []
+    for wait in (30, float("inf"), 30.5):
+        reader = in_thread(lambda wait=wait: (database.receive(STOCK_QUEUE, wait=wait), time.monotonic()))
+        waiting(database)
+        with database.transaction() as transaction:
+            transaction.send(handle, ORDER, b"x")
+            assert not reader.done()
+        committed = time.monotonic()
+        messages, woke = reader.result(10)
+        assert bodies(messages) == [b"x"]
+        delays.append(woke - committed)
+    assert min(delays) < 0.05
+    assert max(delays) < 0.5
+
+
+def test_a_waiting_reader_in_a_transaction_wakes(database: sb.Database) -> None:
+    def read() -> list[bytes | None]:
+        with database.transaction() as transaction:
+            return bodies(transaction.receive(STOCK_QUEUE, wait=30))
+
+    reader = in_thread(read)
+    waiting(database)
+    database.send(begin(database), ORDER, b"x")
+    assert reader.result(10) == [b"x"]
+
+
+def test_a_message_of_another_process_wakes(database: sb.Database) -> None:
+    handle = begin(database)
+    program = (
+        "import sys, uuid, servicebroker as sb\n"
+        "with sb.open(sys.argv[1]) as instance:\n"
+        "    database = instance.database(sys.argv[2])\n"
+        "    sys.stdin.readline()\n"
+        "    database.send(uuid.UUID(sys.argv[3]), sys.argv[4], b'from afar')\n"
+    )
+    arguments = [database.instance.url, database.name, str(handle), ORDER]
+    with subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, text=True) as process:
+        reader = in_thread(database.receive, STOCK_QUEUE, wait=30)
+        waiting(database)
+        process.communicate("go\n", timeout=30)
+        assert bodies(reader.result(5)) == [b"from afar"]
+    assert process.returncode == 0
+
+
+def test_several_waiting_readers_share_the_work(database: sb.Database) -> None:
+    readers = [in_thread(database.receive, STOCK_QUEUE, wait=30) for _ in range(4)]
+    others = in_thread(database.receive, ORDERS_QUEUE, wait=1)
+    waiting(database, 5)
+    began = time.monotonic()
+    for number in range(4):
+        database.send(begin(database), ORDER, b"%d" % number)
+    found = [bodies(reader.result(10)) for reader in readers]
+    assert sorted(found) == [[b"0"], [b"1"], [b"2"], [b"3"]]
+    assert time.monotonic() - began < 3
+    assert others.result(10) == []
+    text = (
+        "select count(*) from servicebroker.waiting_readers join servicebroker.queues using (queue_id) "
+        "where database_id = %s"
+    )
+    assert query(database, text, database.database_id) == [(0,)]
+
+
+def test_a_timer_wakes_a_waiting_reader(database: sb.Database) -> None:
+    database.begin_conversation_timer(begin(database), 1)
+    (timer,) = database.receive(ORDERS_QUEUE, wait=10)
+    assert timer.is_timer
+
+
+def test_a_waiting_reader_is_told_when_the_instance_closes(database: sb.Database) -> None:
+    with sb.open(database.instance.url) as instance:
+        reader = in_thread(instance.database(database.name).receive, STOCK_QUEUE, wait=60)
+        eventually(lambda: instance.doorbell._waiting)
+    with pytest.raises(sb.InstanceError, match="closed"):
+        reader.result(0.9)
+
+
+# ---------------------------------------------------------------- plans
+
+
+@pytest.mark.slow
+def test_a_receive_touches_few_pages_of_a_deep_queue(fresh_database: sb.Database) -> None:
+    """200,000 messages of 1,000 conversations: RECEIVE (1) reads no more than of a shallow queue."""
+    database = fresh_database
+    handles = [begin(database) for _ in range(1000)]
+    with database.transaction() as transaction:
+        for handle in handles:
+            transaction.send_batch(handle, ORDER, [b"x" * 100] * 200)
+    table = query(database, "select queue_id from servicebroker.queues where name = %s", STOCK_QUEUE)[0][0]
+    with database.instance.connection() as connection:
+        for analyzed in (False, True):
+            if analyzed:
+                connection.execute(f"vacuum analyze servicebroker.queue_{table}")  # type: ignore[call-overload]
+            connection.execute("select pg_stat_reset()")
+            statement = f"select * from servicebroker.receive_{table}(1, now())"
+            connection.execute(statement)  # type: ignore[call-overload]
+            plan = connection.execute(f"explain (analyze, buffers, format json) {statement}").fetchone()  # type: ignore[call-overload]
+            assert plan is not None
+            node = plan[0][0]["Plan"]
+            assert node["Actual Rows"] == 1
+            assert node["Shared Hit Blocks"] + node["Shared Read Blocks"] < 120
+            connection.execute("select pg_stat_force_next_flush()")
+            scans = connection.execute(
+                "select seq_scan from pg_stat_user_tables where relid = %s::regclass", (f"servicebroker.queue_{table}",)
+            ).fetchone()
+            assert scans == (0,)
+
+
+def test_readers_that_only_look_do_not_hold_up_each_other(database: sb.Database) -> None:
+    stop = threading.Event()
+    lookers = [in_thread(lambda: [database.receive(STOCK_QUEUE) for _ in iter(stop.is_set, True)]) for _ in range(3)]
+    handle = begin(database)
+    for number in range(50):
+        database.send(handle, ORDER, b"%d" % number)
+    eventually(lambda: query(database, f"select count(*) from {database.name}_dbo.stockqueue") == [(0,)])
+    stop.set()
+    found = [body for looker in lookers for messages in looker.result(10) for body in bodies(messages)]
+    assert sorted(found) == sorted(b"%d" % number for number in range(50))

@@ -1,0 +1,530 @@
+"""SEND and BEGIN DIALOG: what arrives, what is refused, what waits."""
+
+from __future__ import annotations
+
+import time
+from uuid import UUID, uuid4
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.engine import enqueue
+from support import (
+    CONTRACT,
+    DOCUMENT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    far_handle,
+    group_of,
+    in_thread,
+    leftovers,
+    open_dialog,
+    query,
+    refused,
+    state,
+    undone,
+    wait_until_blocked,
+    waiting_messages,
+)
+
+
+@pytest.mark.feature(36, 41)
+def test_begin_dialog_makes_an_endpoint_and_nothing_else(database: sb.Database) -> None:
+    for target in (STOCK, "//no/such/service"):
+        handle = begin(database, target)
+        assert isinstance(handle, UUID)
+        assert state(database, handle) == "SO"
+    assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
+    with refused(8423, "//nobody"):
+        database.begin_dialog("//nobody", STOCK)
+    with refused(8425, "//no/contract"):
+        database.begin_dialog(ORDERS, STOCK, contract="//no/contract")
+
+
+@pytest.mark.feature(42, 43)
+def test_each_side_has_its_own_handle_and_group(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    assert initiator != target
+    assert group_of(database, initiator) != group_of(database, target)
+    rows = query(
+        database,
+        "select conversation_id, is_initiator from servicebroker.conversation_endpoints "
+        "where conversation_handle in (%s, %s) order by is_initiator",
+        initiator,
+        target,
+    )
+    assert rows[0][0] == rows[1][0]
+    assert [is_initiator for _, is_initiator in rows] == [False, True]
+
+
+@pytest.mark.feature(38)
+def test_conversations_can_share_a_group(database: sb.Database) -> None:
+    first = begin(database)
+    second = begin(database, related_conversation=first)
+    assert group_of(database, first) == group_of(database, second)
+    own = uuid4()
+    third = begin(database, related_conversation_group=own)
+    fourth = begin(database, related_conversation_group=own)
+    assert group_of(database, third) == group_of(database, fourth) == own
+    with refused(8426):
+        begin(database, related_conversation=uuid4())
+    with refused(8414):
+        begin(database, related_conversation_group=UUID(int=0))
+    for relation in ({"related_conversation": first}, {"related_conversation_group": own}):
+        with refused(9610, STOCK, ORDERS):
+            database.begin_dialog(STOCK, ORDERS, contract=CONTRACT, **relation)  # type: ignore[arg-type]
+
+
+def test_a_group_of_ones_own_choice_is_made_once_by_two_services(database: sb.Database) -> None:
+    group = uuid4()
+    with database.transaction() as first:
+        first.begin_dialog(ORDERS, STOCK, related_conversation_group=group)
+        second = in_thread(database.begin_dialog, STOCK, ORDERS, related_conversation_group=group)
+        wait_until_blocked(database)
+    with refused(9610):
+        second.result(10)
+
+
+def test_a_group_does_not_go_while_a_dialog_begins_in_it(database: sb.Database) -> None:
+    first = begin(database)
+    group = group_of(database, first)
+    with database.transaction() as transaction:
+        transaction.end_conversation(first)
+        second = in_thread(begin, database, related_conversation_group=group)
+        wait_until_blocked(database)
+    assert group_of(database, second.result(10)) == group
+    rows = query(database, "select from servicebroker.conversation_groups where conversation_group_id = %s", group)
+    assert len(rows) == 1
+
+
+@pytest.mark.feature(37, 108)
+def test_a_broker_instance_names_the_database(instance: sb.Instance, database: sb.Database) -> None:
+    text = "select service_broker_guid from servicebroker.databases where database_id = %s"
+    own = query(database, text, database.database_id)[0][0]
+    for given in ("CURRENT DATABASE", own, str(own).upper()):
+        database.send(begin(database, broker_instance=given), ORDER, b"x")
+        assert len(database.receive(STOCK_QUEUE)) == 1
+    other = instance.database("OtherTarget", create=True)
+    elsewhere = query(database, text, other.database_id)[0][0]
+    handle = begin(database, broker_instance=elsewhere)
+    database.send(handle, ORDER, b"x")
+    (error,) = database.receive(ORDERS_QUEUE, conversation_handle=handle)
+    assert sb.read_error(error.message_body) == (
+        -8490,
+        f"Cannot find the remote service '{STOCK}' because it does not exist.",
+    )
+    waits = begin(database, broker_instance=uuid4())
+    database.send(waits, ORDER, b"x")
+    assert waiting_messages(database) == 1
+    assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
+    database.end_conversation(waits, cleanup=True)
+
+
+def test_two_databases_talk_in_one_transaction(instance: sb.Instance, database: sb.Database) -> None:
+    far = instance.database("Far", create=True)
+    for name, validation in ((ORDER, "NONE"), (REPLY, "NONE")):
+        far.create_message_type(name, validation)
+    far.create_contract(CONTRACT, {ORDER: "INITIATOR", REPLY: "TARGET"})
+    far.create_queue("FarQueue")
+    far.create_service("//far", "FarQueue", [CONTRACT])
+    with database.transaction() as transaction:
+        handle = transaction.begin_dialog(ORDERS, "//far", contract=CONTRACT)
+        transaction.send(handle, ORDER, b"over there")
+        (message,) = far.join(transaction.connection).receive("FarQueue")
+        assert (message.service_name, message.message_body) == ("//far", b"over there")
+        far.join(transaction.connection).send(message.conversation_handle, REPLY, b"and back")
+    (answer,) = database.receive(ORDERS_QUEUE)
+    assert answer.message_body == b"and back"
+    database.send(handle, DOCUMENT, "<known-only-here/>")
+    errors = [*database.receive(ORDERS_QUEUE), *far.receive("FarQueue")]
+    assert [sb.read_error(error.message_body)[0] for error in errors] == [-8498, -8498]
+
+
+@pytest.mark.feature(44, 50, 75)
+def test_a_message_arrives_directly_with_what_was_sent(database: sb.Database) -> None:
+    handle = begin(database)
+    assert database.send(handle, ORDER, b"one") == 0
+    assert database.send(handle, DOCUMENT, "<zwei>ü</zwei>") == 1
+    assert database.send(handle, ORDER, bytearray(b"three")) == 2
+    assert database.send(handle, ORDER, memoryview(b"four")) == 3
+    assert waiting_messages(database) == 0
+    found = database.receive(STOCK_QUEUE)
+    assert bodies(found) == [b"one", "<zwei>ü</zwei>".encode(), b"three", b"four"]
+    assert [message.message_sequence_number for message in found] == [0, 1, 2, 3]
+    assert [message.validation for message in found] == ["N", "X", "N", "N"]
+    assert {(m.service_name, m.service_contract_name, m.status, m.priority) for m in found} == {(STOCK, CONTRACT, 0, 5)}
+    assert all(message.message_enqueue_time.utcoffset() is not None for message in found)
+
+
+@pytest.mark.feature(45)
+def test_no_body_and_an_empty_body_arrive_as_none(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER)
+    for empty in (b"", "", bytearray(), memoryview(b"")):
+        database.send(handle, ORDER, empty)
+    database.send(handle, MARK)
+    database.send_batch(handle, ORDER, [b"", "", b"x"])
+    assert bodies(database.receive(STOCK_QUEUE)) == [None] * 8 + [b"x"]
+
+
+@pytest.mark.feature(46)
+def test_a_null_body_is_refused(database: sb.Database) -> None:
+    handle = begin(database)
+    with refused(8433):
+        database.send(handle, ORDER, None)  # type: ignore[arg-type]
+    with refused(8433):
+        database.send_batch(handle, ORDER, [b"x", None])  # type: ignore[list-item]
+    assert state(database, handle) == "SO"
+
+
+def test_every_byte_arrives(database: sb.Database) -> None:
+    every = bytes(range(256)) * 3
+    handle = begin(database)
+    database.send(handle, ORDER, every)
+    database.send_batch(handle, ORDER, [every, every[::-1], b"\0"])
+    database.send(handle, ORDER, "\0text\u2028🐘")
+    assert bodies(database.receive(STOCK_QUEUE)) == [
+        every,
+        every,
+        every[::-1],
+        b"\0",
+        "\0text\u2028🐘".encode(),
+    ]
+
+
+def test_a_large_body_arrives(database: sb.Database) -> None:
+    large = bytes(range(256)) * (20 * 4096)  # 20 MB
+    handle = begin(database)
+    database.send(handle, ORDER, large)
+    (message,) = database.receive(STOCK_QUEUE)
+    assert message.message_body == large
+
+
+def test_a_batch_larger_than_a_statement_is_still_one(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enqueue, "MAXIMUM_BATCH", 1000)
+    contents: list[bytes | str] = [b"%d" % n * 300 for n in range(10)]
+    handle = begin(database)
+    assert database.send_batch(handle, ORDER, contents) == 0
+    assert database.send_batch(handle, ORDER, contents) == 10
+    found = database.receive(STOCK_QUEUE)
+    assert bodies(found) == contents * 2
+    assert [message.message_sequence_number for message in found] == list(range(20))
+    broken: list[bytes | str] = ["<a>" + "x" * 600 + "</a>", "<a/>", "<b>" + "x" * 600 + "</b>", "<broken"]
+    database.send_batch(handle, DOCUMENT, broken)
+    (error,) = database.receive(STOCK_QUEUE)
+    assert error.is_error
+    waits = begin(database, "//later/large")
+    assert database.send_batch(waits, ORDER, contents) == 0
+    database.create_service("//later/large", STOCK_QUEUE, [CONTRACT])
+    assert bodies(database.receive(STOCK_QUEUE)) == contents
+
+
+@pytest.mark.feature(47)
+def test_the_type_must_exist_belong_and_go_this_way(database: sb.Database) -> None:
+    database.create_message_type("//test/Foreign")
+    initiator = begin(database)
+    for _ in range(2):  # looked up, and remembered
+        with refused(8428, "//no/type"):
+            database.send(initiator, "//no/type", b"")
+        with refused(8431, "//test/Foreign"):
+            database.send(initiator, "//test/Foreign", b"")
+        with refused(8432, REPLY):
+            database.send(initiator, REPLY, b"")
+        with refused(8432, REPLY):
+            database.send_batch(initiator, REPLY, [b""])
+        database.send(initiator, ORDER, b"x")
+    target = database.receive(STOCK_QUEUE)[0].conversation_handle
+    for _ in range(2):
+        with refused(8434, ORDER):
+            database.send(target, ORDER, b"")
+        database.send(target, REPLY, b"x")
+    for type_of_the_system in (sb.ERROR, sb.END_DIALOG, sb.DIALOG_TIMER, sb.DEFAULT):
+        with refused(8431):
+            database.send(initiator, type_of_the_system, b"")
+
+
+@pytest.mark.feature(48)
+def test_send_needs_a_conversing_endpoint(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(target, REPLY, b"known way")
+    database.end_conversation(initiator)
+    with refused(8426):
+        database.send(initiator, ORDER, b"x")
+    for _ in range(2):
+        with refused(8429, "'DI'"):
+            database.send(target, REPLY, b"x")
+        with refused(8429, "'DI'"):
+            database.send_batch(target, REPLY, [b"x"])
+    initiator, target = open_dialog(database)
+    database.end_conversation(initiator, error=(5, "x"))
+    with refused(8429, "'ER'"):
+        database.send(target, REPLY, b"x")
+    database.end_conversation(target)
+    with refused(8429, "'CD'"):
+        database.send(target, REPLY, b"x")
+    waits = begin(database, "//never")
+    database.send(waits, ORDER, b"x")
+    database.end_conversation(waits)
+    with refused(8429, "'DO'"):
+        database.send(waits, ORDER, b"x")
+
+
+@pytest.mark.feature(104)
+def test_a_contract_that_the_target_does_not_take(database: sb.Database) -> None:
+    database.create_contract("//other", {ORDER: "ANY"})
+    handle = database.begin_dialog(ORDERS, STOCK, contract="//other")
+    database.send(handle, ORDER, b"x")
+    assert state(database, handle) == "ER"
+    (error,) = database.receive(ORDERS_QUEUE)
+    assert error.is_error
+    assert error.validation == "X"
+    assert sb.read_error(error.message_body) == (
+        -8408,
+        f"Target service '{STOCK}' does not support contract '//other'.",
+    )
+    database.end_conversation(handle)
+    assert state(database, handle) is None
+    assert database.receive(STOCK_QUEUE) == []
+
+
+@pytest.mark.feature(106)
+@pytest.mark.parametrize(
+    ("message_type", "body", "number"),
+    [
+        (DOCUMENT, b"<broken", -9615),
+        (DOCUMENT, b"", -9615),
+        (DOCUMENT, b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/hostname">]><a>', -9615),
+        (MARK, b"x", -8430),
+    ],
+)
+def test_a_body_that_breaks_its_type_is_an_error_for_both(
+    database: sb.Database, message_type: str, body: bytes, number: int
+) -> None:
+    for as_first in (True, False):
+        handle = begin(database)
+        sent = 0
+        if not as_first:
+            sent = 1 + database.send(handle, ORDER, b"fine")
+        assert database.send(handle, message_type, body) == sent
+        target = far_handle(database, handle)
+        assert state(database, handle) == state(database, target) == "ER"
+        (error,) = database.receive(ORDERS_QUEUE, conversation_handle=handle)
+        code, text = sb.read_error(error.message_body)
+        assert code == number
+        if number == -9615:
+            assert f"Initiator: 1, and Message sequence number: {sent}." in text
+        arrived = database.receive(STOCK_QUEUE, conversation_handle=target)
+        assert arrived[0].is_error
+        assert bodies(arrived[1:]) == [b"fine"] * sent
+        with refused(8429, "'ER'"):
+            database.send(handle, ORDER, b"x")
+        database.end_conversation(handle)
+        database.end_conversation(target)
+
+
+@pytest.mark.feature(52)
+def test_a_send_that_is_rolled_back_leaves_no_trace(fresh_database: sb.Database) -> None:
+    with undone(fresh_database) as transaction:
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        transaction.send_batch(handle, ORDER, [b"1", b"2"])
+        assert fresh_database.receive(STOCK_QUEUE) == []
+    assert leftovers(fresh_database) == {}
+    with refused(8426):
+        fresh_database.send(handle, ORDER, b"x")
+    handle = begin(fresh_database)
+    for number in range(3):  # sequence numbers are not burnt
+        with undone(fresh_database) as transaction:
+            assert transaction.send(handle, ORDER, b"lost") == number
+        assert fresh_database.send(handle, ORDER, b"kept") == number
+    assert bodies(fresh_database.receive(STOCK_QUEUE)) == [b"kept"] * 3
+
+
+def test_a_way_found_in_a_transaction_that_failed_is_not_trusted(database: sb.Database) -> None:
+    handle = begin(database)
+    with undone(database) as transaction:
+        transaction.send(handle, ORDER, b"lost")
+    assert state(database, handle) == "SO"
+    assert database.send(handle, ORDER, b"first") == 0
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"first"]
+
+
+@pytest.mark.feature(53)
+def test_sends_on_one_conversation_go_one_after_the_other(database: sb.Database) -> None:
+    shared, own = begin(database), begin(database)
+    for handle in (shared, own):
+        database.send(handle, ORDER, b"0")
+    with database.transaction() as transaction:
+        transaction.send(shared, ORDER, b"1")
+        second = in_thread(database.send, shared, ORDER, b"2")
+        wait_until_blocked(database)
+        assert database.send(own, ORDER, b"1") == 1  # another conversation is not held up
+        assert not second.done()
+    assert second.result(10) == 2
+
+
+def test_two_threads_send_the_first_message(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        assert transaction.send(handle, ORDER, b"first") == 0
+        second = in_thread(database.send, handle, ORDER, b"second")
+        wait_until_blocked(database)
+    assert second.result(10) == 1
+    found = database.receive(STOCK_QUEUE)
+    assert bodies(found) == [b"first", b"second"]
+    assert len({message.conversation_handle for message in found}) == 1
+
+
+def test_the_memory_of_a_way_may_be_dropped_by_two_threads_at_once(database: sb.Database) -> None:
+    handle, target = open_dialog(database)
+    database.send(handle, ORDER, b"known way")
+    with database.transaction() as transaction:
+        transaction.end_conversation(target)
+        senders = [in_thread(database.send, handle, ORDER, b"late") for _ in range(3)]
+        wait_until_blocked(database, 3)
+    for sender in senders:
+        with refused(8429, "'DI'"):
+            sender.result(10)
+
+
+# ---------------------------------------------------------------- a service that comes later
+
+
+def test_messages_wait_for_their_service_and_arrive_in_order(database: sb.Database) -> None:
+    name = f"//later/{uuid4()}"
+    first, second = begin(database, name), begin(database, name)
+    for number in range(3):
+        assert database.send(first, ORDER, b"first %d" % number) == number
+        assert database.send_batch(second, ORDER, [b"second %d" % number]) == number
+    assert state(database, first) == "CO"
+    assert waiting_messages(database) == 6
+    assert database.receive(ORDERS_QUEUE) == []
+    database.create_service(name, STOCK_QUEUE, [CONTRACT])
+    assert waiting_messages(database) == 0
+    assert database.send(first, ORDER, b"first 3") == 3
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"first %d" % n for n in range(4)]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"second %d" % n for n in range(3)]
+
+
+def test_a_conversation_that_ended_before_its_target_existed(fresh_database: sb.Database) -> None:
+    database = fresh_database
+    name = "//later/ended"
+    handle = begin(database, name)
+    database.send(handle, ORDER, b"x")
+    database.begin_conversation_timer(handle, 0)
+    database.end_conversation(handle)
+    assert state(database, handle) == "DO"
+    with refused(8427, "'DO'"):
+        database.end_conversation(handle)
+    assert database.receive(ORDERS_QUEUE) == []  # no timer of a conversation that has ended
+    database.create_service(name, STOCK_QUEUE, [CONTRACT])
+    assert state(database, handle) is None
+    order, end = database.receive(STOCK_QUEUE)
+    assert (order.message_body, order.message_sequence_number) == (b"x", 0)
+    assert end.is_end_dialog
+    assert end.message_sequence_number == 1
+    assert state(database, end.conversation_handle) == "DI"
+    database.end_conversation(end.conversation_handle)
+
+
+@pytest.mark.parametrize("how", [{"error": (5, "no")}, {"cleanup": True}])
+def test_what_waits_is_dropped_by_an_error_or_a_cleanup(fresh_database: sb.Database, how: dict[str, object]) -> None:
+    handle = begin(fresh_database, "//later/dropped")
+    fresh_database.send(handle, ORDER, b"x")
+    fresh_database.end_conversation(handle, **how)  # type: ignore[arg-type]
+    assert leftovers(fresh_database) == {}
+    fresh_database.create_service("//later/dropped", STOCK_QUEUE, [CONTRACT])
+    assert fresh_database.receive(STOCK_QUEUE) == []
+
+
+@pytest.mark.feature(97)
+@pytest.mark.parametrize("contracts", [[], [CONTRACT]])
+def test_an_error_of_the_target_never_reaches_who_has_ended(fresh_database: sb.Database, contracts: list[str]) -> None:
+    database = fresh_database
+    handle = begin(database, "//later/refuses")
+    database.send(handle, DOCUMENT, "<broken")
+    database.end_conversation(handle)
+    database.create_service("//later/refuses", STOCK_QUEUE, contracts)
+    assert state(database, handle) is None
+    assert database.receive(ORDERS_QUEUE) == []
+    assert waiting_messages(database) == 0
+
+
+def test_a_waiting_message_that_breaks_its_type(database: sb.Database) -> None:
+    handle = begin(database, "//later/strict")
+    database.send_batch(handle, ORDER, [b"fine"])
+    database.send(handle, DOCUMENT, "<broken")
+    database.send(handle, ORDER, b"dropped")
+    database.create_service("//later/strict", STOCK_QUEUE, [CONTRACT])
+    assert state(database, handle) == "ER"
+    (error,) = database.receive(ORDERS_QUEUE)
+    code, text = sb.read_error(error.message_body)
+    assert code == -9615
+    assert "Message sequence number: 1." in text
+    assert [message.is_error for message in database.receive(STOCK_QUEUE)] == [True, False]
+    assert waiting_messages(database) == 0
+
+
+def test_a_service_made_while_a_message_for_it_is_sent(database: sb.Database) -> None:
+    """The sender found no service and has not committed: its message must not stay behind."""
+    handle = begin(database, "//later/race")
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"0")
+        made = in_thread(database.create_service, "//later/race", STOCK_QUEUE, [CONTRACT])
+        wait_until_blocked(database)
+        transaction.send(handle, ORDER, b"1")
+    made.result(10)
+    assert database.send(handle, ORDER, b"2") == 2
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2"]
+
+
+def test_a_message_sent_while_its_service_is_made(database: sb.Database) -> None:
+    handle = begin(database, "//later/race2")
+    with database.transaction() as transaction:
+        transaction._do(_create_service(database, "//later/race2"))
+        sent = in_thread(database.send, handle, ORDER, b"0")
+        wait_until_blocked(database)
+    assert sent.result(10) == 0
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"0"]
+
+
+def _create_service(database: sb.Database, name: str):
+    from servicebroker.engine import catalog
+
+    queue = yield from catalog.find_queue(database.instance.catalog, database.database_id, STOCK_QUEUE)
+    yield from catalog.create_service(database.database_id, name, queue.queue_id, [CONTRACT])
+
+
+def test_a_conversation_cleaned_up_while_its_service_is_made(database: sb.Database) -> None:
+    handle = begin(database, "//later/race3")
+    database.send(handle, ORDER, b"x")
+    with database.transaction() as transaction:
+        transaction.end_conversation(handle, cleanup=True)
+        made = in_thread(database.create_service, "//later/race3", STOCK_QUEUE, [CONTRACT])
+        wait_until_blocked(database)
+    made.result(10)
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_sends_are_hot_updates(fresh_database: sb.Database) -> None:
+    database = fresh_database
+    handle = begin(database)
+    for _ in range(300):
+        database.send(handle, ORDER, b"x")
+    text = (
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where schemaname = 'servicebroker' "
+        "and relname = 'conversation_endpoints'"
+    )
+    deadline = time.monotonic() + 5
+    while (row := query(database, text)[0])[0] < 300 and time.monotonic() < deadline:
+        with database.instance.connection() as connection:
+            connection.execute("select pg_stat_force_next_flush()")
+    updated, hot = row
+    assert updated >= 300
+    assert hot / updated > 0.95

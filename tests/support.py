@@ -1,0 +1,171 @@
+"""Names and small steps that the tests share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+
+T = TypeVar("T")
+
+ORDERS, STOCK = "//test/Orders", "//test/Stock"  # initiator and target
+ORDERS_QUEUE, STOCK_QUEUE = "OrdersQueue", "StockQueue"
+CONTRACT = "//test/Contract"
+ORDER, REPLY = "//test/Order", "//test/Reply"  # any bytes: by the initiator, by the target
+DOCUMENT, MARK = "//test/Document", "//test/Mark"  # XML and empty, by any side
+
+
+class Clock:
+    """The real time, shifted by what a test jumped."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+    def jump(self, **by: float) -> None:
+        self.ahead += timedelta(**by)
+
+
+def define_standard_set(database: sb.Database) -> sb.Database:
+    database.create_message_type(ORDER)
+    database.create_message_type(REPLY)
+    database.create_message_type(DOCUMENT, "WELL_FORMED_XML")
+    database.create_message_type(MARK, "EMPTY")
+    database.create_contract(CONTRACT, {ORDER: "INITIATOR", REPLY: "TARGET", DOCUMENT: "ANY", MARK: "ANY"})
+    database.create_queue(ORDERS_QUEUE)
+    database.create_queue(STOCK_QUEUE)
+    database.create_service(ORDERS, ORDERS_QUEUE)
+    database.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
+    return database
+
+
+def begin(database: sb.Database, to: str = STOCK, **options: Any) -> UUID:
+    return database.begin_dialog(ORDERS, to, contract=CONTRACT, **options)
+
+
+def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
+    """A conversation whose first message was received: the handles of both sides."""
+    initiator = begin(database)
+    database.send(initiator, ORDER, b"open")
+    (message,) = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, initiator))
+    return initiator, message.conversation_handle
+
+
+def bodies(messages: list[sb.Message]) -> list[bytes | None]:
+    return [message.message_body for message in messages]
+
+
+def query(database: sb.Database, text: str, *parameters: object) -> list[tuple[Any, ...]]:
+    with database.instance.connection() as connection:
+        return connection.execute(text, parameters).fetchall()
+
+
+def state(database: sb.Database, handle: UUID) -> str | None:
+    """The letters of the endpoint's state, None when it is gone."""
+    rows = query(
+        database, "select state from servicebroker.conversation_endpoints where conversation_handle = %s", handle
+    )
+    return rows[0][0] if rows else None
+
+
+def far_handle(database: sb.Database, handle: UUID) -> UUID:
+    text = "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s"
+    found: UUID = query(database, text, handle)[0][0]
+    return found
+
+
+def group_of(database: sb.Database, handle: UUID) -> UUID:
+    text = "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s"
+    found: UUID = query(database, text, handle)[0][0]
+    return found
+
+
+def waiting_messages(database: sb.Database) -> int:
+    """How many messages of a database stand in the transmission queue."""
+    text = (
+        "select count(*) from servicebroker.transmission_queue "
+        "join servicebroker.conversation_endpoints using (conversation_handle) where database_id = %s"
+    )
+    count: int = query(database, text, database.database_id)[0][0]
+    return count
+
+
+def leftovers(database: sb.Database) -> dict[str, int]:
+    """The rows that conversations have left behind anywhere in the instance, by table."""
+    tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
+    tables += [f"queue_{number}" for (number,) in query(database, "select queue_id from servicebroker.queues")]
+    counts = {table: query(database, f"select count(*) from servicebroker.{table}")[0][0] for table in tables}
+    return {table: count for table, count in counts.items() if count}
+
+
+class Undo(Exception):
+    """Raised to roll back."""
+
+
+@contextmanager
+def undone(database: sb.Database) -> Iterator[sb.Transaction]:
+    """A transaction that is rolled back."""
+    with suppress(Undo), database.transaction() as transaction:
+        yield transaction
+        raise Undo
+
+
+@contextmanager
+def refused(number: int, *words: str) -> Iterator[None]:
+    """The block raises the error of this number, and its text holds these words."""
+    with pytest.raises(sb.BrokerError) as caught:
+        yield
+    assert caught.value.number == number, str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
+    """Start `work` in a thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments, **options))
+        except BaseException as problem:
+            future.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "this never came true"
+        time.sleep(0.005)
+
+
+def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:
+    """Until so many other sessions of this PostgreSQL database wait for a lock."""
+    text = (
+        "select count(*) from pg_stat_activity "
+        "where datname = current_database() and wait_event_type = 'Lock' and state = 'active'"
+    )
+    eventually(lambda: query(database, text)[0][0] >= sessions)
+
+
+def stopped(connection: psycopg.Connection[Any]) -> int:
+    """Kill the server's process of a connection; its process number."""
+    pid = connection.info.backend_pid
+    with psycopg.connect(connection.info.dsn, autocommit=True) as other:
+        other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+    return pid

@@ -1,0 +1,101 @@
+"""Offsets of the Spark source: plain values, no server."""
+
+import json
+
+import pytest
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.frontier import Frontier, Slice, between, check_continuity, read_so_far
+from servicebroker.pipeline.options import source_options
+
+pytest.importorskip("pyspark")
+
+HERE = Frontier("7710542726357531054", "c48a2ac8:65540")
+GIVEN = {"instance": "./data", "database": "W", "queue": "Q"}
+
+
+def test_an_offset_survives_the_checkpoint():
+    offset = HERE.opened(900).read_to(2**53 + 1)
+    assert Frontier.from_json(json.loads(json.dumps(offset.to_json()))) == offset
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"more": 1}, {"version": None}])
+def test_a_foreign_offset_is_refused(change):
+    with pytest.raises(InstanceError, match="checkpoint"):
+        Frontier.from_json(HERE.to_json() | change)
+
+
+def test_an_offset_that_lacks_a_field_is_refused():
+    with pytest.raises(InstanceError, match="not one of the servicebroker source"):
+        Frontier.from_json({"version": 1, "lo": 0})
+
+
+def test_a_window_is_read_in_pages_and_the_next_begins_where_it_ended():
+    first = HERE.opened(900).read_to(10)
+    second = first.read_to(20)
+    third = second.opened(950).read_to(15)
+    assert between(HERE, first) == Slice(0, 900, 0, 10)
+    assert between(first, second) == Slice(0, 900, 10, 20)
+    assert between(second, third) == Slice(900, 950, 0, 15)
+    assert between(third, third) is None
+
+
+def test_what_is_acknowledged_is_the_window_up_to_the_offset():
+    assert read_so_far(HERE.opened(900).read_to(20)) == Slice(0, 900, 0, 20)
+    assert read_so_far(HERE) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (HERE.opened(900).read_to(20), HERE.opened(900).read_to(10)),
+        (HERE.opened(900).read_to(20), HERE.opened(950).read_to(30)),
+        (HERE.opened(900).read_to(20), HERE.opened(900).opened(900).read_to(30)),
+    ],
+)
+def test_offsets_that_cannot_follow_each_other_are_refused(start, end):
+    with pytest.raises(InstanceError, match="damaged"):
+        between(start, end)
+
+
+def test_the_same_server_further_on_is_accepted():
+    check_continuity(HERE.opened(900), HERE, 900)
+
+
+@pytest.mark.parametrize(
+    ("offset", "complaint"),
+    [
+        (Frontier("1", HERE.queue, 0, 900), "another PostgreSQL server"),
+        (Frontier(HERE.system_identifier, "c48a2ac8:7", 0, 900), "another queue"),
+        (HERE.opened(901), "gone back in time"),
+    ],
+)
+def test_another_server_queue_or_time_is_refused(offset, complaint):
+    with pytest.raises(InstanceError, match=complaint):
+        check_continuity(offset, HERE, 900)
+
+
+def test_options_are_read_without_regard_to_case():
+    options = source_options(GIVEN | {"MAXMESSAGESPERTRIGGER": "7", "endofstream": "Bye", "minPartitions": "3"})
+    assert (options.max_messages_per_trigger, options.end_of_stream, options.min_partitions) == (7, "Bye", 3)
+
+
+def test_options_have_defaults():
+    options = source_options(GIVEN)
+    assert (options.max_messages_per_trigger, options.end_of_stream) == (250_000, "EndOfStream")
+    assert options.min_partitions >= 2
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"queu": "Q"}, "no option 'queu'"),
+        ({"queue": " "}, "needs the option 'queue'"),
+        ({"maxMessagesPerTrigger": "0"}, "whole number from 1"),
+        ({"minPartitions": "many"}, "not 'many'"),
+        ({"claimTimeout": "-1"}, "whole number from 0"),
+    ],
+)
+def test_a_wrong_option_is_named(given, complaint):
+    with pytest.raises(InstanceError, match=complaint):
+        source_options(GIVEN | given)
