@@ -168,8 +168,29 @@ def test_a_look_consumes_nothing(feed):
 
 def test_a_second_reader_is_refused(feed, reader):
     reader.initialOffset()
-    with pytest.raises(InstanceError, match=r"read by another pipeline \(process \d+ of the server, since"):
+    with pytest.raises(InstanceError, match=r"read by another pipeline or an open RECEIVE \(process \d+ of the server, since"):
         attach(feed, claimTimeout="1").initialOffset()
+
+
+def test_a_receive_is_refused_while_the_pipeline_reads_and_works_again_after(feed, database, reader):
+    reader.initialOffset()
+    feed.dialog(b"a")
+    with pytest.raises(InstanceError, match="is being read by a pipeline"):
+        database.receive(feed.queue)
+    assert feed.left() == 1
+    reader.stop()
+    assert [message.message_body for message in database.receive(feed.queue)] == [b"a"]
+
+
+def test_a_pipeline_waits_for_a_transaction_that_has_received(feed, database):
+    feed.dialog(b"a")
+    reader = attach(feed, claimTimeout="1")
+    with database.transaction() as transaction:
+        assert transaction.receive(feed.queue)
+        with pytest.raises(InstanceError, match="being read by another"):
+            reader.initialOffset()
+    reader.initialOffset()
+    reader.stop()
 
 
 def test_a_second_reader_waits_for_the_first_to_die(feed):

@@ -104,6 +104,7 @@ def deliver(queue_id: int) -> str:
 def tell_self(queue_id: int) -> str:
     """An Error of the broker itself, in the endpoint's own queue; the endpoint goes into the state ER.
 
+    Its stamp is no lower than that of anything the peer has sent, so that no frontier lets it overtake.
     Parameters: handle, message type id, validation letter, body.
     """
     return (
@@ -111,8 +112,9 @@ def tell_self(queue_id: int) -> str:
         f"update servicebroker.conversation_endpoints set state = 'ER' where conversation_handle = $1 "
         f"returning *) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
-        f"select 0, pg_current_xact_id(), conversation_group_id, conversation_handle, service_id, "
-        f"service_contract_id, $2, priority, {RANK_ERROR}, "
+        f"select 0, greatest(pg_current_xact_id(), (select last_stamp from servicebroker.conversation_endpoints peer "
+        f"where peer.conversation_handle = receiver.far_handle)), conversation_group_id, conversation_handle, "
+        f"service_id, service_contract_id, $2, priority, {RANK_ERROR}, "
         f"(uuid_hash(conversation_group_id) & 1023)::smallint, $3, $4 from receiver "
         f"returning message_sequence_number, {_wake(queue_id)}"
     )

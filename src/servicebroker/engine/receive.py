@@ -6,8 +6,9 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.store import locks
 from servicebroker.store.statements import Row, Rows, Statement, Steps
 
 ALL = 2_147_483_647  # TOP when none is given
@@ -29,6 +30,7 @@ def receive(
 
     Raises:
         BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 402 wrong types.
+        InstanceError: a pipeline reads the queue.
     """
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
         raise BrokerError(402, "TOP", repr(top), "an int of 0 or more")
@@ -83,15 +85,22 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
         "select q.is_receive_enabled, "
         "exists (select from servicebroker.conversation_endpoints where conversation_handle = $2 and queue_id = $1), "
         "exists (select from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
-        "        where g.conversation_group_id = $3 and s.queue_id = $1) "
+        "        where g.conversation_group_id = $3 and s.queue_id = $1), "
+        "exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and l.mode = 'ExclusiveLock' "
+        "        and l.classid = $4 and l.objid = $1 and l.objsubid = 2 "
+        "        and l.database = (select oid from pg_database where datname = current_database())) "
         "from servicebroker.queues q where q.queue_id = $1",
-        (queue.queue_id, handle, group),
+        (queue.queue_id, handle, group, locks.PIPELINE),
     )
     if not rows:
         raise BrokerError(15151, "find", "queue", queue.name)
-    enabled, handle_known, group_known = rows[0]
+    enabled, handle_known, group_known, owned = rows[0]
     if not enabled:
         raise BrokerError(9617, queue.name)
+    if owned:
+        raise InstanceError(
+            f"The queue '{queue.name}' is being read by a pipeline: nobody else can RECEIVE from it until that stops."
+        )
     if handle is not None and not handle_known:
         raise BrokerError(8426, handle)
     if group is not None and not group_known:

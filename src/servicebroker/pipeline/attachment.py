@@ -79,8 +79,8 @@ class Attachment:
             execute(self.connection, "select pg_advisory_lock($1, $2)", locks.PIPELINE, self.queue_id)
         except psycopg.errors.LockNotAvailable:
             raise InstanceError(
-                f"The queue is being read by another pipeline{self._owner()}: one stream at a time reads a queue; "
-                "stop that one first."
+                f"The queue is being read by another pipeline or an open RECEIVE{self._owner()}: one stream at a time "
+                "reads a queue; end that first."
             ) from None
         execute(self.connection, "set lock_timeout = 0")
 

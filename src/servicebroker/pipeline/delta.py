@@ -82,6 +82,15 @@ class DeltaWriter(DataSourceStreamArrowWriter):
         """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
 
 
+def ensure_table(folder: Path, schema: StructType) -> None:
+    """Create the table when it is missing, so that it can be read before the first batch lands.
+
+    Raises:
+        InstanceError: there is one with other columns.
+    """
+    _opened(folder, _arrow_schema(schema))
+
+
 def land(folder: Path, schema: pa.Schema, files: list[DataFile], query_id: str, batch_id: int) -> bool:
     """Add `files` to the table in `folder`, once for (query id, batch id). False when it has landed before.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
+from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
 
 
@@ -18,8 +17,3 @@ class OpenInstance:
         """Let it go; the last one out stops an embedded server."""
         if self._server:
             self._server.close()
-
-
-def is_url(instance: str) -> bool:
-    """A URL or a libpq string `key=value ...`; anything else is the path of a data folder."""
-    return bool(re.match(r"postgres(ql)?://|\w+ *=", instance))

@@ -35,7 +35,7 @@ def quoted(name: str) -> str:
 
 
 def _statement(part: str, queue_id: int, **names: str) -> Statement:
-    values = {"id": str(queue_id), "group_lock": str(locks.GROUP), **names}
+    values = {"id": str(queue_id), "group_lock": str(locks.GROUP), "pipeline_lock": str(locks.PIPELINE), **names}
     return Statement(re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False)
 
 

@@ -80,7 +80,9 @@ declare
     taken integer := 0;
     fresh integer;
 begin
-    if top <= 0 or not (select q.is_receive_enabled from servicebroker.queues q where q.queue_id = {id}) then
+    -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
+    if top <= 0 or not (select q.is_receive_enabled from servicebroker.queues q where q.queue_id = {id})
+       or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
         return;
     end if;
     if exists (select from servicebroker.conversation_endpoints e

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from servicebroker.cli.demo import shipper as names
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.delta import ensure_table
 from servicebroker.pipeline.session import spark_session
 
 TRIGGER = "100 milliseconds"
@@ -37,6 +38,7 @@ class Landing:
                 # an empty body travels as NULL; here it is a blank line again
                 .withColumn("message_body", F.coalesce("message_body", F.lit(bytearray())))
             )
+            ensure_table(table, lines.schema)
             self._query = (
                 lines.writeStream.format("servicebroker_delta")
                 .option("path", str(table))
