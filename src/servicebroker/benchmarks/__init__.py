@@ -15,7 +15,7 @@ from servicebroker.api.instance import Instance, open_instance
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.report import Conditions, Line, Report
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker.benchmarks.scenarios import PIPELINE, SCENARIOS
+from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, SCENARIOS
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
@@ -119,7 +119,7 @@ def _lines(
         return compare(name, scenario, field, meter, messages=messages, rounds=rounds, progress=progress)
     from servicebroker.benchmarks.pipeline import compare_pipeline
 
-    return compare_pipeline(scenario, instance, field, meter, place, messages, min(rounds, 3), progress)
+    return compare_pipeline(scenario, instance, field, meter, place, messages, min(rounds, PIPELINE_ROUNDS), progress)
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:

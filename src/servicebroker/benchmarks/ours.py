@@ -38,7 +38,7 @@ class ServiceBroker:
             "send-batch": [Way("send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
             "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
             "receive-batch": [Way(f"receive(top={BATCH})", "", self.fill, self._receive_batch)],
-            "worker": [Way("transaction, receive(top=1)", "", self.fill, self._work)],
+            "worker": [Way("receive(top=1), commit", "one transaction() for each", self.fill, self._work)],
         }.get(scenario, [])
 
     def close(self) -> None:

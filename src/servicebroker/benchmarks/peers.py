@@ -197,7 +197,7 @@ class Procrastinate:
             )
             return len(_done)
 
-        settings = "async task, delete_jobs=always, wait=False, listen_notify=False"
+        settings = "async task, delete_jobs=always, listen_notify=False, its own pool of 4 connections"
         return Way(f"worker, concurrency={concurrency}", settings, self._fill, work)
 
     def _clear(self, messages: int) -> None:

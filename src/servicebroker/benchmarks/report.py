@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from servicebroker.benchmarks.measure import Figures
-from servicebroker.benchmarks.scenarios import SCENARIOS
+from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, SCENARIOS
 
 OURS = "servicebroker"
 
@@ -137,8 +137,14 @@ def _conditions(conditions: Conditions) -> str:
     return (
         f"Made on {conditions.date} by\n\n```\n{conditions.command}\n```\n\n"
         f"with Python {conditions.python} and PostgreSQL {conditions.postgresql} on {conditions.cpus} CPUs, "
-        f"{conditions.rounds} rounds{'' if conditions.scale == 1 else f', scale {conditions.scale:g}'}."
+        f"{_rounds(conditions)}{'' if conditions.scale == 1 else f', scale {conditions.scale:g}'}."
     )
+
+
+def _rounds(conditions: Conditions) -> str:
+    if PIPELINE in conditions.messages and conditions.rounds > PIPELINE_ROUNDS:
+        return f"{conditions.rounds} rounds ({PIPELINE_ROUNDS} of the pipeline)"
+    return f"{conditions.rounds} round{'' if conditions.rounds == 1 else 's'}"
 
 
 def _by_scenario(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:

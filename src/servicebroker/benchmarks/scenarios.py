@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PIPELINE = "pipeline"
+PIPELINE_ROUNDS = 3  # at most: one takes a minute
 
 
 @dataclass(frozen=True)
