@@ -20,6 +20,7 @@ from servicebroker.engine.catalog import Catalog, create_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.connection import connect, is_url, pool
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import migrate
 from servicebroker.store.statements import execute, run
@@ -76,7 +77,7 @@ class Instance:
         with self.connection() as connection:
             return run(connection, queue_statuses()), run(connection, transmission_status())
 
-    def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+    def connection(self) -> AbstractContextManager[DirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
 
@@ -88,7 +89,7 @@ class Instance:
             self._server.close()
 
     @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[psycopg.Connection[Any]]:
+    def _borrowed(self) -> Iterator[DirectConnection]:
         try:
             connection = self._get()
         except PoolClosed:
@@ -106,7 +107,7 @@ class Instance:
             if lost:  # the server has gone, or will have lost the others too
                 self._pool.check()
 
-    def _get(self) -> psycopg.Connection[Any]:
+    def _get(self) -> DirectConnection:
         try:
             return self._pool.getconn(timeout=FIRST_PATIENCE)
         except PoolTimeout:

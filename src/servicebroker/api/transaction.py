@@ -14,6 +14,7 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api.verbs import Verbs
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import one_line
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.statements import Steps, run, run_alone
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ class JoinedTransaction(Verbs):
 class Transaction(JoinedTransaction):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""
 
+    connection: DirectConnection
+
     def __enter__(self) -> Self:
-        self.connection.execute("begin")
+        self.connection.run_command(b"begin")
         return self
 
     def __exit__(
@@ -74,12 +77,12 @@ def _is_idle(connection: psycopg.Connection[Any]) -> bool:
     return connection.info.transaction_status == TransactionStatus.IDLE
 
 
-def _commit(connection: psycopg.Connection[Any]) -> None:
+def _commit(connection: DirectConnection) -> None:
     if connection.info.transaction_status == TransactionStatus.INERROR:
         connection.rollback()
         raise psycopg.errors.InFailedSqlTransaction
     try:
-        connection.execute("commit")
+        connection.run_command(b"commit")
     except psycopg.OperationalError as problem:
         if connection.closed:
             raise InstanceError(

@@ -118,7 +118,8 @@ class Verbs(ABC):
         """
         if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
             raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
-        found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        found = catalog.queues.get((database_id, queue)) or self._do(find_queue(catalog, database_id, queue))
 
         def once() -> list[Message]:
             return self._do(

@@ -9,7 +9,7 @@ from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store import locks
-from servicebroker.store.statements import Row, Rows, Statement, Steps
+from servicebroker.store.statements import Rows, Statement, Steps
 
 ALL = 2_147_483_647  # TOP when none is given
 
@@ -55,28 +55,17 @@ def receive(
 
 def _messages(rows: Rows, labels: Labels) -> list[Message]:
     services, contracts, types = labels
-    return [_message(row, services, contracts, types) for row in rows]
-
-
-def _message(row: Row, services: dict[int, str], contracts: dict[int, str], types: dict[int, str]) -> Message:
-    priority, order, group, handle, number, service, contract, message_type, validation, body, time = row
-    return Message(
-        0,
-        priority,
-        order,
-        group,
-        handle,
-        number,
-        services[service],
-        service,
-        contracts[contract],
-        contract,
-        types[message_type],
-        message_type,
-        validation,
-        body,
-        time,
-    )
+    new = tuple.__new__  # Message(...) takes twice as long
+    return [
+        new(
+            Message,
+            (
+                *(0, priority, order, group, handle, number, services[service], service),
+                *(contracts[contract], contract, types[kind], kind, validation, body, time),
+            ),
+        )
+        for priority, order, group, handle, number, service, contract, kind, validation, body, time in rows
+    ]
 
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:

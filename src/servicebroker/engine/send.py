@@ -76,13 +76,14 @@ def send_batch(
     if not contents:
         raise BrokerError(402, "the batch", "empty", "at least one body")
     channel = catalog.channels.get(handle)
-    if channel is not None and len(enqueue.portions(contents)) == 1:
+    portions = enqueue.portions(contents)
+    if channel is not None and len(portions) == 1:
         usage = _allowed(channel.near, channel.is_initiator, message_type)
         far = channel.far.get(message_type)
         if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
             rows = yield Statement(
                 enqueue.send_batch(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, contents, len(contents)),
+                (handle, far.message_type_id, far.validation, portions[0], len(contents)),
             )
             if rows:
                 return int(rows[0][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -64,6 +65,7 @@ def spark_session(
             raise InstanceError(f"Spark does not start: {_gist(said) or problem}") from problem
     session = SparkSession(SparkContext.getOrCreate())
     _register(session)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback at Ctrl-C
     return session
 
 
