@@ -87,8 +87,7 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
     yield Statement(
         "with finished as ("
         "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, far_handle = null, "
-        "far_queue_id = null, security_timestamp = $2 where conversation_handle = $1 returning *) "
-        + LEAVE_LAST_NUMBER,
+        "far_queue_id = null, security_timestamp = $2 where conversation_handle = $1 returning *) " + LEAVE_LAST_NUMBER,
         (endpoint.conversation_handle, now + REPLAY_PROTECTION),
     )
 
