@@ -328,6 +328,16 @@ def test_a_dialog_that_has_begun(database: sb.Database, clock: Clock) -> None:
     assert rows(database, "conversation_endpoints", conversation_id=row.conversation_id) == [row]
 
 
+@pytest.mark.feature(25)
+def test_a_column_holds_a_service_name_of_256_characters(database: sb.Database) -> None:
+    handle = begin(database, "é" * 256)
+    database.send(handle, ORDER, b"x")
+    assert endpoint(database, handle).far_service == "é" * 256
+    assert [row.to_service_name for row in rows(database, "transmission_queue")] == ["é" * 256]
+    with refused(15151, "256"):
+        begin(database, "x" * 257)
+
+
 @pytest.mark.feature(43)
 def test_a_dialog_that_converses(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
