@@ -7,6 +7,7 @@ from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
+    LEAVE_LAST_NUMBER,
     Endpoint,
     lock_conversation,
     never_opened,
@@ -84,8 +85,9 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
         yield from remove_endpoint(endpoint)
         return
     yield Statement(
-        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
-        "far_handle = null, far_queue_id = null, security_timestamp = $2 where conversation_handle = $1",
+        "with finished as ("
+        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, far_handle = null, "
+        "far_queue_id = null, security_timestamp = $2 where conversation_handle = $1 returning *) " + LEAVE_LAST_NUMBER,
         (endpoint.conversation_handle, now + REPLAY_PROTECTION),
     )
 

@@ -121,10 +121,19 @@ def never_opened(initiator: Endpoint) -> Steps[bool]:
     return bool(rows)
 
 
+# The last thing a finished endpoint leaves with its peer, for sys.conversation_endpoints: what it has sent.
+LEAVE_LAST_NUMBER = (
+    "update servicebroker.conversation_endpoints peer set receive_sequence = finished.send_sequence from finished "
+    "where peer.conversation_id = finished.conversation_id and peer.is_initiator = not finished.is_initiator"
+)
+
+
 def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
     """Delete the row, and its group when it was the last one of it."""
     yield Statement(
-        "delete from servicebroker.conversation_endpoints where conversation_handle = $1",
+        "with finished as ("
+        "delete from servicebroker.conversation_endpoints where conversation_handle = $1 returning *) "
+        + LEAVE_LAST_NUMBER,
         (endpoint.conversation_handle,),
     )
     yield _remove_empty_groups([endpoint.conversation_group_id])
