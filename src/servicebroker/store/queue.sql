@@ -27,7 +27,7 @@ create table servicebroker.queue_{id} (
 );
 
 -- name: arrival
-create index queue_{id}_arrival on servicebroker.queue_{id} (priority, queuing_order);
+create index queue_{id}_arrival on servicebroker.queue_{id} (priority desc, queuing_order);
 
 -- name: group
 create index queue_{id}_group on servicebroker.queue_{id}
@@ -79,15 +79,29 @@ declare
     stage integer;
     taken integer := 0;
     fresh integer;
+    enabled boolean;
+    timers_due boolean;
 begin
+    if in_group is not null then
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(in_group));
+    end if;
+    -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest priority
+    select q.is_receive_enabled, head.priority, head.conversation_group_id,
+           exists (select from servicebroker.conversation_endpoints e
+                    where e.queue_id = {id} and e.dialog_timer <= at)
+      into enabled, level, candidate, timers_due
+      from servicebroker.queues q
+      left join lateral (select m.priority, m.conversation_group_id from servicebroker.queue_{id} m
+                          order by m.priority desc, m.queuing_order limit 1) head on true
+     where q.queue_id = {id};
     -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
-    if top <= 0 or not (select q.is_receive_enabled from servicebroker.queues q where q.queue_id = {id})
-       or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
+    if top <= 0 or not enabled or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
         return;
     end if;
-    if exists (select from servicebroker.conversation_endpoints e
-                where e.queue_id = {id} and e.dialog_timer <= at) then
+    if timers_due then
         perform servicebroker.fire_timers_{id}(at);
+        select m.priority, m.conversation_group_id into level, candidate from servicebroker.queue_{id} m
+         order by m.priority desc, m.queuing_order limit 1;
     end if;
 
     if handle is not null then
@@ -116,15 +130,8 @@ begin
         return;
     end if;
 
-    level := (select max(q.priority) from servicebroker.queue_{id} q);
+    candidates := array[coalesce(in_group, candidate)];
     while level is not null loop
-        if in_group is not null then
-            perform pg_advisory_xact_lock({group_lock}, uuid_hash(in_group));
-            candidates := array[in_group];
-        else
-            candidates := array(select q.conversation_group_id from servicebroker.queue_{id} q
-                                 where q.priority = level order by q.queuing_order limit 1);
-        end if;
         -- stage 1: the oldest message's group; 2: the groups of the oldest 64; 3: every group, one by one
         stage := 1;
         previous := '00000000-0000-0000-0000-000000000000';
@@ -171,7 +178,8 @@ begin
             end if;
         end loop;
         exit when in_group is not null;
-        level := (select max(q.priority) from servicebroker.queue_{id} q where q.priority < level);
+        select q.priority, array[q.conversation_group_id] into level, candidates from servicebroker.queue_{id} q
+         where q.priority < level order by q.priority desc, q.queuing_order limit 1;
     end loop;
 end $$;
 
