@@ -102,7 +102,7 @@ def test_pages_never_hold_more_than_the_limit_and_replay_exactly(feed, reader):
 def test_a_limit_of_none_reads_all(feed, reader):
     feed.dialog(*[b"x"] * 30)
     start = reader.initialOffset()
-    assert reader.getDefaultReadLimit().max_rows == 250_000
+    assert reader.getDefaultReadLimit().max_rows == 1_000_000
     assert len(bodies(reader, start, reader.latestOffset(start, ALL))) == 30
 
 
