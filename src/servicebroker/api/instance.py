@@ -16,6 +16,7 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
+from servicebroker.api.transaction import release_kept
 from servicebroker.engine.catalog import Catalog, create_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -101,6 +102,7 @@ class Instance:
         try:
             yield connection
         finally:
+            release_kept(connection)
             lost = connection.closed
             self._pool.putconn(connection)
             if lost:  # the server has gone, or will have lost the others too

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError
-from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -80,8 +79,8 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
     Rows are locked in one order for both sides, so that two ENDs never wait for each other in a circle; a SEND
     holds only its own row.
     """
+    yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
-    yield lock_group(endpoint.conversation_group_id)
     yield from lock_rows(endpoint.conversation_id)
     rows = yield Statement(_SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,))
     both = {row[0]: Endpoint(*row) for row in rows}
@@ -109,7 +108,20 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
 
 def lock_group(group: UUID) -> Statement:
     """Take the group's lock, waiting for it; it is held until the transaction ends."""
-    return Statement("select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.GROUP, group))
+    return Statement("select servicebroker.lock_group($1)", (group,), locks=True)
+
+
+def lock_group_of(handle: UUID) -> Steps[UUID]:
+    """Take the lock of the group that a conversation is in. It may be moved while we wait: then the next one too.
+
+    Raises:
+        BrokerError: 8426 when there is no such conversation.
+    """
+    group, locked = (yield from find_endpoint(handle)).conversation_group_id, None
+    while group != locked:
+        yield lock_group(group)
+        group, locked = (yield from find_endpoint(handle)).conversation_group_id, group
+    return group
 
 
 def never_opened(initiator: Endpoint) -> Steps[bool]:
@@ -127,7 +139,7 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
         "delete from servicebroker.conversation_endpoints where conversation_handle = $1",
         (endpoint.conversation_handle,),
     )
-    yield _remove_empty_groups([endpoint.conversation_group_id])
+    yield remove_empty_groups([endpoint.conversation_group_id])
 
 
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
@@ -147,11 +159,12 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
             "order by conversation_group_id for update",
             (groups,),
         )
-        yield _remove_empty_groups(groups)
+        yield remove_empty_groups(groups)
     return len(groups)
 
 
-def _remove_empty_groups(groups: list[UUID]) -> Statement:
+def remove_empty_groups(groups: list[UUID]) -> Statement:
+    """Delete those of the groups that no conversation is in."""
     return Statement(
         "delete from servicebroker.conversation_groups g where conversation_group_id = any ($1) and not exists ("
         "select from servicebroker.conversation_endpoints e "

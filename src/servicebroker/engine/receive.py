@@ -43,6 +43,7 @@ def receive(
     rows = yield Statement(
         f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
         (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id),
+        locks=True,
     )
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
@@ -53,13 +54,32 @@ def receive(
         return _messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True)))
 
 
+def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
+    """GET CONVERSATION GROUP FROM queue: the group that RECEIVE would take from, locked; None when there is none.
+
+    Raises:
+        BrokerError: 9617 queue disabled.
+        InstanceError: a pipeline reads the queue.
+    """
+    rows = yield Statement(
+        f"select conversation_group_id, kept from servicebroker.receive_{queue.queue_id}(1, $1, only_lock => true)",
+        (now,),
+        locks=True,
+    )
+    if not rows:
+        yield from _check(queue, None, None)
+        return None
+    group: UUID = rows[0][0]
+    return group
+
+
 def _messages(rows: Rows, labels: Labels) -> list[Message]:
     services, contracts, types = labels
     return [_message(row, services, contracts, types) for row in rows]
 
 
 def _message(row: Row, services: dict[int, str], contracts: dict[int, str], types: dict[int, str]) -> Message:
-    priority, order, group, handle, number, service, contract, message_type, validation, body, time = row
+    priority, order, group, handle, number, service, contract, message_type, validation, body, time, _ = row
     return Message(
         0,
         priority,
@@ -98,10 +118,15 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
     if not enabled:
         raise BrokerError(9617, queue.name)
     if owned:
-        raise InstanceError(
-            f"The queue '{queue.name}' is being read by a pipeline: nobody else can RECEIVE from it until that stops."
-        )
+        raise refuse_pipeline(f"'{queue.name}'")
     if handle is not None and not handle_known:
         raise BrokerError(8426, handle)
     if group is not None and not group_known:
         raise BrokerError(8436, group)
+
+
+def refuse_pipeline(queue: str) -> InstanceError:
+    """A pipeline that reads a queue is its only reader."""
+    return InstanceError(
+        f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it until that stops."
+    )

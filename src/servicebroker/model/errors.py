@@ -103,6 +103,10 @@ RULES: dict[int, Rule] = {
         "in the contract, however this service is a Target."
     ),
     8436: Rule('The conversation group "{0}" is not found.'),
+    8438: Rule(
+        "The conversation endpoint is not in a valid state for MOVE CONVERSATION. The current endpoint state is '{0}'."
+    ),
+    8439: Rule("The destination conversation group '{0}' is invalid."),
     8442: Rule(
         "There is no Service Broker active in the database. "
         "Change to a database context that contains a Service Broker."
@@ -116,6 +120,7 @@ RULES: dict[int, Rule] = {
         "The remote conversation endpoint is either in a state where no more messages can be exchanged, "
         "or it has been dropped."
     ),
+    8489: Rule("The dialog has exceeded the specified LIFETIME."),
     8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),

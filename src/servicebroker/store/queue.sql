@@ -60,11 +60,11 @@ $$;
 -- transaction ends; without `handle` and `in_group` it skips groups that others have locked, with them it waits.
 -- Plans are pinned: on a fresh table the statistics would choose to sort a whole group.
 create or replace function servicebroker.receive_{id}(
-    top integer, at timestamptz, handle uuid default null, in_group uuid default null
+    top integer, at timestamptz, handle uuid default null, in_group uuid default null, only_lock boolean default false
 ) returns table (
     priority smallint, queuing_order bigint, conversation_group_id uuid, conversation_handle uuid,
     message_sequence_number bigint, service_id integer, service_contract_id integer, message_type_id integer,
-    validation "char", message_body bytea, message_enqueue_time timestamptz
+    validation "char", message_body bytea, message_enqueue_time timestamptz, kept integer
 ) language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set plan_cache_mode = force_generic_plan
@@ -108,10 +108,12 @@ begin
                                              where e.conversation_handle = handle)
                           and m.conversation_group_id = candidate and m.conversation_handle = handle
                         order by m.rank, m.queuing_order limit top))
-                returning q.*)
+                returning q.*, q.xmax as deleter)
             select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                    g.message_sequence_number, g.service_id, g.service_contract_id, g.message_type_id,
-                   g.validation, g.message_body, g.message_enqueue_time
+                   g.validation, g.message_body, g.message_enqueue_time,
+                   (select servicebroker.keep_lock(uuid_hash(candidate)) from (select deleter from gone limit 1) d
+                     where d.deleter <> pg_current_xact_id()::xid)
               from gone g order by g.rank, g.queuing_order;
         return;
     end if;
@@ -131,6 +133,14 @@ begin
         loop
             foreach candidate in array candidates loop
                 continue when not pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate));
+                if only_lock then
+                    continue when not exists (select from servicebroker.queue_{id} q
+                                               where q.priority = level and q.conversation_group_id = candidate);
+                    return query select null::smallint, null::bigint, candidate, null::uuid, null::bigint, null::integer,
+                        null::integer, null::integer, null::"char", null::bytea, null::timestamptz,
+                        servicebroker.lock_group(candidate);
+                    return;
+                end if;
                 lower_level := level;
                 while lower_level is not null and taken < top loop
                     return query
@@ -141,10 +151,13 @@ begin
                                     where m.priority = lower_level and m.conversation_group_id = candidate
                                     order by m.conversation_handle, m.rank, m.queuing_order
                                     limit top - taken))
-                            returning q.*)
+                            returning q.*, q.xmax as deleter)
                         select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                                g.message_sequence_number, g.service_id, g.service_contract_id,
-                               g.message_type_id, g.validation, g.message_body, g.message_enqueue_time
+                               g.message_type_id, g.validation, g.message_body, g.message_enqueue_time,
+                               (select servicebroker.keep_lock(uuid_hash(candidate))
+                                  from (select deleter from gone limit 1) d
+                                 where d.deleter <> pg_current_xact_id()::xid)
                           from gone g order by g.conversation_handle, g.rank, g.queuing_order;
                     get diagnostics fresh = row_count;
                     taken := taken + fresh;

@@ -16,6 +16,8 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Loader
 from psycopg.pq import Format
 
+from servicebroker.store import kept
+
 T = TypeVar("T")
 Row = tuple[Any, ...]
 Rows = Sequence[Row]
@@ -25,11 +27,13 @@ class Statement(NamedTuple):
     """One SQL statement and its parameters, in the order of $1, $2, ...
 
     `prepared`: keep it prepared on the connection, since it comes again; not for DDL.
+    `locks`: the last column of its first row is the key of a group lock that the session keeps, or NULL.
     """
 
     sql: str
     parameters: tuple[object, ...] = ()
     prepared: bool = True
+    locks: bool = False
 
 
 Steps = Generator[Statement, Rows, T]
@@ -41,8 +45,7 @@ def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     try:
         statement = next(steps)
         while True:
-            cursor.execute(statement.sql.encode(), statement.parameters, prepare=statement.prepared)
-            statement = steps.send(_rows(cursor))
+            statement = steps.send(_rows_of(connection, cursor, statement))
     except StopIteration as done:
         result: T = done.value
         return result
@@ -60,8 +63,7 @@ def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     cursor = _cursor(connection)
     try:
         statement = next(steps)
-        cursor.execute(statement.sql.encode(), statement.parameters, prepare=statement.prepared)
-        statement = steps.send(_rows(cursor))
+        statement = steps.send(_rows_of(connection, cursor, statement))
     except StopIteration as done:
         result: T = done.value
         return result
@@ -86,6 +88,19 @@ def execute(connection: psycopg.Connection[Any], sql: str, *parameters: object) 
     with _cursor(connection) as cursor:
         cursor.execute(sql.encode(), parameters)
         return _rows(cursor)
+
+
+def _rows_of(connection: psycopg.Connection[Any], cursor: psycopg.RawCursor[Row], statement: Statement) -> Rows:
+    try:
+        cursor.execute(statement.sql.encode(), statement.parameters, prepare=statement.prepared)
+        rows = _rows(cursor)
+    except BaseException:
+        if statement.locks:
+            kept.doubt(connection)
+        raise
+    if statement.locks and rows and rows[0][-1] is not None:
+        kept.note(connection, rows[0][-1])
+    return rows
 
 
 def _rows(cursor: psycopg.RawCursor[Row]) -> Rows:
