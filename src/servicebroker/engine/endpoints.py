@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import TRANSITIONS, Event, State
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -36,6 +37,14 @@ class Endpoint(NamedTuple):
     def has_peer(self) -> bool:
         """The other endpoint exists in this instance and everything sent so far has reached it."""
         return self.far_handle is not None
+
+
+def state_at(endpoint: Endpoint, now: datetime) -> State:
+    """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
+    state = State(endpoint.state)
+    if endpoint.lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
+        return State.ERROR
+    return state
 
 
 _SELECT = (

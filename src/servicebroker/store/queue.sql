@@ -54,6 +54,36 @@ create or replace function servicebroker.fire_timers_{id}(at timestamptz) return
       from due where state <> 'CD';
 $$;
 
+-- name: expire
+-- An Error message for each conversation of this queue whose lifetime is over; what it had not delivered is dropped.
+-- Each side expires by itself, as it would if the other were far away. A row that another transaction holds is left
+-- for the next look, and so is a side that has ended already: its application never sees the error.
+create or replace function servicebroker.expire_{id}(at timestamptz) returns bigint language sql as $$
+    with due as (
+        update servicebroker.conversation_endpoints
+           set state = 'ER', dialog_timer = null
+         where conversation_handle = any (array(
+               select conversation_handle from servicebroker.conversation_endpoints
+                where queue_id = {id} and lifetime <= at and state in ('SO', 'SI', 'CO', 'DI', 'DO') and state <> 'DO'
+                order by lifetime limit 100 for update skip locked))
+        returning *
+    ), unsent as (
+        delete from servicebroker.transmission_queue
+         where conversation_handle = any (array(select conversation_handle from due))
+    ), told as (
+        insert into servicebroker.queue_{id}
+            (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
+             service_contract_id, message_type_id, priority, rank, bucket, validation, message_body)
+        select 0, greatest(pg_current_xact_id(), (select peer.last_stamp from servicebroker.conversation_endpoints peer
+                                                   where peer.conversation_handle = due.far_handle)),
+               conversation_group_id, conversation_handle, service_id, service_contract_id, 1, priority, 1,
+               uuid_hash(conversation_group_id) & 1023, 'X', {expired}
+          from due
+        returning 1
+    )
+    select count(*) from told;
+$$;
+
 -- name: receive
 -- RECEIVE. A function and not one statement, because each of its statements needs a snapshot of its own: what
 -- the previous owner of a group has just committed must be seen. Locks the group it takes from until the
@@ -88,6 +118,10 @@ begin
     if exists (select from servicebroker.conversation_endpoints e
                 where e.queue_id = {id} and e.dialog_timer <= at) then
         perform servicebroker.fire_timers_{id}(at);
+    end if;
+    if exists (select from servicebroker.conversation_endpoints e where e.queue_id = {id} and e.lifetime <= at
+                  and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO') then
+        perform servicebroker.expire_{id}(at);
     end if;
 
     if handle is not null then

@@ -24,6 +24,10 @@ begin
     return case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group)) end;
 end $$;
 
+-- conversations whose lifetime may still run out
+create index conversation_endpoints_lifetime on servicebroker.conversation_endpoints (queue_id, lifetime)
+    where state in ('SO', 'SI', 'CO', 'DI', 'DO');
+
 -- RECEIVE returns one column more; the functions are made again after the migrations.
 do $$
 declare
