@@ -16,11 +16,13 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
+from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog, create_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.events import Events
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import migrate
@@ -44,6 +46,7 @@ class Instance:
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
         clock: gives every rule its time.
+        events: what happened in this process that an administrator wants to know.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class Instance:
     ) -> None:
         self.clock = clock
         self.catalog = Catalog()
+        self.events = Events()
+        self.poison = PoisonDetector(self.connection, clock, self.events)
         self._server = None if is_url(os.fspath(target)) else EmbeddedServer.start(Path(target))
         try:
             self.url = self._server.url if self._server else os.fspath(target)

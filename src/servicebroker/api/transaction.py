@@ -72,11 +72,19 @@ class JoinedTransaction(Verbs):
             if not self.connection.autocommit:
                 self.connection.rollback()
 
+    def _received(self, queue_id: int, transaction: int) -> None:
+        poison = self.database.instance.poison
+        if self.connection.autocommit and _is_idle(self.connection):
+            poison.committed([queue_id])
+        else:
+            poison.received(transaction, [queue_id])
+
 
 class Transaction(JoinedTransaction):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""
 
     def __enter__(self) -> Self:
+        self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
         self.connection.execute("begin")
         return self
 
@@ -85,14 +93,41 @@ class Transaction(JoinedTransaction):
     ) -> None:
         connection = self.connection
         self._ended = True  # the connection serves somebody else from now on
+        known = not _is_idle(connection)  # else it was ended on the connection, by whatever
         try:
             if kind is None:
                 _commit(connection)
             else:
                 with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                     connection.rollback()
+        except psycopg.errors.InFailedSqlTransaction:
+            kind = psycopg.errors.InFailedSqlTransaction
+            raise
+        except BaseException:
+            known = False
+            raise
         finally:
             release_kept(connection)
+            if self._taken:
+                self._count(committed=kind is None, known=known)
+
+    def _count(self, *, committed: bool, known: bool) -> None:
+        """Tell the poison detection how a transaction that received has ended."""
+        poison, connection = self.database.instance.poison, self.connection
+        queues = {queue_id for _, queue_id in self._taken}
+        known = known and len({transaction for transaction, _ in self._taken}) == 1
+        if known and committed:
+            poison.committed(queues)
+        elif known and not connection.closed:
+            poison.rolled_back(connection, queues)
+        else:
+            for transaction, queue_id in self._taken:
+                poison.received(transaction, [queue_id])
+            if not connection.closed:
+                poison.judge(connection)
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        self._taken.add((transaction, queue_id))
 
     _ended = False
 

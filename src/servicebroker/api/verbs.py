@@ -33,6 +33,10 @@ class Verbs(ABC):
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
 
+    @abstractmethod
+    def _received(self, queue_id: int, transaction: int) -> None:
+        """Messages were taken from the queue by the transaction of that id: its rollback counts."""
+
     def begin_dialog(
         self,
         from_service: str,
@@ -120,7 +124,8 @@ class Verbs(ABC):
         found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
 
         def once() -> list[Message]:
-            return self._do(
+            self.database.instance.poison.look(found.queue_id)
+            messages, transaction = self._do(
                 receive.receive(
                     self.database.instance.catalog,
                     found,
@@ -130,6 +135,9 @@ class Verbs(ABC):
                     now=self.database.instance.clock(),
                 )
             )
+            if messages:
+                self._received(found.queue_id, transaction)
+            return messages
 
         return self._waiting(found, once, 0 if top == 0 else wait)
 

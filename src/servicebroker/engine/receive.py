@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
@@ -14,6 +15,13 @@ from servicebroker.store.statements import Row, Rows, Statement, Steps
 ALL = 2_147_483_647  # TOP when none is given
 
 
+class Received(NamedTuple):
+    """The messages, and the id of the transaction that took them."""
+
+    messages: list[Message]
+    transaction: int
+
+
 def receive(
     catalog: Catalog,
     queue: Queue,
@@ -22,11 +30,11 @@ def receive(
     conversation_handle: UUID | None = None,
     conversation_group_id: UUID | None = None,
     now: datetime,
-) -> Steps[list[Message]]:
+) -> Steps[Received]:
     """RECEIVE [TOP (top)] * FROM queue [WHERE conversation_handle = | conversation_group_id =].
 
     Without WHERE: of the groups that nobody else has locked, the one with the oldest message of the highest
-    priority. Its lock is held until the transaction ends. An empty list when there is nothing to take.
+    priority. Its lock is held until the transaction ends. No messages when there is nothing to take.
 
     Raises:
         BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 402 wrong types.
@@ -47,11 +55,12 @@ def receive(
     )
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
-        return []
+        return Received([], 0)
+    transaction = rows[0][-2]
     try:
-        return _messages(rows, labels)
+        return Received(_messages(rows, labels), transaction)
     except KeyError:  # a name that is younger than what we remember
-        return _messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True)))
+        return Received(_messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True))), transaction)
 
 
 def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
@@ -79,7 +88,7 @@ def _messages(rows: Rows, labels: Labels) -> list[Message]:
 
 
 def _message(row: Row, services: dict[int, str], contracts: dict[int, str], types: dict[int, str]) -> Message:
-    priority, order, group, handle, number, service, contract, message_type, validation, body, time, _ = row
+    priority, order, group, handle, number, service, contract, message_type, validation, body, time, _, _ = row
     return Message(
         0,
         priority,

@@ -59,6 +59,10 @@ RULES: dict[int, Rule] = {
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
+    8405: Rule(
+        "An error occurred in the service broker queue rollback handler, while trying to disable a queue. "
+        "Database ID: {0}, Queue ID: {1}, Error: {2}, State: {3}."
+    ),
     8406: Rule("The dialog lifetime can not be NULL. Specify a valid dialog lifetime value from {0} to {1}."),
     8408: Rule("Target service '{0}' does not support contract '{1}'."),
     8410: Rule("The conversation timer cannot be set beyond the conversation's lifetime."),

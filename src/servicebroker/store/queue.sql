@@ -94,7 +94,7 @@ create or replace function servicebroker.receive_{id}(
 ) returns table (
     priority smallint, queuing_order bigint, conversation_group_id uuid, conversation_handle uuid,
     message_sequence_number bigint, service_id integer, service_contract_id integer, message_type_id integer,
-    validation "char", message_body bytea, message_enqueue_time timestamptz, kept integer
+    validation "char", message_body bytea, message_enqueue_time timestamptz, transaction_id bigint, kept integer
 ) language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set plan_cache_mode = force_generic_plan
@@ -146,6 +146,7 @@ begin
             select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                    g.message_sequence_number, g.service_id, g.service_contract_id, g.message_type_id,
                    g.validation, g.message_body, g.message_enqueue_time,
+                   (select pg_current_xact_id()::text::bigint),
                    (select servicebroker.keep_lock(uuid_hash(candidate)) from (select deleter from gone limit 1) d
                      where d.deleter <> pg_current_xact_id()::xid)
               from gone g order by g.rank, g.queuing_order;
@@ -172,7 +173,7 @@ begin
                                                where q.priority = level and q.conversation_group_id = candidate);
                     return query select null::smallint, null::bigint, candidate, null::uuid, null::bigint, null::integer,
                         null::integer, null::integer, null::"char", null::bytea, null::timestamptz,
-                        servicebroker.lock_group(candidate);
+                        null::bigint, servicebroker.lock_group(candidate);
                     return;
                 end if;
                 lower_level := level;
@@ -189,6 +190,7 @@ begin
                         select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                                g.message_sequence_number, g.service_id, g.service_contract_id,
                                g.message_type_id, g.validation, g.message_body, g.message_enqueue_time,
+                               (select pg_current_xact_id()::text::bigint),
                                (select servicebroker.keep_lock(uuid_hash(candidate))
                                   from (select deleter from gone limit 1) d
                                  where d.deleter <> pg_current_xact_id()::xid)

@@ -28,7 +28,10 @@ end $$;
 create index conversation_endpoints_lifetime on servicebroker.conversation_endpoints (queue_id, lifetime)
     where state in ('SO', 'SI', 'CO', 'DI', 'DO');
 
--- RECEIVE returns one column more; the functions are made again after the migrations.
+-- false: rollbacks do not switch the queue off
+alter table servicebroker.queues add column is_poison_message_handling_enabled boolean not null default true;
+
+-- RECEIVE returns two columns more; the functions are made again after the migrations.
 do $$
 declare
     old regprocedure;
