@@ -30,6 +30,7 @@ from support import (
     query,
     refused,
     stopped,
+    tolerate_rollbacks,
 )
 
 
@@ -228,6 +229,7 @@ def test_a_statement_that_fails_after_it_took_the_lock(database: sb.Database) ->
 @pytest.mark.feature(68)
 def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: random.Random) -> None:
     """Save, receive, roll back to the savepoint, pause, count the failure, commit: nobody gets in between."""
+    tolerate_rollbacks(database)
     handles = [begin(database) for _ in range(6)]
     for handle in handles:
         database.send_batch(handle, ORDER, [b"%d" % number for number in range(40)])
