@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -244,5 +245,6 @@ def test_a_waiting_reader_is_told(database: sb.Database, monkeypatch: pytest.Mon
         transaction.receive(STOCK_QUEUE)
         reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
         eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") != [(0,)])
+        time.sleep(0.3)  # it looks once more before it sleeps
     with refused(9617):
         reader.result(5)

@@ -15,6 +15,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.store import kept, locks
+from servicebroker.store.statements import Statement, Steps
 from support import (
     ORDER,
     ORDERS,
@@ -206,21 +207,13 @@ def test_a_killed_connection_leaves_no_lock(database: sb.Database) -> None:
 
 def test_a_statement_that_fails_after_it_took_the_lock(database: sb.Database) -> None:
     """The session's lock outlives the error, and nobody was told of it."""
-    database.send_batch(begin(database), ORDER, [b"1"] * 3)
-    table = query(database, "select queue_id from servicebroker.queues where name = %s order by 1 desc", STOCK_QUEUE)
-    with database.instance.connection() as connection:
-        connection.execute(
-            f"create function {database.name}_dbo.slow() returns trigger language plpgsql as "  # type: ignore[call-overload]
-            "$$ begin perform pg_sleep(30); return null; end $$"
-        )
-        connection.execute(
-            f"create trigger slow after delete on servicebroker.queue_{table[0][0]} "  # type: ignore[call-overload]
-            f"execute function {database.name}_dbo.slow()"
-        )
+
+    def broken() -> Steps[None]:
+        yield Statement("select servicebroker.keep_lock(-5), servicebroker.keep_lock(-5), 1 / $1", (0,), locks=True)
+
     with database.transaction() as transaction:
-        with suppress(psycopg.errors.QueryCanceled), transaction.savepoint():
-            transaction.connection.execute("set local statement_timeout = 200")
-            transaction.receive(STOCK_QUEUE, top=1)
+        with suppress(psycopg.errors.DivisionByZero), transaction.savepoint():
+            transaction._do(broken())
         assert held(database) == 1
     assert held(database) == 0
 

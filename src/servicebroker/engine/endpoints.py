@@ -120,6 +120,11 @@ def lock_group(group: UUID) -> Statement:
     return Statement("select servicebroker.lock_group($1)", (group,), locks=True)
 
 
+def keep_lock(group: UUID) -> Statement:
+    """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
+    return Statement("select servicebroker.keep_lock(uuid_hash($1))", (group,), locks=True)
+
+
 def lock_group_of(handle: UUID) -> Steps[UUID]:
     """Take the lock of the group that a conversation is in. It may be moved while we wait: then the next one too.
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
+from servicebroker.engine.endpoints import keep_lock
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store import locks
@@ -51,12 +52,14 @@ def receive(
     rows = yield Statement(
         f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
         (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id),
-        locks=True,
     )
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
         return Received([], 0)
-    transaction = rows[0][-2]
+    _, _, group, *_, transaction_id, under_savepoint = rows[0]
+    transaction = int.from_bytes(transaction_id, "big")  # the driver leaves an xid8 as it came
+    if under_savepoint:
+        yield keep_lock(group)
     try:
         return Received(_messages(rows, labels), transaction)
     except KeyError:  # a name that is younger than what we remember
@@ -71,7 +74,8 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
         InstanceError: a pipeline reads the queue.
     """
     rows = yield Statement(
-        f"select conversation_group_id, kept from servicebroker.receive_{queue.queue_id}(1, $1, only_lock => true)",
+        "select conversation_group_id, servicebroker.lock_group(conversation_group_id) "
+        f"from servicebroker.receive_{queue.queue_id}(1, $1, only_lock => true)",
         (now,),
         locks=True,
     )

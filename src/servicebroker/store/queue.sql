@@ -88,13 +88,15 @@ $$;
 -- RECEIVE. A function and not one statement, because each of its statements needs a snapshot of its own: what
 -- the previous owner of a group has just committed must be seen. Locks the group it takes from until the
 -- transaction ends; without `handle` and `in_group` it skips groups that others have locked, with them it waits.
+-- Under a savepoint (a row's xmax is then not the transaction's own id) the client makes the session keep the lock
+-- too. With `only_lock` it takes the group and leaves the messages: one row, of which the group counts.
 -- Plans are pinned: on a fresh table the statistics would choose to sort a whole group.
 create or replace function servicebroker.receive_{id}(
     top integer, at timestamptz, handle uuid default null, in_group uuid default null, only_lock boolean default false
 ) returns table (
     priority smallint, queuing_order bigint, conversation_group_id uuid, conversation_handle uuid,
     message_sequence_number bigint, service_id integer, service_contract_id integer, message_type_id integer,
-    validation "char", message_body bytea, message_enqueue_time timestamptz, transaction_id bigint, kept integer
+    validation "char", message_body bytea, message_enqueue_time timestamptz, transaction_id xid8, under_savepoint boolean
 ) language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set plan_cache_mode = force_generic_plan
@@ -146,9 +148,7 @@ begin
             select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                    g.message_sequence_number, g.service_id, g.service_contract_id, g.message_type_id,
                    g.validation, g.message_body, g.message_enqueue_time,
-                   (select pg_current_xact_id()::text::bigint),
-                   (select servicebroker.keep_lock(uuid_hash(candidate)) from (select deleter from gone limit 1) d
-                     where d.deleter <> pg_current_xact_id()::xid)
+                   pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
               from gone g order by g.rank, g.queuing_order;
         return;
     end if;
@@ -173,7 +173,7 @@ begin
                                                where q.priority = level and q.conversation_group_id = candidate);
                     return query select null::smallint, null::bigint, candidate, null::uuid, null::bigint, null::integer,
                         null::integer, null::integer, null::"char", null::bytea, null::timestamptz,
-                        null::bigint, servicebroker.lock_group(candidate);
+                        null::xid8, null::boolean;
                     return;
                 end if;
                 lower_level := level;
@@ -190,10 +190,7 @@ begin
                         select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                                g.message_sequence_number, g.service_id, g.service_contract_id,
                                g.message_type_id, g.validation, g.message_body, g.message_enqueue_time,
-                               (select pg_current_xact_id()::text::bigint),
-                               (select servicebroker.keep_lock(uuid_hash(candidate))
-                                  from (select deleter from gone limit 1) d
-                                 where d.deleter <> pg_current_xact_id()::xid)
+                               pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
                           from gone g order by g.conversation_handle, g.rank, g.queuing_order;
                     get diagnostics fresh = row_count;
                     taken := taken + fresh;
