@@ -100,3 +100,6 @@ class Database(Verbs):
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():
             return run_alone(connection, steps)
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        self.instance.poison.committed([queue_id])

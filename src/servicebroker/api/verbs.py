@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from servicebroker.engine import begin, end, receive, send
-from servicebroker.engine.catalog import find_queue
+from servicebroker.engine import begin, end, move, receive, send
+from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
@@ -32,6 +32,10 @@ class Verbs(ABC):
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
+
+    @abstractmethod
+    def _received(self, queue_id: int, transaction: int) -> None:
+        """Messages were taken from the queue by the transaction of that id: its rollback counts."""
 
     def begin_dialog(
         self,
@@ -116,13 +120,13 @@ class Verbs(ABC):
         Raises:
             BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue.
         """
-        if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-            raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+        _check_wait(wait)
         catalog, database_id = self.database.instance.catalog, self.database.database_id
         found = catalog.queues.get((database_id, queue)) or self._do(find_queue(catalog, database_id, queue))
 
         def once() -> list[Message]:
-            return self._do(
+            self.database.instance.poison.look(found.queue_id)
+            messages, transaction = self._do(
                 receive.receive(
                     self.database.instance.catalog,
                     found,
@@ -132,18 +136,52 @@ class Verbs(ABC):
                     now=self.database.instance.clock(),
                 )
             )
-
-        messages = once()
-        if messages or wait == 0 or top == 0:
+            if messages:
+                self._received(found.queue_id, transaction)
             return messages
+
+        return self._waiting(found, once, 0 if top == 0 else wait)
+
+    def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
+        """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
+
+        The group is locked until the transaction ends, also when nothing is received from it; several calls can
+        lock several groups. `wait` is in seconds, as for `receive`.
+
+        Raises:
+            BrokerError: 9617 queue disabled, 15151 no such queue.
+        """
+        _check_wait(wait)
+        found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+
+        def once() -> UUID | None:
+            return self._do(receive.get_conversation_group(found, now=self.database.instance.clock()))
+
+        return self._waiting(found, once, wait)
+
+    def move_conversation(self, handle: UUID, group: UUID) -> None:
+        """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
+
+        Both groups are locked until the transaction ends.
+
+        Raises:
+            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439.
+        """
+        self._do(move.move_conversation(handle, group))
+
+    def _waiting(self, queue: Queue, once: Callable[[], T], wait: float) -> T:
+        """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
+        found = once()
+        if found or wait == 0:
+            return found
         deadline = time.monotonic() + wait
-        with self.database.instance.doorbell.listening(found.queue_id) as bell:
-            while not (messages := once()):
+        with self.database.instance.doorbell.listening(queue.queue_id) as bell:
+            while not (found := once()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 bell.wait(min(left, FALLBACK_POLL))
-        return messages
+        return found
 
     def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:
         """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
@@ -160,3 +198,8 @@ class Verbs(ABC):
             BrokerError: 8410, 8418, 8426, 8458.
         """
         self._do(begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock()))
+
+
+def _check_wait(wait: object) -> None:
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
+        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")

@@ -13,6 +13,7 @@ from servicebroker.engine.endpoints import (
     never_opened,
     remove_closed,
     remove_endpoint,
+    state_at,
 )
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -39,7 +40,7 @@ def end_conversation(
     """
     _check(handle, error, cleanup)
     endpoint, peer = yield from lock_conversation(handle)
-    next_state = after(State(endpoint.state), Event.END) if not cleanup else None
+    next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield _purge(endpoint)
     if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
         yield transmission.drop_waiting(endpoint)

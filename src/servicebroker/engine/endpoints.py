@@ -7,7 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model.errors import BrokerError
-from servicebroker.store import locks
+from servicebroker.model.states import TRANSITIONS, Event, State
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -37,6 +37,14 @@ class Endpoint(NamedTuple):
     def has_peer(self) -> bool:
         """The other endpoint exists in this instance and everything sent so far has reached it."""
         return self.far_handle is not None
+
+
+def state_at(endpoint: Endpoint, now: datetime) -> State:
+    """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
+    state = State(endpoint.state)
+    if endpoint.lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
+        return State.ERROR
+    return state
 
 
 _SELECT = (
@@ -80,8 +88,8 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
     Rows are locked in one order for both sides, so that two ENDs never wait for each other in a circle; a SEND
     holds only its own row.
     """
+    yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
-    yield lock_group(endpoint.conversation_group_id)
     yield from lock_rows(endpoint.conversation_id)
     rows = yield Statement(_SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,))
     both = {row[0]: Endpoint(*row) for row in rows}
@@ -109,7 +117,25 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
 
 def lock_group(group: UUID) -> Statement:
     """Take the group's lock, waiting for it; it is held until the transaction ends."""
-    return Statement("select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.GROUP, group))
+    return Statement("select servicebroker.lock_group($1)", (group,), locks=True)
+
+
+def keep_lock(group: UUID) -> Statement:
+    """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
+    return Statement("select servicebroker.keep_lock(uuid_hash($1))", (group,), locks=True)
+
+
+def lock_group_of(handle: UUID) -> Steps[UUID]:
+    """Take the lock of the group that a conversation is in. It may be moved while we wait: then the next one too.
+
+    Raises:
+        BrokerError: 8426 when there is no such conversation.
+    """
+    group, locked = (yield from find_endpoint(handle)).conversation_group_id, None
+    while group != locked:
+        yield lock_group(group)
+        group, locked = (yield from find_endpoint(handle)).conversation_group_id, group
+    return group
 
 
 def never_opened(initiator: Endpoint) -> Steps[bool]:
@@ -136,7 +162,7 @@ def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
         + LEAVE_LAST_NUMBER,
         (endpoint.conversation_handle,),
     )
-    yield _remove_empty_groups([endpoint.conversation_group_id])
+    yield remove_empty_groups([endpoint.conversation_group_id])
 
 
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
@@ -156,11 +182,12 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
             "order by conversation_group_id for update",
             (groups,),
         )
-        yield _remove_empty_groups(groups)
+        yield remove_empty_groups(groups)
     return len(groups)
 
 
-def _remove_empty_groups(groups: list[UUID]) -> Statement:
+def remove_empty_groups(groups: list[UUID]) -> Statement:
+    """Delete those of the groups that no conversation is in."""
     return Statement(
         "delete from servicebroker.conversation_groups g where conversation_group_id = any ($1) and not exists ("
         "select from servicebroker.conversation_endpoints e "

@@ -42,13 +42,13 @@ def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
 def send(queue_id: int) -> str:
     """SEND of one message to the peer in that queue.
 
-    Parameters: handle, message type id, validation letter, body. No row comes back, and nothing is
-    written, when the endpoint is not conversing, delivers elsewhere, or the queue is off.
+    Parameters: handle, message type id, validation letter, body, the time. No row comes back, and nothing is
+    written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is over, or the queue is off.
     """
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and {_delivers_to(queue_id)} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $5 and {_delivers_to(queue_id)} "
         f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
@@ -60,13 +60,13 @@ def send(queue_id: int) -> str:
 def send_batch(queue_id: int) -> str:
     """SEND of many messages of one type to the peer in that queue, in their order.
 
-    Parameters: handle, message type id, validation letter, bodies (an array), their number. Otherwise as `send`;
-    the row is the first sequence number.
+    Parameters: handle, message type id, validation letter, bodies (an array), their number, the time. Otherwise
+    as `send`; the row is the first sequence number.
     """
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and {_delivers_to(queue_id)} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $6 and {_delivers_to(queue_id)} "
         f"returning send_sequence - $5 as number, last_stamp, {_ADDRESS}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "

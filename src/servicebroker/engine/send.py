@@ -8,14 +8,14 @@ from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, lock_rows
+from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, lock_rows, state_at
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import Event, after
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
@@ -53,12 +53,12 @@ def send(
         far = channel.far.get(message_type)
         if usage and far and validation_failure(far.validation, content) is None:
             rows = yield Statement(
-                enqueue.send(channel.far_queue_id), (handle, far.message_type_id, far.validation, content)
+                enqueue.send(channel.far_queue_id), (handle, far.message_type_id, far.validation, content, now)
             )
             if rows:
                 return int(rows[0][0])
         catalog.forget(handle)
-    return (yield from _send_slowly(catalog, handle, message_type, [content]))
+    return (yield from _send_slowly(catalog, handle, message_type, [content], now))
 
 
 def send_batch(
@@ -83,24 +83,26 @@ def send_batch(
         if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
             rows = yield Statement(
                 enqueue.send_batch(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, portions[0], len(contents)),
+                (handle, far.message_type_id, far.validation, portions[0], len(contents), now),
             )
             if rows:
                 return int(rows[0][0])
         catalog.forget(handle)
-    return (yield from _send_slowly(catalog, handle, message_type, contents))
+    return (yield from _send_slowly(catalog, handle, message_type, contents, now))
 
 
-def _send_slowly(catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None]) -> Steps[int]:
+def _send_slowly(
+    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
+) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
-    near = yield from _refuse(catalog, endpoint, message_type)
+    near = yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
     elif (yield from _rejected(catalog, endpoint, message_type, contents)):
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
-    yield from _refuse(catalog, endpoint, message_type)
+    yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         outcome = yield from open_target(endpoint)
         if outcome.refusal:
@@ -121,7 +123,7 @@ def _send_slowly(catalog: Catalog, handle: UUID, message_type: str, contents: Se
     for portion in enqueue.portions(contents):
         rows = yield Statement(
             enqueue.send_batch(endpoint.far_queue_id),
-            (handle, usage.message_type_id, usage.validation, portion, len(portion)),
+            (handle, usage.message_type_id, usage.validation, portion, len(portion), now),
         )
         if not rows:  # the queue was switched off
             yield from transmission.park(endpoint, message_type, contents[sent:], transmission.BUSY)
@@ -131,9 +133,9 @@ def _send_slowly(catalog: Catalog, handle: UUID, message_type: str, contents: Se
     return endpoint.send_sequence
 
 
-def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str) -> Steps[Usages]:
+def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
     """Raise what the sender's own side forbids: the state, then the message type and its direction."""
-    after(State(endpoint.state), Event.SEND)
+    after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
         rows = yield Statement(

@@ -5,3 +5,4 @@ MIGRATION = 0x53420002
 PIPELINE = 0x53420003  # a queue owned by a pipeline; second: queue_id
 DEMO = 0x53420004
 SERVICE = 0x53420005  # a service being made, or messages that wait for it; second: hashtext(name)
+MOVE = 0x53420010  # a conversation being moved; second: uuid_hash(conversation_handle)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from psycopg.pq import Format
 
+from servicebroker.store import kept
 from servicebroker.store.direct import DirectConnection, Row, adapt
 
 T = TypeVar("T")
@@ -22,11 +23,13 @@ class Statement(NamedTuple):
     """One SQL statement and its parameters, in the order of $1, $2, ...
 
     `prepared`: keep it prepared on the connection, since it comes again; not for DDL.
+    `locks`: the last column of its first row is the key of a group lock that the session keeps, or NULL.
     """
 
     sql: str
     parameters: tuple[object, ...] = ()
     prepared: bool = True
+    locks: bool = False
 
 
 Steps = Generator[Statement, Rows, T]
@@ -76,7 +79,20 @@ def execute(connection: psycopg.Connection[Any], sql: str, *parameters: object) 
 
 
 def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Run a statement; rows without columns (`select from ...`) count too."""
+    """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
+    try:
+        rows = _fetched(connection, statement)
+    except BaseException:
+        if statement.locks:
+            kept.doubt(connection)
+        raise
+    if statement.locks and rows and rows[0][-1] is not None:
+        kept.note(connection, rows[0][-1])
+    return rows
+
+
+def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
+    """Its rows; those without columns (`select from ...`) count too."""
     if statement.prepared and isinstance(connection, DirectConnection) and connection.is_direct:
         return connection.run_prepared(statement.sql, statement.parameters)
     with psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
