@@ -113,6 +113,7 @@ declare
     fresh integer;
     enabled boolean;
     timers_due boolean;
+    lifetimes_due boolean;
 begin
     if in_group is not null then
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(in_group));
@@ -120,8 +121,11 @@ begin
     -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest priority
     select q.is_receive_enabled, head.priority, head.conversation_group_id,
            exists (select from servicebroker.conversation_endpoints e
-                    where e.queue_id = {id} and e.dialog_timer <= at)
-      into enabled, level, candidate, timers_due
+                    where e.queue_id = {id} and e.dialog_timer <= at),
+           exists (select from servicebroker.conversation_endpoints e
+                    where e.queue_id = {id} and e.lifetime <= at
+                      and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
+      into enabled, level, candidate, timers_due, lifetimes_due
       from servicebroker.queues q
       left join lateral (select m.priority, m.conversation_group_id from servicebroker.queue_{id} m
                           order by m.priority desc, m.queuing_order limit 1) head on true
@@ -132,12 +136,13 @@ begin
     end if;
     if timers_due then
         perform servicebroker.fire_timers_{id}(at);
+    end if;
+    if lifetimes_due then
+        perform servicebroker.expire_{id}(at);
+    end if;
+    if timers_due or lifetimes_due then
         select m.priority, m.conversation_group_id into level, candidate from servicebroker.queue_{id} m
          order by m.priority desc, m.queuing_order limit 1;
-    end if;
-    if exists (select from servicebroker.conversation_endpoints e where e.queue_id = {id} and e.lifetime <= at
-                  and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO') then
-        perform servicebroker.expire_{id}(at);
     end if;
 
     if handle is not null then
