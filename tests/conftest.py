@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 
 import psycopg
@@ -39,8 +40,12 @@ def seeded_random(request: pytest.FixtureRequest) -> random.Random:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer.start(tmp_path_factory.mktemp("server")) as server:
+def server() -> Iterator[EmbeddedServer]:
+    # not under pytest's own folder: another session of root's would shut the server's user out of it
+    with (
+        tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder,
+        EmbeddedServer.start(folder) as server,
+    ):
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
             connection.execute("select pg_reload_conf()")
