@@ -168,7 +168,9 @@ def test_a_look_consumes_nothing(feed):
 
 def test_a_second_reader_is_refused(feed, reader):
     reader.initialOffset()
-    with pytest.raises(InstanceError, match=r"read by another pipeline or an open RECEIVE \(process \d+ of the server, since"):
+    with pytest.raises(
+        InstanceError, match=r"read by another pipeline or an open RECEIVE \(process \d+ of the server, since"
+    ):
         attach(feed, claimTimeout="1").initialOffset()
 
 

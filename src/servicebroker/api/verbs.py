@@ -114,7 +114,8 @@ class Verbs(ABC):
             wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
 
         Raises:
-            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue.
+            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue; while waiting also 8468 when a
+                service of the queue was altered or dropped.
         """
         if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
             raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
@@ -137,11 +138,14 @@ class Verbs(ABC):
             return messages
         deadline = time.monotonic() + wait
         with self.database.instance.doorbell.listening(found.queue_id) as bell:
+            services = self._do(receive.service_changes(found))
             while not (messages := once()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 bell.wait(min(left, FALLBACK_POLL))
+                if self._do(receive.service_changes(found)) != services:
+                    raise BrokerError(8468)
         return messages
 
     def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import datetime
 from uuid import UUID
 
@@ -49,8 +50,21 @@ def receive(
         return []
     try:
         return _messages(rows, labels)
-    except KeyError:  # a name that is younger than what we remember
-        return _messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True)))
+    except KeyError:  # a name that is younger than what we remember, or older: then it was dropped
+        anew = yield from find_labels(catalog, queue.database_id, anew=True)
+        return _messages(rows, Labels(*(defaultdict(str, names) for names in anew)))
+
+
+def service_changes(queue: Queue) -> Steps[int]:
+    """How often a service of the queue was altered or dropped: a reader that waits is told when it changes.
+
+    Raises:
+        BrokerError: 15151 when the queue is dropped.
+    """
+    rows = yield Statement("select service_changes from servicebroker.queues where queue_id = $1", (queue.queue_id,))
+    if not rows:
+        raise BrokerError(15151, "find", "queue", queue.name)
+    return int(rows[0][0])
 
 
 def _messages(rows: Rows, labels: Labels) -> list[Message]:
