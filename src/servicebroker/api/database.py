@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import psycopg
 
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine import alter, brokers, catalog, priorities, services
-from servicebroker.engine.transmission import deliver_to_service
+from servicebroker.engine import alter, brokers, catalog, priorities, services, transmission
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Steps, run_alone
 
@@ -90,7 +90,7 @@ class Database(Verbs):
         def steps() -> Steps[None]:
             found = yield from alter.find_queue_now("find", self.database_id, queue)
             yield from catalog.create_service(self.database_id, name, found.queue_id, contracts)
-            yield from deliver_to_service(self.instance.catalog, name, self.instance.clock())
+            yield from transmission.deliver_to_service(self.instance.catalog, name, self.instance.clock())
 
         self._define(steps())
 
@@ -118,15 +118,15 @@ class Database(Verbs):
         chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
         if sum(map(bool, chosen)) > 1:
             raise BrokerError(402, "SET", "two of the broker's options", "one of them")
-        remembered, number, now = self.instance.catalog, self.database_id, self.instance.clock()
-        if enable_broker:
-            self._define(brokers.enable_broker(remembered, number, now))
+        number = self.database_id
         if disable_broker:
             self._define(brokers.disable_broker(number))
         if new_broker:
-            self._define(brokers.new_broker(remembered, number, now))
+            self._define(brokers.new_broker(number))
         if error_broker_conversations:
-            self._define(brokers.error_broker_conversations(remembered, number, now))
+            self._define(brokers.error_broker_conversations(number))
+        if enable_broker or new_broker or error_broker_conversations:
+            self._deliver(brokers.enable_broker(self.instance.catalog, number, self.instance.clock()))
         if honor_broker_priority is not None:
             self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
 
@@ -164,7 +164,7 @@ class Database(Verbs):
             BrokerError: 15151 no such queue, 402.
         """
         now = self.instance.clock()
-        self._define(
+        self._deliver(
             alter.alter_queue(self.instance.catalog, self.database_id, name, status=status, rebuild=rebuild, now=now)
         )
 
@@ -195,15 +195,10 @@ class Database(Verbs):
         """
         self._define(
             services.alter_service(
-                self.instance.catalog,
-                self.database_id,
-                name,
-                queue=queue,
-                add_contracts=add_contracts,
-                drop_contracts=drop_contracts,
-                now=self.instance.clock(),
+                self.database_id, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
             )
         )
+        self._deliver(transmission.deliver_free(self.instance.catalog, self.instance.clock()))
 
     def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -257,6 +252,12 @@ class Database(Verbs):
             BrokerError: 15151 no such priority.
         """
         self._define(priorities.drop_broker_priority(self.database_id, name))
+
+    def _deliver(self, steps: Steps[list[UUID]]) -> None:
+        """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
+        for handle in self._define(steps):
+            remembered, now = self.instance.catalog, self.instance.clock()
+            self._define(transmission.deliver_conversation(remembered, handle, now))
 
     def _define(self, steps: Steps[T]) -> T:
         def alone() -> Steps[T]:

@@ -37,6 +37,9 @@ class JoinedTransaction(Verbs):
         with translated():
             return run_alone(self.connection, steps) if alone else run(self.connection, steps)
 
+    def _may_repeat(self) -> bool:
+        return _is_idle(self.connection)
+
 
 class Transaction(JoinedTransaction):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""

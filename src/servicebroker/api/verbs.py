@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
+
+import psycopg
 
 from servicebroker.engine import begin, end, receive, send
 from servicebroker.engine.catalog import find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
-from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
 
@@ -32,6 +34,22 @@ class Verbs(ABC):
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
+
+    def _may_repeat(self) -> bool:
+        """Whether a verb that PostgreSQL has just refused can be done again: not inside a transaction."""
+        return True
+
+    def _remembering(self, verb: Callable[[], Steps[T]], forget: Callable[[], None]) -> T:
+        """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile."""
+        try:
+            return self._do(verb())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+            forget()
+            if not self._may_repeat():
+                raise InstanceError(
+                    "The queue was dropped by another process, so PostgreSQL has undone this transaction: begin it again."
+                ) from None
+            return self._do(verb())
 
     def begin_dialog(
         self,
@@ -84,7 +102,10 @@ class Verbs(ABC):
             BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459.
         """
         instance = self.database.instance
-        return self._do(send.send(instance.catalog, handle, message_type, body, now=instance.clock()))
+        return self._remembering(
+            lambda: send.send(instance.catalog, handle, message_type, body, now=instance.clock()),
+            lambda: instance.catalog.forget(handle),
+        )
 
     def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
         """SEND many messages of one type, in their order, all or none; returns the first sequence number.
@@ -93,7 +114,10 @@ class Verbs(ABC):
             BrokerError: as `send`.
         """
         instance = self.database.instance
-        return self._do(send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()))
+        return self._remembering(
+            lambda: send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()),
+            lambda: instance.catalog.forget(handle),
+        )
 
     def receive(
         self,
@@ -119,19 +143,24 @@ class Verbs(ABC):
         """
         if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
             raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
-        found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+        remembered = self.database.instance.catalog
+        found = self._do(find_queue(remembered, self.database.database_id, queue))
 
-        def once() -> list[Message]:
-            return self._do(
-                receive.receive(
-                    self.database.instance.catalog,
-                    found,
+        def look() -> Steps[list[Message]]:
+            there = yield from find_queue(remembered, self.database.database_id, queue)
+            return (
+                yield from receive.receive(
+                    remembered,
+                    there,
                     top=top,
                     conversation_handle=conversation_handle,
                     conversation_group_id=conversation_group_id,
                     now=self.database.instance.clock(),
                 )
             )
+
+        def once() -> list[Message]:
+            return self._remembering(look, lambda: remembered.forget_queue(found.queue_id))
 
         messages = once()
         if messages or wait == 0 or top == 0:

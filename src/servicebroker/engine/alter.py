@@ -126,11 +126,12 @@ def _user_object(action: str, kind: str, database_id: int, name: str) -> Steps[i
 
 def alter_queue(
     catalog: Catalog, database_id: int, name: str, *, status: bool | None = None, rebuild: bool = False, now: datetime
-) -> Steps[None]:
+) -> Steps[list[UUID]]:
     """ALTER QUEUE WITH STATUS = ON | OFF, or REBUILD.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
-    that, in order, before the transaction ends. REBUILD gives space back; readers and senders wait for it.
+    that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
+    sending right now: they are for `deliver_conversation`. REBUILD gives space back; readers and senders wait for it.
 
     Raises:
         BrokerError: 15151 when it does not exist, 402 for a wrong type.
@@ -138,16 +139,18 @@ def alter_queue(
     if status is not None and not isinstance(status, bool):
         raise BrokerError(402, "STATUS", repr(status), "True for ON, False for OFF")
     queue = yield from find_queue_now("alter", database_id, name)
+    left: list[UUID] = []
     if status is not None:
-        yield from set_status(catalog, queue.queue_id, status, now)
+        left = yield from set_status(catalog, queue.queue_id, status, now)
     if rebuild:
         yield Statement(
             f"cluster servicebroker.queue_{queue.queue_id} using queue_{queue.queue_id}_arrival", prepared=False
         )
+    return left
 
 
-def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[None]:
-    """Switch a queue on or off, and tell who waits there."""
+def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[list[UUID]]:
+    """Switch a queue on or off, and tell who waits there. Returns what `deliver_everything` has left over."""
     if status:
         yield lock_delivery()
     yield Statement(
@@ -156,7 +159,8 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     )
     yield ring(queue_id)
     if status:
-        yield from deliver_everything(catalog, now)
+        return (yield from deliver_everything(catalog, now))
+    return []
 
 
 def drop_queue(database_id: int, name: str) -> Steps[Queue]:

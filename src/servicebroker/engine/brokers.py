@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
 from servicebroker.engine.alter import lock_conversations, renew_versions
 from servicebroker.engine.catalog import Catalog
@@ -13,8 +14,8 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
 
-def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[None]:
-    """ENABLE_BROKER: what waited is delivered before the transaction ends.
+def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
+    """ENABLE_BROKER: what waited is delivered. Returns what `deliver_everything` has left over.
 
     Raises:
         BrokerError: 9772 when an enabled database has the same identifier.
@@ -29,7 +30,7 @@ def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[No
     if rows[0][1]:
         raise BrokerError(9772, rows[0][0])
     yield from _switch(database_id, True)
-    yield from deliver_everything(catalog, now)
+    return (yield from deliver_everything(catalog, now))
 
 
 def disable_broker(database_id: int) -> Steps[None]:
@@ -37,12 +38,11 @@ def disable_broker(database_id: int) -> Steps[None]:
     yield from _switch(database_id, False)
 
 
-def new_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[None]:
+def new_broker(database_id: int) -> Steps[None]:
     """NEW_BROKER: another identifier; every conversation is removed, and no peer is told.
 
-    A peer in another database finds out at its next SEND, by the Error -8462.
+    A peer in another database finds out at its next SEND, by the Error -8462. ENABLE_BROKER is to follow.
     """
-    yield lock_delivery()
     rows = yield Statement(
         "select queue_id from servicebroker.queues where database_id = $1 order by queue_id", (database_id,)
     )
@@ -73,11 +73,13 @@ def new_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[None]
         "update servicebroker.databases set service_broker_guid = gen_random_uuid() where database_id = $1",
         (database_id,),
     )
-    yield from enable_broker(catalog, database_id, now)
 
 
-def error_broker_conversations(catalog: Catalog, database_id: int, now: datetime) -> Steps[None]:
-    """ERROR_BROKER_CONVERSATIONS: every conversation gets the Error -9719 here, and -9720 in other databases."""
+def error_broker_conversations(database_id: int) -> Steps[None]:
+    """ERROR_BROKER_CONVERSATIONS: every conversation gets the Error -9719 here, and -9720 in other databases.
+
+    ENABLE_BROKER is to follow.
+    """
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield Statement(
         "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1", (database_id,)
@@ -85,7 +87,6 @@ def error_broker_conversations(catalog: Catalog, database_id: int, now: datetime
     own = {handle for (handle,) in rows}
     yield from fail_endpoints(list(own), BrokerError(9719))
     yield from fail_endpoints([handle for handle in handles if handle not in own], BrokerError(9720))
-    yield from enable_broker(catalog, database_id, now)
 
 
 def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:

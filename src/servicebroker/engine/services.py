@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.alter import find_queue_now, lock_conversations, ring
-from servicebroker.engine.catalog import Catalog, checked_contracts, contract_ids, lock_service_alone
+from servicebroker.engine.catalog import checked_contracts, contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
-from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
 
 def alter_service(
-    catalog: Catalog,
     database_id: int,
     name: str,
     *,
     queue: str | None = None,
     add_contracts: Iterable[str] = (),
     drop_contracts: Iterable[str] = (),
-    now: datetime,
 ) -> Steps[None]:
     """ALTER SERVICE name ON QUEUE queue (ADD CONTRACT ..., DROP CONTRACT ...).
 
-    To another queue its messages move with it. Conversations on a dropped contract go on. Readers that wait at
-    its queue get 8468.
+    To another queue its messages move with it; what waited for the old one is for `deliver_free`. Conversations
+    on a dropped contract go on. Readers that wait at its queue get 8468.
 
     Raises:
         BrokerError: 15151 unknown service, queue or contract, 8493 when nothing would change, 8404 for a
@@ -37,7 +33,6 @@ def alter_service(
     """
     names.checked("service", name)
     to_add, to_drop = checked_contracts(add_contracts), checked_contracts(drop_contracts)
-    yield lock_delivery()
     yield lock_service_alone(name)
     service_id, old_queue, _ = yield from _find("alter", database_id, name)
     added = yield from contract_ids(database_id, to_add)
@@ -55,7 +50,6 @@ def alter_service(
         yield from _move(service_id, old_queue, new_queue)
     yield _tell_readers(old_queue)
     yield ring(old_queue)
-    yield from deliver_everything(catalog, now)
 
 
 def drop_service(database_id: int, name: str) -> Steps[None]:
@@ -138,7 +132,8 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
     )
     yield Statement(
         "update servicebroker.conversation_endpoints "
-        "set far_queue_id = case when far_queue_id is not null then $2 end, last_stamp = greatest(last_stamp, pg_current_xact_id()) where far_service_id = $1 and far_handle is not null",
+        "set far_queue_id = case when far_queue_id is not null then $2 end, "
+        "last_stamp = greatest(last_stamp, pg_current_xact_id()) where far_service_id = $1 and far_handle is not null",
         (service_id, new),
     )
     yield Statement("update servicebroker.services set queue_id = $2 where service_id = $1", (service_id, new))

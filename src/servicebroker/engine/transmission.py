@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from servicebroker.engine import enqueue
 from servicebroker.engine.catalog import Catalog, find_usages
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, remove_endpoints
+from servicebroker.engine.endpoints import (
+    Endpoint,
+    find_endpoint,
+    lock_endpoint,
+    lock_parking,
+    lock_rows,
+    remove_endpoints,
+)
 from servicebroker.engine.failure import fail_conversation
-from servicebroker.engine.opening import open_target
+from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import rejection
 from servicebroker.model.errors import BrokerError
 from servicebroker.store import locks
@@ -87,13 +95,17 @@ def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[N
     yield from _open_all(catalog, [handle for (handle,) in waiting], now)
 
 
-def deliver_everything(catalog: Catalog, now: datetime) -> Steps[None]:
+def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     """Deliver all that waits and need not: after a queue or a broker was switched on, or a service moved.
 
-    The caller holds the lock of `lock_delivery`.
+    The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
+    for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
     """
-    yield from _deliver_parked(catalog, now)
-    waiting = yield Statement(
+    parked = yield Statement(
+        f"select distinct e.conversation_handle {_PARKED} "
+        "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
+    )
+    unopened = yield Statement(
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
@@ -103,40 +115,72 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[None]:
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
         "where s.name = e.far_service) order by t.enqueue_time"
     )
-    yield from _open_all(catalog, [handle for (handle,) in waiting], now)
+    wanted = [handle for (handle,) in [*parked, *unopened]]
+    if not wanted:
+        return []
+    free = yield from _lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for (handle,) in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for (handle,) in unopened if handle in free], now)
+    return [handle for handle in wanted if handle not in free]
 
 
-def _deliver_parked(catalog: Catalog, now: datetime) -> Steps[None]:
-    """The conversations that have a peer, all of one queue with one statement."""
+def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
+    """`deliver_everything`, with its lock."""
+    yield lock_delivery()
+    return (yield from deliver_everything(catalog, now))
+
+
+def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
+    """Deliver what waits on one conversation, once nobody else is at it. It may be gone meanwhile."""
+    with suppress(BrokerError):
+        endpoint = yield from find_endpoint(handle)
+        yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
+        yield from lock_rows(endpoint.conversation_id)
+        endpoint = yield from find_endpoint(handle)
+        if not endpoint.has_peer:
+            yield from _open_all(catalog, [handle], now)
+        elif not endpoint.obstacle:
+            yield from deliver_waiting(catalog, endpoint, now)
+
+
+_PARKED = (
+    "from servicebroker.conversation_endpoints e "
+    "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
+    "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+    "join servicebroker.databases far on far.database_id = p.database_id and far.is_broker_enabled "
+    "join servicebroker.queues q on q.queue_id = p.queue_id and q.is_enqueue_enabled "
+    "where e.far_queue_id is null "
+)
+
+
+def _lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
+    """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
     rows = yield Statement(
-        "select e.conversation_id from servicebroker.conversation_endpoints e "
-        "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
-        "join servicebroker.databases far on far.database_id = p.database_id and far.is_broker_enabled "
-        "join servicebroker.queues q on q.queue_id = p.queue_id and q.is_enqueue_enabled "
-        "where e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
+        "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for update skip locked",
+        (handles,),
     )
-    conversations = [conversation for (conversation,) in rows]
-    if not conversations:
-        return
-    yield Statement(
-        "select from servicebroker.conversation_endpoints where conversation_id = any ($1) "
-        "order by conversation_id, is_initiator for update",
-        (conversations,),
+    peers = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for update skip locked",
+        ([far for _, far in rows if far is not None],),
     )
-    rows = yield Statement(  # again: some may have ended while we waited for their rows
-        "select e.conversation_handle, p.queue_id, bool_or(t.validation is distinct from m.validation "
+    ours = {handle for (handle,) in peers}
+    return {handle for handle, far in rows if far is None or far in ours}
+
+
+def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
+    """Conversations that have a peer, all of one queue with one statement."""
+    rows = yield Statement(
+        "select w.conversation_handle, w.queue_id, bool_or(t.validation is distinct from m.validation "
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
-        "from servicebroker.conversation_endpoints e "
-        "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
-        "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "join servicebroker.databases far on far.database_id = p.database_id and far.is_broker_enabled "
-        "join servicebroker.queues q on q.queue_id = p.queue_id and q.is_enqueue_enabled "
-        "join servicebroker.transmission_queue t on t.conversation_handle = e.conversation_handle "
+        f"from (select e.conversation_handle, p.queue_id, p.database_id {_PARKED} "
+        "      and e.conversation_handle = any ($1)) w "
+        "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
         "left join servicebroker.message_types m "
-        "  on m.database_id = p.database_id and m.name = t.message_type_name "
-        "where e.conversation_id = any ($1) group by e.conversation_handle, p.queue_id",
-        (conversations,),
+        "  on m.database_id = w.database_id and m.name = t.message_type_name "
+        "group by w.conversation_handle, w.queue_id",
+        (handles,),
     )
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, unsure in rows:
@@ -144,8 +188,8 @@ def _deliver_parked(catalog: Catalog, now: datetime) -> Steps[None]:
             yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
         else:
             queues[queue_id].append(handle)
-    for queue_id, handles in queues.items():
-        yield from _deliver(queue_id, handles, now)
+    for queue_id, together in queues.items():
+        yield from _deliver(queue_id, together, now)
 
 
 def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
