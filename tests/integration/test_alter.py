@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.alter import set_status
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -66,6 +68,16 @@ def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: b
     )
     eventually(lambda: query(database, text, database.database_id, queue))
     return future
+
+
+def tried(verb: Callable[[], Any], *refusals: int) -> Any:
+    """What the verb returns, None when it was refused with one of these numbers."""
+    try:
+        return verb()
+    except sb.BrokerError as refusal:
+        if refusal.number not in refusals:
+            raise
+        return None
 
 
 def errors(messages: list[sb.Message]) -> list[int]:
@@ -156,7 +168,6 @@ def test_a_send_that_waits_for_the_switch_is_delivered_behind(database: sb.Datab
             database.database_id,
             STOCK_QUEUE,
         )[0][0]
-        from servicebroker.engine.alter import set_status
 
         joined._do(set_status(database.instance.catalog, queue, True, database.instance.clock()))
         sent = in_thread(database.send, handle, ORDER, b"2")
@@ -291,7 +302,6 @@ def test_senders_and_readers_while_the_queue_goes_off_and_on(
     handles = [begin(database) for _ in range(8)]
     received: dict[UUID, list[int]] = defaultdict(list)
     stop, done = threading.Event(), threading.Event()
-    sent = threading.Semaphore(0)
 
     def send(seed: float) -> None:
         choice = random.Random(seed)
@@ -312,7 +322,8 @@ def test_senders_and_readers_while_the_queue_goes_off_and_on(
                     for message in messages:
                         received[message.conversation_handle].append(message.message_sequence_number)
             except sb.BrokerError as refusal:
-                assert refusal.number == 9617
+                if refusal.number != 9617:
+                    raise
                 continue
             if finished and not messages:
                 return
@@ -329,7 +340,6 @@ def test_senders_and_readers_while_the_queue_goes_off_and_on(
     switcher = in_thread(switch)
     for sender in [in_thread(send, seeded_random.random()) for _ in range(4)]:
         sender.result(60)
-        sent.release()
     stop.set()
     switcher.result(60)
     assert waiting_messages(database) == 0
@@ -367,12 +377,10 @@ def test_ends_of_both_sides_while_queues_go_off_and_on(
             sides = [(initiator, ORDER), (far_handle(database, initiator), REPLY)]
             choice.shuffle(sides)
             for handle, kind in sides * 2:
-                try:
-                    for _ in range(choice.randint(0, 3)):
-                        database.send(handle, kind, b"x")
-                    database.end_conversation(handle, error=choice.choice([None, (1, "e")]))
-                except sb.BrokerError as refusal:
-                    assert refusal.number in (8426, 8427, 8429)
+                for _ in range(choice.randint(0, 3)):
+                    tried(lambda handle=handle, kind=kind: database.send(handle, kind, b"x"), 8426, 8429)
+                error = choice.choice([None, (1, "e")])
+                tried(lambda handle=handle, error=error: database.end_conversation(handle, error=error), 8426, 8427)
 
     switchers = [in_thread(switch, queue, seeded_random.random()) for queue in (STOCK_QUEUE, ORDERS_QUEUE)]
     for one in [in_thread(live, seeded_random.random()) for _ in range(4)]:
@@ -651,7 +659,8 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
                     for message in messages:
                         received[message.conversation_handle].append(message.message_sequence_number)
             except sb.BrokerError as refusal:
-                assert refusal.number == 8468
+                if refusal.number != 8468:
+                    raise
                 continue
             if finished and not messages:
                 return

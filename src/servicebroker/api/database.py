@@ -176,7 +176,8 @@ class Database(Verbs):
         """
         dropped = self._define(alter.drop_queue(self.database_id, name))
         self.instance.catalog.forget_queue(dropped.queue_id)
-        self._define(alter.remove_dropped_queue(dropped.queue_id))
+        for queue_id in self._define(alter.dropped_queues()):  # also those of a process that died here
+            self._define(alter.remove_dropped_queue(queue_id))
 
     def alter_service(
         self,
