@@ -47,7 +47,7 @@ class Verbs(ABC):
             forget()
             if not self._may_repeat():
                 raise InstanceError(
-                    "The queue was dropped by another process, and PostgreSQL has undone this transaction: begin it again."
+                    "The queue was dropped by another process, and this transaction is undone: begin it again."
                 ) from None
             return self._do(verb())
 

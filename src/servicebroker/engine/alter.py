@@ -187,9 +187,10 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
 def dropped_queues() -> Steps[list[int]]:
     """Queues that are dropped and whose tables are still there."""
     rows = yield Statement(
-        "select substring(tablename from 7)::int from pg_tables "
-        "where schemaname = 'servicebroker' and tablename ~ '^queue_[0-9]+$' "
-        "and not exists (select from servicebroker.queues where queue_id = substring(tablename from 7)::int)"
+        "select t.queue_id from pg_tables, substring(tablename from '^queue_([0-9]+)$') as number, "
+        "cast(number as integer) as t (queue_id) "
+        "where schemaname = 'servicebroker' and t.queue_id is not null "
+        "and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id)"
     )
     return [queue_id for (queue_id,) in rows]
 

@@ -8,6 +8,7 @@ from uuid import UUID
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
     Endpoint,
+    find_endpoint,
     lock_conversation,
     lock_parking,
     never_opened,
@@ -70,6 +71,8 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
     event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
     if endpoint.is_blocked:
         yield lock_parking()
+        endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the way may have become free
+    if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
         return True
     message: tuple[int, str, bytes | None, int]
