@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine.alter import set_status
+from servicebroker.engine.alter import drop_queue, set_status
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -452,6 +452,18 @@ def test_another_process_that_remembers_where_a_service_was(database: sb.Databas
     assert bodies(database.receive("Second")) == [b"1", b"2", b"3"]
 
 
+def test_a_table_that_a_dead_process_has_left_goes_with_the_next(database: sb.Database) -> None:
+    counts = "select (select count(*) from pg_class), (select count(*) from pg_proc)"
+    before = query(database, counts)
+    for name in ("Left", "Next"):
+        database.create_queue(name)
+    with database.transaction() as transaction:
+        transaction._do(drop_queue(database.database_id, "Left"))
+    assert query(database, counts) != before
+    database.drop_queue("Next")
+    assert query(database, counts) == before
+
+
 # ---------------------------------------------------------------- message types and contracts
 
 
@@ -785,6 +797,82 @@ def test_the_options_of_alter(database: sb.Database) -> None:
     assert query(database, text, database.database_id) == [(True,)]
     with refused(402, "SET"):
         database.alter(enable_broker=True, disable_broker=True)
+
+
+@pytest.mark.slow
+def test_senders_while_brokers_go_off_and_on(
+    two: tuple[sb.Database, sb.Database], seeded_random: random.Random
+) -> None:
+    """Both databases are switched while both sides send: nothing lost or reordered."""
+    near, far = two
+    pairs = []
+    for _ in range(4):
+        initiator = begin(near, f"//{far.name}")
+        near.send(initiator, ORDER, b"0")
+        pairs.append((initiator, far_handle(near, initiator)))
+    stop = threading.Event()
+
+    def switch(database: sb.Database, seed: float) -> None:
+        choice = random.Random(seed)
+        while not stop.is_set():
+            for options in ({"disable_broker": True}, {"enable_broker": True}):
+                database.alter(**options)
+                stop.wait(choice.random() / 50)
+        database.alter(enable_broker=True)
+
+    def send(database: sb.Database, side: int, kind: str, seed: float) -> None:
+        choice = random.Random(seed)
+        for _ in range(60):
+            with database.transaction() as transaction:
+                for pair in sorted(choice.sample(pairs, 2), key=str):
+                    transaction.send(pair[side], kind, b"x")
+
+    switchers = [in_thread(switch, database, seeded_random.random()) for database in two]
+    senders = [in_thread(send, near, 0, ORDER, seeded_random.random()) for _ in range(2)]
+    senders += [in_thread(send, far, 1, REPLY, seeded_random.random()) for _ in range(2)]
+    for sender in senders:
+        sender.result(60)
+    stop.set()
+    for switcher in switchers:
+        switcher.result(60)
+    assert waiting_messages(near) == waiting_messages(far) == 0
+    text = "select send_sequence from servicebroker.conversation_endpoints where conversation_handle = %s"
+    for initiator, target in pairs:
+        arrived = far.receive(STOCK_QUEUE, conversation_handle=target)
+        assert [m.message_sequence_number for m in arrived] == list(range(query(near, text, initiator)[0][0]))
+        answers = near.receive(ORDERS_QUEUE, conversation_handle=initiator)
+        assert [m.message_sequence_number for m in answers] == list(range(query(near, text, target)[0][0]))
+
+
+@pytest.mark.slow
+def test_senders_while_their_service_is_dropped(fresh_database: sb.Database, seeded_random: random.Random) -> None:
+    """Every SEND is delivered, waits, or its conversation has an Error; nothing belongs to nobody afterwards."""
+    database = fresh_database
+
+    def send(handle: UUID, delay: float) -> None:
+        threading.Event().wait(delay)
+        for _ in range(5):
+            if tried(lambda: database.send(handle, ORDER, b"x"), 8429) is None:
+                return
+
+    for _ in range(12):
+        handles = [begin(database) for _ in range(4)]
+        senders = [in_thread(send, handle, seeded_random.random() / 50) for handle in handles]
+        threading.Event().wait(seeded_random.random() / 50)
+        database.drop_service(STOCK)
+        database.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
+        for sender in senders:
+            sender.result(30)
+        assert waiting_messages(database) == 0
+        for handle in handles:
+            if state(database, handle) == "ER":
+                assert errors(database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [-8470]
+            database.end_conversation(handle)
+        while messages := database.receive(STOCK_QUEUE):
+            assert [m.message_sequence_number for m in messages] == list(range(len(messages)))
+            assert messages[-1].is_end_dialog
+            database.end_conversation(messages[-1].conversation_handle, cleanup=True)
+    assert leftovers(database) == {}
 
 
 # ---------------------------------------------------------------- priorities
