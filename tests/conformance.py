@@ -2,7 +2,8 @@
 
     pytest -p conformance --conformance docs/conformance.md
 
-A row is done when it has tests and all of them passed; with a failed or skipped one, or none, it is open.
+A row is done when it has tests and all of them passed; with a failed, skipped or deselected one, or none, it is
+open. A test may claim only rows that exist.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ class Conformance:
         self.rows: dict[str, set[int]] = {}
         self.outcomes: dict[str, set[str]] = defaultdict(set)
 
+    @pytest.hookimpl(tryfirst=True)  # before -k or -m leave out any
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        known = {number for number, _ in features()}
         for item in items:
             for mark in item.iter_markers("feature"):
+                if not mark.args or not known.issuperset(mark.args):
+                    raise pytest.UsageError(f"{item.nodeid} claims rows that are not there: {mark.args}")
                 self.rows.setdefault(item.nodeid, set()).update(mark.args)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -45,6 +50,12 @@ class Conformance:
         self.page.write_text(table(self.rows, {test: seen == {"passed"} for test, seen in self.outcomes.items()}))
 
 
+def features() -> list[tuple[int, str]]:
+    """The rows of the checklist, as number and text."""
+    lines = (line.split("\t") for line in FEATURES.read_text().splitlines())
+    return [(int(number), text) for number, text in lines]
+
+
 def table(rows: dict[str, set[int]], passed: dict[str, bool]) -> str:
     """The page: one line for each row of the checklist."""
     tests: dict[int, list[str]] = defaultdict(list)
@@ -53,9 +64,8 @@ def table(rows: dict[str, set[int]], passed: dict[str, bool]) -> str:
             tests[number].append(test)
     lines = []
     done = 0
-    for line in FEATURES.read_text().splitlines():
-        number, feature = line.split("\t")
-        proofs = sorted(tests[int(number)])
+    for number, feature in features():
+        proofs = sorted(tests[number])
         proved = bool(proofs) and all(passed.get(test, False) for test in proofs)
         done += proved
         names = "<br>".join(sorted({f"`{test.split('[')[0].removeprefix('tests/')}`" for test in proofs}))

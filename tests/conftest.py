@@ -74,14 +74,14 @@ def clock(module_clock: Clock) -> Clock:
 @pytest.fixture(scope="module")
 def instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
     """The instance that the tests of a module share."""
-    with sb.open(make_url(), clock=module_clock) as instance:
+    with sb.open(make_url(), clock=module_clock, upkeep=None) as instance:
         yield instance
 
 
 @pytest.fixture
 def fresh_instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
     """An instance that nothing was done in."""
-    with sb.open(make_url(), clock=module_clock) as instance:
+    with sb.open(make_url(), clock=module_clock, upkeep=None) as instance:
         yield instance
 
 

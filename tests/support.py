@@ -110,6 +110,15 @@ def leftovers(database: sb.Database) -> dict[str, int]:
     return {table: count for table, count in counts.items() if count}
 
 
+def tolerate_rollbacks(database: sb.Database) -> None:
+    """No queue of the database is switched off after five rollbacks."""
+    with database.instance.connection() as connection:
+        connection.execute(
+            "update servicebroker.queues set is_poison_message_handling_enabled = false where database_id = %s",
+            (database.database_id,),
+        )
+
+
 class Undo(Exception):
     """Raised to roll back."""
 

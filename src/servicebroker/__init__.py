@@ -13,6 +13,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.instance import open_instance as open
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
 
@@ -22,7 +23,9 @@ __all__ = [
     "END_DIALOG",
     "ERROR",
     "BrokerError",
+    "BrokerEvent",
     "Database",
+    "Events",
     "Instance",
     "InstanceError",
     "JoinedTransaction",

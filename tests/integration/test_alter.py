@@ -13,7 +13,9 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.alter import drop_queue, set_status
+from servicebroker.store import locks
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -30,6 +32,7 @@ from support import (
     define_standard_set,
     eventually,
     far_handle,
+    group_of,
     in_thread,
     leftovers,
     open_dialog,
@@ -194,6 +197,103 @@ def test_a_waiting_reader_wakes_when_parked_messages_come(database: sb.Database)
     (message,) = database.receive(STOCK_QUEUE)
     database.send(message.conversation_handle, REPLY, b"y")
     assert bodies(answers.result(0.9)) == [b"y"]
+
+
+@pytest.mark.feature(79)
+def test_a_conversation_that_is_moved_while_messages_wait_for_it(database: sb.Database) -> None:
+    (handle, target), (_, other) = open_dialog(database), open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(handle, ORDER, b"waits")
+    group = group_of(database, other)
+    database.move_conversation(target, group)
+    database.alter_queue(STOCK_QUEUE, status=True)
+    (message,) = database.receive(STOCK_QUEUE, conversation_group_id=group)
+    assert (message.conversation_handle, message.message_body) == (target, b"waits")
+    assert message.conversation_group_id == group
+
+
+def test_the_background_delivers_what_somebody_has_left(database: sb.Database, clock: Clock) -> None:
+    handle, _ = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    new = begin(database)
+    for each in (handle, new):
+        database.send_batch(each, ORDER, [b"1", b"2"])
+    with database.instance.connection() as connection, database.instance.connection() as other:
+        upkeep(connection, clock())
+        assert waiting_messages(database) == 4
+        connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
+        with other.transaction():
+            other.execute("select pg_advisory_xact_lock_shared(%s, 0)", (locks.DELIVERY,))  # somebody parks
+            upkeep(connection, clock())  # waits for nobody
+            assert waiting_messages(database) == 4
+        with other.transaction():
+            other.execute(
+                "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
+            )
+            upkeep(connection, clock())
+            assert waiting_messages(database) == 2
+        upkeep(connection, clock())
+    assert waiting_messages(database) == 0
+    assert bodies(database.receive(STOCK_QUEUE)) == bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2"]
+    assert database.send(handle, ORDER, b"3") == 3
+
+
+def test_a_lifetime_ends_while_an_end_waits(fresh_database: sb.Database, clock: Clock) -> None:
+    database = fresh_database
+    handle = begin(database, lifetime=60)
+    database.send(handle, ORDER, b"read")
+    (message,) = database.receive(STOCK_QUEUE)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(handle, ORDER, b"never delivered")
+    database.end_conversation(handle)
+    assert state(database, handle) == "DO"
+    clock.jump(seconds=61)
+    with database.instance.connection() as connection, database.instance.connection() as other:
+        with other.transaction():
+            other.execute(
+                "select from servicebroker.conversation_endpoints where conversation_handle = %s for update",
+                (message.conversation_handle,),
+            )
+            upkeep(connection, clock())  # leaves what somebody holds
+            assert state(database, handle) == "DO"
+        upkeep(connection, clock())
+    assert state(database, handle) is None
+    assert waiting_messages(database) == 0
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert errors(database.receive(STOCK_QUEUE)) == [-8489]
+    database.end_conversation(message.conversation_handle)
+    clock.jump(minutes=31)
+    database.end_conversation(begin(database))
+    assert leftovers(database) == {}
+
+
+def test_parked_messages_of_a_lifetime_that_is_over_are_dropped(database: sb.Database, clock: Clock) -> None:
+    handle = begin(database, lifetime=60)
+    database.send(handle, ORDER, b"read")
+    assert database.receive(STOCK_QUEUE)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(handle, ORDER, b"never delivered")
+    clock.jump(seconds=61)
+    with refused(8429):
+        database.send(handle, ORDER, b"x")
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8489]
+    assert waiting_messages(database) == 0
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert errors(database.receive(STOCK_QUEUE)) == [-8489]
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_a_sender_that_finds_the_way_free_and_a_message_that_is_refused(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"no xml")
+        with database.instance.connection() as connection:
+            connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
+        database.alter_message_type(ORDER, "WELL_FORMED_XML")
+        transaction.send(handle, ORDER, b"<a/>")
+    assert errors(database.receive(ORDERS_QUEUE)) == errors(database.receive(STOCK_QUEUE)) == [-9615]
+    assert waiting_messages(database) == 0
 
 
 @pytest.mark.parametrize("error", [None, (7, "no")])
@@ -437,6 +537,15 @@ def test_another_process_that_remembers_a_dropped_queue(database: sb.Database) -
         database.create_service("//short", "Short", [CONTRACT])
         database.send(begin(database, "//short"), ORDER, b"x")
         assert bodies(theirs.receive("Short")) == [b"x"]
+        database.drop_service("//short")
+        database.drop_queue("Short")
+        with refused(15151, "Short"):
+            theirs.get_conversation_group("Short")
+        database.create_queue("Short")
+        reader = in_thread(theirs.receive, "Short", wait=20)
+        database.create_service("//short", "Short", [CONTRACT])
+        database.send(begin(database, "//short"), ORDER, b"y")
+        assert bodies(reader.result(5)) == [b"y"]
 
 
 def test_another_process_that_remembers_where_a_service_was(database: sb.Database) -> None:

@@ -56,7 +56,7 @@ def test_a_database_made_by_many_threads_is_made_once(instance: sb.Instance) -> 
     assert len({future.result(10).database_id for future in made}) == 1
 
 
-@pytest.mark.feature(11)
+@pytest.mark.feature(11, 44)
 def test_the_default_type_and_contract_need_no_definition(instance: sb.Instance) -> None:
     database = instance.database("Defaults", create=True)
     database.create_queue("Q")
@@ -261,6 +261,7 @@ def test_status_counts_what_is_there(fresh_instance: sb.Instance, fresh_database
     assert found[f"dbo.{ORDERS_QUEUE}"].messages == 0
 
 
+@pytest.mark.feature(61)
 def test_an_unknown_thing_is_named(database: sb.Database) -> None:
     unknown = uuid4()
     with refused(8426, str(unknown)):

@@ -79,7 +79,7 @@ def test_every_form_of_end_in_every_state(database: sb.Database, wanted: str, fo
         assert told == []
 
 
-@pytest.mark.feature(88, 91, 94)
+@pytest.mark.feature(64, 88, 91, 94, 101)
 def test_a_plain_end_comes_after_the_messages_sent_before(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     with database.transaction() as transaction:
@@ -98,7 +98,7 @@ def test_a_plain_end_comes_after_the_messages_sent_before(database: sb.Database)
     assert database.receive(ORDERS_QUEUE) == []
 
 
-@pytest.mark.feature(89, 92, 64)
+@pytest.mark.feature(64, 89, 92, 94, 101)
 def test_an_error_is_received_before_the_data(database: sb.Database) -> None:
     initiator, target = open_dialog(database)
     database.send(target, REPLY, b"data")
@@ -261,7 +261,7 @@ def test_end_waits_for_a_reader_of_its_group(database: sb.Database) -> None:
 # ---------------------------------------------------------------- timers
 
 
-@pytest.mark.feature(83, 64)
+@pytest.mark.feature(64, 83, 101)
 def test_a_timer_comes_first_and_only_to_its_own_side(database: sb.Database, clock: Clock) -> None:
     initiator, target = open_dialog(database)
     database.send(target, REPLY, b"data")

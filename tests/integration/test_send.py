@@ -154,11 +154,12 @@ def test_a_message_arrives_directly_with_what_was_sent(database: sb.Database) ->
     assert database.send(handle, DOCUMENT, "<zwei>ü</zwei>") == 1
     assert database.send(handle, ORDER, bytearray(b"three")) == 2
     assert database.send(handle, ORDER, memoryview(b"four")) == 3
+    assert database.send(handle, MARK) == 4
     assert waiting_messages(database) == 0
     found = database.receive(STOCK_QUEUE)
-    assert bodies(found) == [b"one", "<zwei>ü</zwei>".encode(), b"three", b"four"]
-    assert [message.message_sequence_number for message in found] == [0, 1, 2, 3]
-    assert [message.validation for message in found] == ["N", "X", "N", "N"]
+    assert bodies(found) == [b"one", "<zwei>ü</zwei>".encode(), b"three", b"four", None]
+    assert [message.message_sequence_number for message in found] == [0, 1, 2, 3, 4]
+    assert [message.validation for message in found] == ["N", "X", "N", "N", "E"]
     assert {(m.service_name, m.service_contract_name, m.status, m.priority) for m in found} == {(STOCK, CONTRACT, 0, 5)}
     assert all(message.message_enqueue_time.utcoffset() is not None for message in found)
 
@@ -294,7 +295,6 @@ def test_a_contract_that_the_target_does_not_take(database: sb.Database) -> None
     assert database.receive(STOCK_QUEUE) == []
 
 
-@pytest.mark.feature(106)
 @pytest.mark.parametrize(
     ("message_type", "body", "number"),
     [
@@ -433,6 +433,7 @@ def test_a_conversation_that_ended_before_its_target_existed(fresh_database: sb.
     database.end_conversation(end.conversation_handle)
 
 
+@pytest.mark.feature(89, 90)
 @pytest.mark.parametrize("how", [{"error": (5, "no")}, {"cleanup": True}])
 def test_what_waits_is_dropped_by_an_error_or_a_cleanup(fresh_database: sb.Database, how: dict[str, object]) -> None:
     handle = begin(fresh_database, "//later/dropped")

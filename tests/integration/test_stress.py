@@ -32,6 +32,7 @@ from support import (
     leftovers,
     open_dialog,
     query,
+    tolerate_rollbacks,
 )
 
 pytestmark = pytest.mark.slow
@@ -63,6 +64,7 @@ def queue_table(database: sb.Database, name: str) -> str:
 @pytest.mark.feature(62, 63, 67, 76, 77)
 def test_readers_and_senders_with_rollbacks(database: sb.Database, seeded_random: random.Random) -> None:
     """4 senders and 8 readers on 16 conversations: every message once, in the order of its conversation."""
+    tolerate_rollbacks(database)
     handles = [begin(database) for _ in range(16)]
     received: dict[UUID, list[bytes | None]] = defaultdict(list)  # by the target's handle
     numbers: dict[UUID, list[int]] = defaultdict(list)

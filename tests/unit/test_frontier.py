@@ -82,7 +82,7 @@ def test_options_are_read_without_regard_to_case():
 
 def test_options_have_defaults():
     options = source_options(GIVEN)
-    assert (options.max_messages_per_trigger, options.end_of_stream) == (250_000, "EndOfStream")
+    assert (options.max_messages_per_trigger, options.end_of_stream) == (1_000_000, "EndOfStream")
     assert options.min_partitions >= 2
 
 

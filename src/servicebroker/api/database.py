@@ -154,10 +154,18 @@ class Database(Verbs):
         """
         self._define(alter.drop_contract(self.database_id, name))
 
-    def alter_queue(self, name: str, *, status: bool | None = None, rebuild: bool = False) -> None:
-        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), or REBUILD.
+    def alter_queue(
+        self,
+        name: str,
+        *,
+        status: bool | None = None,
+        poison_message_handling: bool | None = None,
+        rebuild: bool = False,
+    ) -> None:
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, or REBUILD.
 
         OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
+        With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
         REBUILD gives the table's unused space back; readers and senders wait meanwhile.
 
         Raises:
@@ -165,7 +173,15 @@ class Database(Verbs):
         """
         now = self.instance.clock()
         self._deliver(
-            alter.alter_queue(self.instance.catalog, self.database_id, name, status=status, rebuild=rebuild, now=now)
+            alter.alter_queue(
+                self.instance.catalog,
+                self.database_id,
+                name,
+                status=status,
+                poison_message_handling=poison_message_handling,
+                rebuild=rebuild,
+                now=now,
+            )
         )
 
     def drop_queue(self, name: str) -> None:
@@ -271,3 +287,6 @@ class Database(Verbs):
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():
             return run_alone(connection, steps)
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        self.instance.poison.committed([queue_id])

@@ -16,16 +16,22 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
+from servicebroker.api.poison import PoisonDetector
+from servicebroker.api.transaction import release_kept
+from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog, create_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.events import Events
 from servicebroker.store.connection import connect, is_url, pool
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.migrations import migrate
 from servicebroker.store.statements import execute, run
 
 Clock = Callable[[], datetime]
 
+UPKEEP = 30.0  # seconds between two looks of the background for what is due
 SYSTEM_DATABASE = "msdb"
 PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
@@ -41,11 +47,21 @@ class Instance:
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
         clock: gives every rule its time.
+        events: what happened in this process that an administrator wants to know.
     """
 
-    def __init__(self, target: str | os.PathLike[str], *, clock: Clock = utc_now, connections: int = 20) -> None:
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        clock: Clock = utc_now,
+        connections: int = 20,
+        upkeep: float | None = UPKEEP,
+    ) -> None:
         self.clock = clock
         self.catalog = Catalog()
+        self.events = Events()
+        self.poison = PoisonDetector(self.connection, clock, self.events)
         self._server = None if is_url(os.fspath(target)) else EmbeddedServer.start(Path(target))
         try:
             self.url = self._server.url if self._server else os.fspath(target)
@@ -54,6 +70,7 @@ class Instance:
                 _ensure_system_database(connection)
             self._pool = pool(self.url, connections)
             self.doorbell = Doorbell(self.url)
+            self._upkeep = Upkeep(self.url, clock, upkeep) if upkeep else None
         except BaseException:
             if self._server:
                 self._server.close()
@@ -76,19 +93,21 @@ class Instance:
         with self.connection() as connection:
             return run(connection, queue_statuses()), run(connection, transmission_status())
 
-    def connection(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+    def connection(self) -> AbstractContextManager[DirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
 
     def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user."""
+        if self._upkeep:
+            self._upkeep.close()
         self.doorbell.close()
         self._pool.close()
         if self._server:
             self._server.close()
 
     @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[psycopg.Connection[Any]]:
+    def _borrowed(self) -> Iterator[DirectConnection]:
         try:
             connection = self._get()
         except PoolClosed:
@@ -101,12 +120,13 @@ class Instance:
         try:
             yield connection
         finally:
+            release_kept(connection)
             lost = connection.closed
             self._pool.putconn(connection)
             if lost:  # the server has gone, or will have lost the others too
                 self._pool.check()
 
-    def _get(self) -> psycopg.Connection[Any]:
+    def _get(self) -> DirectConnection:
         try:
             return self._pool.getconn(timeout=FIRST_PATIENCE)
         except PoolTimeout:
@@ -122,13 +142,16 @@ class Instance:
         self.close()
 
 
-def open_instance(target: str | os.PathLike[str], *, clock: Clock = utc_now) -> Instance:
+def open_instance(target: str | os.PathLike[str], *, clock: Clock = utc_now, upkeep: float | None = UPKEEP) -> Instance:
     """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
+
+    Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
+    from, and removes closed endpoints; None for no such thread.
 
     Raises:
         InstanceError: it cannot be made, reached or used; the message says why.
     """
-    return Instance(target, clock=clock)
+    return Instance(target, clock=clock, upkeep=upkeep)
 
 
 class _AlreadyThere(Exception):

@@ -13,7 +13,9 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.verbs import Verbs
 from servicebroker.model.errors import InstanceError
+from servicebroker.store import kept
 from servicebroker.store.connection import one_line
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.statements import Steps, run, run_alone
 
 if TYPE_CHECKING:
@@ -33,9 +35,50 @@ class JoinedTransaction(Verbs):
         self.connection = connection
 
     def _do(self, steps: Steps[T]) -> T:
-        alone = self.connection.autocommit and _is_idle(self.connection)
         with translated():
-            return run_alone(self.connection, steps) if alone else run(self.connection, steps)
+            kept.settle(self.connection)
+            if self.connection.autocommit and _is_idle(self.connection):
+                return run_alone(self.connection, steps)
+            result = run(self.connection, steps)
+            kept.note_transaction(self.connection)
+            return result
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A savepoint: rolled back when the block raises, and the exception goes on; the transaction lives.
+
+        Messages that the block received are in the queue again then, and their groups stay locked until the
+        transaction ends. `SAVEPOINT` and `connection.transaction()` on the connection do the same.
+
+        Raises:
+            InstanceError: no transaction is open on the connection.
+        """
+        if _is_idle(self.connection):
+            raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
+        with self.connection.transaction():
+            yield
+
+    def release_locks(self) -> None:
+        """Give back group locks that a transaction with savepoints has left, after you have ended it.
+
+        The next verb on the connection does that too; until then, nobody else reads those groups.
+
+        Raises:
+            InstanceError: the transaction is still open.
+        """
+        if not _is_idle(self.connection):
+            raise InstanceError("The transaction is still open: its group locks live until it ends.")
+        with translated():
+            kept.release(self.connection)
+            if not self.connection.autocommit:
+                self.connection.rollback()
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        poison = self.database.instance.poison
+        if self.connection.autocommit and _is_idle(self.connection):
+            poison.committed([queue_id])
+        else:
+            poison.received(transaction, [queue_id])
 
     def _may_repeat(self) -> bool:
         return _is_idle(self.connection)
@@ -44,8 +87,11 @@ class JoinedTransaction(Verbs):
 class Transaction(JoinedTransaction):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""
 
+    connection: DirectConnection
+
     def __enter__(self) -> Self:
-        self.connection.execute("begin")
+        self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
+        self.connection.run_command(b"begin")
         return self
 
     def __exit__(
@@ -53,17 +99,46 @@ class Transaction(JoinedTransaction):
     ) -> None:
         connection = self.connection
         self._ended = True  # the connection serves somebody else from now on
-        if kind is None:
-            _commit(connection)
+        known = not _is_idle(connection)  # else it was ended on the connection, by whatever
+        try:
+            if kind is None:
+                _commit(connection)
+            else:
+                with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+                    connection.rollback()
+        except psycopg.errors.InFailedSqlTransaction:
+            kind = psycopg.errors.InFailedSqlTransaction
+            raise
+        except BaseException:
+            known = False
+            raise
+        finally:
+            release_kept(connection)
+            if self._taken:
+                self._count(committed=kind is None, known=known)
+
+    def _count(self, *, committed: bool, known: bool) -> None:
+        """Tell the poison detection how a transaction that received has ended."""
+        poison, connection = self.database.instance.poison, self.connection
+        queues = {queue_id for _, queue_id in self._taken}
+        known = known and len({transaction for transaction, _ in self._taken}) == 1
+        if known and committed:
+            poison.committed(queues)
+        elif known and not connection.closed:
+            poison.rolled_back(connection, queues)
         else:
-            with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
-                connection.rollback()
+            for transaction, queue_id in self._taken:
+                poison.received(transaction, [queue_id])
+            if not connection.closed:
+                poison.judge(connection)
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        self._taken.add((transaction, queue_id))
 
     _ended = False
 
     def _do(self, steps: Steps[T]) -> T:
-        if self._ended:
-            raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+        self._check_open()
         if _is_idle(self.connection):
             raise InstanceError(
                 "The transaction was committed or rolled back on its connection: leave the block to end it, and "
@@ -72,17 +147,32 @@ class Transaction(JoinedTransaction):
         with translated():
             return run(self.connection, steps)
 
+    def _check_open(self) -> None:
+        if self._ended:
+            raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def release_kept(connection: psycopg.Connection[Any]) -> None:
+    """Give back the group locks that an ended transaction has left on a connection of ours, or the connection."""
+    if not kept.is_kept(connection):
+        return
+    try:
+        connection.rollback()  # a transaction that was left open
+        kept.release(connection)
+    except psycopg.Error:
+        connection.close()
+
 
 def _is_idle(connection: psycopg.Connection[Any]) -> bool:
     return connection.info.transaction_status == TransactionStatus.IDLE
 
 
-def _commit(connection: psycopg.Connection[Any]) -> None:
+def _commit(connection: DirectConnection) -> None:
     if connection.info.transaction_status == TransactionStatus.INERROR:
         connection.rollback()
         raise psycopg.errors.InFailedSqlTransaction
     try:
-        connection.execute("commit")
+        connection.run_command(b"commit")
     except psycopg.OperationalError as problem:
         if connection.closed:
             raise InstanceError(

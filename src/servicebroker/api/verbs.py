@@ -10,7 +10,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.engine import begin, end, receive, send
+from servicebroker.engine import begin, end, move, receive, send
 from servicebroker.engine.catalog import find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
@@ -50,6 +50,10 @@ class Verbs(ABC):
                     "The queue was dropped by another process, and this transaction is undone: begin it again."
                 ) from None
             return self._do(verb())
+
+    @abstractmethod
+    def _received(self, queue_id: int, transaction: int) -> None:
+        """Messages were taken from the queue by the transaction of that id: its rollback counts."""
 
     def begin_dialog(
         self,
@@ -141,16 +145,15 @@ class Verbs(ABC):
             BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue; while waiting also 8468 when a
                 service of the queue was altered or dropped.
         """
-        if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-            raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
-        remembered = self.database.instance.catalog
-        found = self._do(find_queue(remembered, self.database.database_id, queue))
+        _check_wait(wait)
+        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        found = catalog.queues.get((database_id, queue)) or self._do(find_queue(catalog, database_id, queue))
 
-        def look() -> Steps[list[Message]]:
-            there = yield from find_queue(remembered, self.database.database_id, queue)
-            return (
+        def look() -> Steps[tuple[int, receive.Received]]:
+            there = yield from find_queue(catalog, database_id, queue)
+            return there.queue_id, (
                 yield from receive.receive(
-                    remembered,
+                    catalog,
                     there,
                     top=top,
                     conversation_handle=conversation_handle,
@@ -160,22 +163,64 @@ class Verbs(ABC):
             )
 
         def once() -> list[Message]:
-            return self._remembering(look, lambda: remembered.forget_queue(found.queue_id))
-
-        messages = once()
-        if messages or wait == 0 or top == 0:
+            self.database.instance.poison.look(found.queue_id)
+            queue_id, (messages, transaction) = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            if messages:
+                self._received(queue_id, transaction)
             return messages
+
+        return self._waiting(queue, once, 0 if top == 0 else wait)
+
+    def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
+        """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
+
+        The group is locked until the transaction ends, also when nothing is received from it; several calls can
+        lock several groups. `wait` is in seconds, as for `receive`.
+
+        Raises:
+            BrokerError: 9617 queue disabled, 15151 no such queue; while waiting also 8468 when a service of the
+                queue was altered or dropped.
+        """
+        _check_wait(wait)
+        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        found = self._do(find_queue(catalog, database_id, queue))
+
+        def look() -> Steps[UUID | None]:
+            there = yield from find_queue(catalog, database_id, queue)
+            return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
+
+        def once() -> UUID | None:
+            return self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+
+        return self._waiting(queue, once, wait)
+
+    def move_conversation(self, handle: UUID, group: UUID) -> None:
+        """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
+
+        Both groups are locked until the transaction ends.
+
+        Raises:
+            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439.
+        """
+        self._do(move.move_conversation(handle, group))
+
+    def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
+        """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
+        found = once()
+        if found or wait == 0:
+            return found
+        there = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
         deadline = time.monotonic() + wait
-        with self.database.instance.doorbell.listening(found.queue_id) as bell:
-            services = self._do(receive.service_changes(found))
-            while not (messages := once()):
+        with self.database.instance.doorbell.listening(there.queue_id) as bell:
+            services = self._do(receive.service_changes(there))
+            while not (found := once()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 bell.wait(min(left, FALLBACK_POLL))
-                if self._do(receive.service_changes(found)) != services:
+                if self._do(receive.service_changes(there)) != services:
                     raise BrokerError(8468)
-        return messages
+        return found
 
     def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:
         """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
@@ -192,3 +237,8 @@ class Verbs(ABC):
             BrokerError: 8410, 8418, 8426, 8458.
         """
         self._do(begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock()))
+
+
+def _check_wait(wait: object) -> None:
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
+        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,9 +48,18 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> NoReturn:
     """The entry point of the command."""
+    warnings_of_our_own()
     with said_in_one_sentence():
         app()
     sys.exit(0)
+
+
+def warnings_of_our_own() -> None:
+    """Show what we warn of; Spark's driver logs a traceback at Ctrl-C, which is none of our user's business."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("servicebroker: %(message)s"))
+    handler.addFilter(logging.Filter("servicebroker"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
 
 
 @contextmanager

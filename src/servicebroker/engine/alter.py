@@ -125,9 +125,16 @@ def _user_object(action: str, kind: str, database_id: int, name: str) -> Steps[i
 
 
 def alter_queue(
-    catalog: Catalog, database_id: int, name: str, *, status: bool | None = None, rebuild: bool = False, now: datetime
+    catalog: Catalog,
+    database_id: int,
+    name: str,
+    *,
+    status: bool | None = None,
+    poison_message_handling: bool | None = None,
+    rebuild: bool = False,
+    now: datetime,
 ) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, or REBUILD.
+    """ALTER QUEUE WITH STATUS = ON | OFF, POISON_MESSAGE_HANDLING (STATUS = ON | OFF), or REBUILD.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
     that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
@@ -136,10 +143,16 @@ def alter_queue(
     Raises:
         BrokerError: 15151 when it does not exist, 402 for a wrong type.
     """
-    if status is not None and not isinstance(status, bool):
-        raise BrokerError(402, "STATUS", repr(status), "True for ON, False for OFF")
+    for option, given in (("STATUS", status), ("POISON_MESSAGE_HANDLING", poison_message_handling)):
+        if given is not None and not isinstance(given, bool):
+            raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
     queue = yield from find_queue_now("alter", database_id, name)
     left: list[UUID] = []
+    if poison_message_handling is not None:
+        yield Statement(
+            "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
+            (queue.queue_id, poison_message_handling),
+        )
     if status is not None:
         left = yield from set_status(catalog, queue.queue_id, status, now)
     if rebuild:

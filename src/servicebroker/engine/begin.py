@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from servicebroker.engine.endpoints import find_endpoint, lock_group
+from servicebroker.engine.endpoints import find_endpoint, lock_group, lock_group_of
 from servicebroker.engine.priorities import PRIORITY
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
@@ -74,8 +74,9 @@ def begin_dialog(
         "far_broker_instance, priority) "
         "select true, $3, $2, $4, id, $5, 'SO', $6, $7, $8, $9, "
         f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$8')} from grouped "
-        "returning conversation_handle, conversation_group_id) "
-        "select conversation_handle, pg_advisory_xact_lock($10, uuid_hash(conversation_group_id)) from begun",
+        "returning conversation_handle, conversation_group_id, xmin <> pg_current_xact_id()::xid as under_savepoint) "
+        "select conversation_handle, pg_advisory_xact_lock($10, uuid_hash(conversation_group_id)), "
+        "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
         (
             group,
             service_id,
@@ -88,6 +89,7 @@ def begin_dialog(
             own_instance if instance == CURRENT_DATABASE else instance,
             locks.GROUP,
         ),
+        locks=True,
     )
     handle: UUID = rows[0][0]
     return handle
@@ -107,7 +109,7 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
         raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
     if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
         raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
-    yield lock_group((yield from find_endpoint(handle)).conversation_group_id)
+    yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
     after(State(endpoint.state), Event.TIMER)
     at = now + timedelta(seconds=timeout)
@@ -160,11 +162,11 @@ def _related_group(
 ) -> Steps[UUID | None]:
     """The group that the new conversation joins, locked, so that nobody ends it meanwhile; None for a new one."""
     if conversation is not None:
-        yield lock_group((yield from find_endpoint(conversation)).conversation_group_id)
-        group = (yield from find_endpoint(conversation)).conversation_group_id
-    if group is None:
+        group = yield from lock_group_of(conversation)
+    elif group is None:
         return None
-    yield lock_group(group)
+    else:
+        yield lock_group(group)
     rows = yield Statement(
         "select s.service_id, s.name from servicebroker.conversation_groups g "
         "join servicebroker.services s using (service_id) where g.conversation_group_id = $1 for key share of g",

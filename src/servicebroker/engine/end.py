@@ -14,12 +14,13 @@ from servicebroker.engine.endpoints import (
     never_opened,
     remove_closed,
     remove_endpoint,
+    state_at,
 )
 from servicebroker.engine.failure import drop_waiting
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import TRANSITIONS, Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_DESCRIPTION = 3000  # characters
@@ -40,7 +41,7 @@ def end_conversation(
     """
     _check(handle, error, cleanup)
     endpoint, peer = yield from lock_conversation(handle)
-    next_state = after(State(endpoint.state), Event.END) if not cleanup else None
+    next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield _purge(endpoint)
     if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
         yield drop_waiting([handle])
@@ -75,6 +76,8 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
     if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
         return True
+    if (State(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
+        return False
     message: tuple[int, str, bytes | None, int]
     if error:
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)

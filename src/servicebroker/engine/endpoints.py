@@ -7,6 +7,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.states import TRANSITIONS, Event, State
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -60,6 +61,15 @@ OBSTACLES = {
     28012: RULES[28012].text.format("Service broker is administratively disabled."),
 }
 
+
+def state_at(endpoint: Endpoint, now: datetime) -> State:
+    """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
+    state = State(endpoint.state)
+    if endpoint.lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
+        return State.ERROR
+    return state
+
+
 _SELECT = (
     "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_id, "
     "e.service_contract_id, e.conversation_group_id, e.queue_id, e.priority, e.state, e.lifetime, "
@@ -107,8 +117,8 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
     Rows are locked in one order for both sides, so that two ENDs never wait for each other in a circle; a SEND
     holds only its own row.
     """
+    yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
-    yield lock_group(endpoint.conversation_group_id)
     if endpoint.is_blocked:
         yield lock_parking()
     yield from lock_rows(endpoint.conversation_id)
@@ -146,7 +156,25 @@ def lock_parking() -> Statement:
 
 def lock_group(group: UUID) -> Statement:
     """Take the group's lock, waiting for it; it is held until the transaction ends."""
-    return Statement("select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.GROUP, group))
+    return Statement("select servicebroker.lock_group($1)", (group,), locks=True)
+
+
+def keep_lock(group: UUID) -> Statement:
+    """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
+    return Statement("select servicebroker.keep_lock(uuid_hash($1))", (group,), locks=True)
+
+
+def lock_group_of(handle: UUID) -> Steps[UUID]:
+    """Take the lock of the group that a conversation is in. It may be moved while we wait: then the next one too.
+
+    Raises:
+        BrokerError: 8426 when there is no such conversation.
+    """
+    group, locked = (yield from find_endpoint(handle)).conversation_group_id, None
+    while group != locked:
+        yield lock_group(group)
+        group, locked = (yield from find_endpoint(handle)).conversation_group_id, group
+    return group
 
 
 def never_opened(initiator: Endpoint) -> Steps[bool]:
@@ -158,13 +186,22 @@ def never_opened(initiator: Endpoint) -> Steps[bool]:
     return bool(rows)
 
 
+# The last thing a finished endpoint leaves with its peer, for sys.conversation_endpoints: what it has sent.
+LEAVE_LAST_NUMBER = (
+    "update servicebroker.conversation_endpoints peer set receive_sequence = finished.send_sequence from finished "
+    "where peer.conversation_id = finished.conversation_id and peer.is_initiator = not finished.is_initiator"
+)
+
+
 def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
     """Delete the row, and its group when it was the last one of it."""
     yield Statement(
-        "delete from servicebroker.conversation_endpoints where conversation_handle = $1",
+        "with finished as ("
+        "delete from servicebroker.conversation_endpoints where conversation_handle = $1 returning *) "
+        + LEAVE_LAST_NUMBER,
         (endpoint.conversation_handle,),
     )
-    yield _remove_empty_groups([endpoint.conversation_group_id])
+    yield remove_empty_groups([endpoint.conversation_group_id])
 
 
 def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
@@ -184,22 +221,26 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
             "order by conversation_group_id for update",
             (groups,),
         )
-        yield _remove_empty_groups(groups)
+        yield remove_empty_groups(groups)
     return len(groups)
 
 
 def remove_endpoints(handles: list[UUID]) -> Steps[None]:
     """Delete many rows, and the groups that they leave empty."""
     rows = yield Statement(
-        "delete from servicebroker.conversation_endpoints where conversation_handle = any ($1) "
-        "returning conversation_group_id",
+        "with finished as ("
+        "delete from servicebroker.conversation_endpoints where conversation_handle = any ($1) returning *), "
+        # not of those that go themselves: one statement must not change a row twice
+        f"left_behind as ({LEAVE_LAST_NUMBER} and not peer.conversation_handle = any ($1)) "
+        "select conversation_group_id from finished",
         (handles,),
     )
     if rows:
-        yield _remove_empty_groups([group for (group,) in rows])
+        yield remove_empty_groups([group for (group,) in rows])
 
 
-def _remove_empty_groups(groups: list[UUID]) -> Statement:
+def remove_empty_groups(groups: list[UUID]) -> Statement:
+    """Delete those of the groups that no conversation is in."""
     return Statement(
         "delete from servicebroker.conversation_groups g where conversation_group_id = any ($1) and not exists ("
         "select from servicebroker.conversation_endpoints e "

@@ -7,7 +7,10 @@ conversation's last), and only then the order of arrival is drawn.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+
+from servicebroker.store.direct import Bodies
 
 _COLUMNS = (
     "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "
@@ -22,30 +25,31 @@ RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
 MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
 
 
-def portions(contents: Sequence[bytes | None]) -> list[list[bytes | None]]:
+def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
     """The bodies of a batch, in their order, in lists that each fit into one statement."""
-    found: list[list[bytes | None]] = [[]]
+    found = [Bodies()]
     size = 0
     for content in contents:
         size += len(content or b"")
         if size > MAXIMUM_BATCH and found[-1]:
-            found.append([])
+            found.append(Bodies())
             size = len(content or b"")
         found[-1].append(content)
     return found
 
 
+@functools.lru_cache(maxsize=1024)
 def send(queue_id: int) -> str:
     """SEND of one message to the peer in that queue.
 
-    Parameters: handle, message type id, validation letter, body, the queue's catalog version. No row comes
-    back, and nothing is written, when the endpoint is not conversing, delivers elsewhere, the queue is off, or
-    its version has changed.
+    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row
+    comes back, and nothing is written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is
+    over, or the queue is off, or its version has changed.
     """
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and {_delivers_to(queue_id, 5)} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $5 and {_delivers_to(queue_id, 6)} "
         f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
@@ -53,22 +57,22 @@ def send(queue_id: int) -> str:
     )
 
 
+@functools.lru_cache(maxsize=1024)
 def send_batch(queue_id: int) -> str:
     """SEND of many messages of one type to the peer in that queue, in their order.
 
-    Parameters: handle, message type id, validation letter, bodies (an array), their number, the queue's catalog
-    version. Otherwise as `send`; the rows are the sequence numbers.
+    Parameters: handle, message type id, validation letter, bodies (an array), their number, the time, the queue's
+    catalog version. Otherwise as `send`; the row is the first sequence number.
     """
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and {_delivers_to(queue_id, 6)} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $6 and {_delivers_to(queue_id, 7)} "
         f"returning send_sequence - $5 as number, last_stamp, {_ADDRESS}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
-        f"from sender, unnest($4::bytea[]) with ordinality as message (body, place) order by place "
-        f"returning message_sequence_number) "
-        f"select min(message_sequence_number), count(*), {_wake(queue_id)} from arrived having count(*) > 0"
+        f"from sender, unnest($4::bytea[]) with ordinality as message (body, place) order by place) "
+        f"select number, {_wake(queue_id)} from sender"
     )
 
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
+from servicebroker.engine.endpoints import keep_lock
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store import locks
-from servicebroker.store.statements import Row, Rows, Statement, Steps
+from servicebroker.store.statements import Rows, Statement, Steps
 
 ALL = 2_147_483_647  # TOP when none is given
+
+
+class Received(NamedTuple):
+    """The messages, and the id of the transaction that took them."""
+
+    messages: list[Message]
+    transaction: int
 
 
 def receive(
@@ -23,11 +32,11 @@ def receive(
     conversation_handle: UUID | None = None,
     conversation_group_id: UUID | None = None,
     now: datetime,
-) -> Steps[list[Message]]:
+) -> Steps[Received]:
     """RECEIVE [TOP (top)] * FROM queue [WHERE conversation_handle = | conversation_group_id =].
 
     Without WHERE: of the groups that nobody else has locked, the one with the oldest message of the highest
-    priority. Its lock is held until the transaction ends. An empty list when there is nothing to take.
+    priority. Its lock is held until the transaction ends. No messages when there is nothing to take.
 
     Raises:
         BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 402 wrong types.
@@ -47,12 +56,16 @@ def receive(
     )
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
-        return []
+        return Received([], 0)
+    _, _, group, *_, transaction_id, under_savepoint = rows[0]
+    transaction = int.from_bytes(transaction_id, "big")  # the driver leaves an xid8 as it came
+    if under_savepoint:
+        yield keep_lock(group)
     try:
-        return _messages(rows, labels)
+        return Received(_messages(rows, labels), transaction)
     except KeyError:  # a name that is younger than what we remember, or older: then it was dropped
         anew = yield from find_labels(catalog, queue.database_id, anew=True)
-        return _messages(rows, Labels(*(defaultdict(str, names) for names in anew)))
+        return Received(_messages(rows, Labels(*(defaultdict(str, names) for names in anew))), transaction)
 
 
 def service_changes(queue: Queue) -> Steps[int]:
@@ -67,30 +80,39 @@ def service_changes(queue: Queue) -> Steps[int]:
     return int(rows[0][0])
 
 
+def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
+    """GET CONVERSATION GROUP FROM queue: the group that RECEIVE would take from, locked; None when there is none.
+
+    Raises:
+        BrokerError: 9617 queue disabled, 15151 queue dropped.
+        InstanceError: a pipeline reads the queue.
+    """
+    rows = yield Statement(
+        "select conversation_group_id, servicebroker.lock_group(conversation_group_id) "
+        f"from servicebroker.receive_{queue.queue_id}(1, $1, only_lock => true)",
+        (now,),
+        locks=True,
+    )
+    if not rows:
+        yield from _check(queue, None, None)
+        return None
+    group: UUID = rows[0][0]
+    return group
+
+
 def _messages(rows: Rows, labels: Labels) -> list[Message]:
     services, contracts, types = labels
-    return [_message(row, services, contracts, types) for row in rows]
-
-
-def _message(row: Row, services: dict[int, str], contracts: dict[int, str], types: dict[int, str]) -> Message:
-    priority, order, group, handle, number, service, contract, message_type, validation, body, time = row
-    return Message(
-        0,
-        priority,
-        order,
-        group,
-        handle,
-        number,
-        services[service],
-        service,
-        contracts[contract],
-        contract,
-        types[message_type],
-        message_type,
-        validation,
-        body,
-        time,
-    )
+    new = tuple.__new__  # Message(...) takes twice as long
+    return [
+        new(
+            Message,
+            (
+                *(0, priority, order, group, handle, number, services[service], service),
+                *(contracts[contract], contract, types[kind], kind, validation, body, time),
+            ),
+        )
+        for priority, order, group, handle, number, service, contract, kind, validation, body, time, *_ in rows
+    ]
 
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
@@ -112,10 +134,15 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
     if not enabled:
         raise BrokerError(9617, queue.name)
     if owned:
-        raise InstanceError(
-            f"The queue '{queue.name}' is being read by a pipeline: nobody else can RECEIVE from it until that stops."
-        )
+        raise refuse_pipeline(f"'{queue.name}'")
     if handle is not None and not handle_known:
         raise BrokerError(8426, handle)
     if group is not None and not group_known:
         raise BrokerError(8436, group)
+
+
+def refuse_pipeline(queue: str) -> InstanceError:
+    """A pipeline that reads a queue is its only reader."""
+    return InstanceError(
+        f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it until that stops."
+    )

@@ -8,7 +8,14 @@ from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, lock_parking, lock_rows
+from servicebroker.engine.endpoints import (
+    Endpoint,
+    find_endpoint,
+    lock_endpoint,
+    lock_parking,
+    lock_rows,
+    state_at,
+)
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import rejection
@@ -54,7 +61,7 @@ def send(
         if usage and far and validation_failure(far.validation, content) is None:
             rows = yield Statement(
                 enqueue.send(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, content, channel.catalog_version),
+                (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
             )
             if rows:
                 return int(rows[0][0])
@@ -77,13 +84,14 @@ def send_batch(
     if not contents:
         raise BrokerError(402, "the batch", "empty", "at least one body")
     channel = catalog.channels.get(handle)
-    if channel is not None and len(enqueue.portions(contents)) == 1:
+    portions = enqueue.portions(contents)
+    if channel is not None and len(portions) == 1:
         usage = _allowed(channel.near, channel.is_initiator, message_type)
         far = channel.far.get(message_type)
         if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
             rows = yield Statement(
                 enqueue.send_batch(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, contents, len(contents), channel.catalog_version),
+                (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
             )
             if rows:
                 return int(rows[0][0])
@@ -96,7 +104,7 @@ def _send_slowly(
 ) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
-    near = yield from _refuse(catalog, endpoint, message_type)
+    near = yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
@@ -104,7 +112,7 @@ def _send_slowly(
     if endpoint.has_peer and (yield from _rejected(catalog, endpoint, message_type, contents)):
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
-    yield from _refuse(catalog, endpoint, message_type)
+    yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         outcome = yield from open_target(endpoint)
         if outcome.refusal:
@@ -136,7 +144,8 @@ def _send_slowly(
                         endpoint, message_type, portion, endpoint.obstacle, validation=usage.validation
                     )
                 return first
-            yield from transmission.deliver_waiting(catalog, endpoint, now)
+            if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
+                return first
         rows = yield Statement(
             enqueue.send_batch(endpoint.peer_queue_id),
             (
@@ -145,6 +154,7 @@ def _send_slowly(
                 usage.validation,
                 portions[0],
                 len(portions[0]),
+                now,
                 endpoint.catalog_version,
             ),
         )
@@ -168,9 +178,9 @@ def _far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
     return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
-def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str) -> Steps[Usages]:
+def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
     """Raise what the sender's own side forbids: the state, then the message type and its direction."""
-    after(State(endpoint.state), Event.SEND)
+    after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
         rows = yield Statement(

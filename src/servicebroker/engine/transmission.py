@@ -14,6 +14,7 @@ from uuid import UUID
 from servicebroker.engine import enqueue
 from servicebroker.engine.catalog import Catalog, find_usages
 from servicebroker.engine.endpoints import (
+    LEAVE_LAST_NUMBER,
     Endpoint,
     find_endpoint,
     lock_endpoint,
@@ -101,6 +102,18 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
     for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
     """
+    parked, unopened = yield from _deliverable()
+    wanted = [*parked, *unopened]
+    if not wanted:
+        return []
+    free = yield from lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
+    return [handle for handle in wanted if handle not in free]
+
+
+def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
+    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made."""
     parked = yield Statement(
         f"select distinct e.conversation_handle {_PARKED} "
         "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
@@ -115,19 +128,24 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
         "where s.name = e.far_service) order by t.enqueue_time"
     )
-    wanted = [handle for (handle,) in [*parked, *unopened]]
-    if not wanted:
-        return []
-    free = yield from _lock_free(wanted)
-    yield from _deliver_parked(catalog, [handle for (handle,) in parked if handle in free], now)
-    yield from _open_all(catalog, [handle for (handle,) in unopened if handle in free], now)
-    return [handle for handle in wanted if handle not in free]
+    return [handle for (handle,) in parked], [handle for (handle,) in unopened]
 
 
 def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     """`deliver_everything`, with its lock."""
     yield lock_delivery()
     return (yield from deliver_everything(catalog, now))
+
+
+def deliver_left_over(now: datetime) -> Steps[None]:
+    """`deliver_free` of the background, for what a process that died has left. It waits for nobody: later, then."""
+    if any((yield from _deliverable())):
+        rows = yield Statement(
+            "select pg_try_advisory_xact_lock($1, 0) and pg_try_advisory_xact_lock($2, 0)",
+            (locks.CATALOG, locks.DELIVERY),
+        )
+        if rows[0][0]:
+            yield from deliver_everything(Catalog(), now)
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
@@ -153,7 +171,7 @@ _PARKED = (
 )
 
 
-def _lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
+def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
     """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
     rows = yield Statement(
         "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
@@ -261,15 +279,18 @@ def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]
 
 def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
     """The end is acknowledged: initiators are removed, targets kept against replays."""
-    rows = yield Statement(
+    initiators = yield Statement(
+        "with finished as ("
         "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
-        "far_handle = null, far_queue_id = null, security_timestamp = $2 where conversation_handle = any ($1) "
-        "returning conversation_handle, is_initiator",
+        "far_handle = null, far_queue_id = null, security_timestamp = $2 "
+        "where conversation_handle = any ($1) and not is_initiator returning *), "
+        f"left_behind as ({LEAVE_LAST_NUMBER}) "
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and is_initiator",
         (handles, now + REPLAY_PROTECTION),
     )
-    initiators = [handle for handle, is_initiator in rows if is_initiator]
     if initiators:
-        yield from remove_endpoints(initiators)
+        yield from remove_endpoints([handle for (handle,) in initiators])
 
 
 def _set_status(endpoint: Endpoint, status: str) -> Statement:

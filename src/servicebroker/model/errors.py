@@ -59,6 +59,10 @@ RULES: dict[int, Rule] = {
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
+    8405: Rule(
+        "An error occurred in the service broker queue rollback handler, while trying to disable a queue. "
+        "Database ID: {0}, Queue ID: {1}, Error: {2}, State: {3}."
+    ),
     8406: Rule("The dialog lifetime can not be NULL. Specify a valid dialog lifetime value from {0} to {1}."),
     8408: Rule("Target service '{0}' does not support contract '{1}'."),
     8410: Rule("The conversation timer cannot be set beyond the conversation's lifetime."),
@@ -103,6 +107,10 @@ RULES: dict[int, Rule] = {
         "in the contract, however this service is a Target."
     ),
     8436: Rule('The conversation group "{0}" is not found.'),
+    8438: Rule(
+        "The conversation endpoint is not in a valid state for MOVE CONVERSATION. The current endpoint state is '{0}'."
+    ),
+    8439: Rule("The destination conversation group '{0}' is invalid."),
     8442: Rule(
         "There is no Service Broker active in the database. "
         "Change to a database context that contains a Service Broker."
@@ -119,6 +127,7 @@ RULES: dict[int, Rule] = {
     8468: Rule("Underlying service has been altered."),
     8470: Rule("Remote service has been dropped."),
     8487: Rule("The remote service contract has been dropped."),
+    8489: Rule("The dialog has exceeded the specified LIFETIME."),
     8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),

@@ -28,6 +28,7 @@ class Event(StrEnum):
     SEND = "SEND"
     END = "END CONVERSATION"
     TIMER = "BEGIN CONVERSATION TIMER"
+    MOVE = "MOVE CONVERSATION"
     END_DIALOG_ARRIVED = "receive end conversation"
     ERROR_ARRIVED = "receive end conversation with error"
     ACKNOWLEDGED = "receive message acknowledgement"
@@ -44,7 +45,11 @@ TRANSITIONS: dict[tuple[State, Event], State | None] = {
     (State.CONVERSING, Event.END): State.DISCONNECTED_OUTBOUND,
     (State.DISCONNECTED_INBOUND, Event.END): State.CLOSED,
     (State.ERROR, Event.END): State.CLOSED,
-    **{(state, Event.TIMER): state for state in (*_OPEN, State.DISCONNECTED_INBOUND, State.ERROR)},
+    **{
+        (state, event): state
+        for event in (Event.TIMER, Event.MOVE)
+        for state in (*_OPEN, State.DISCONNECTED_INBOUND, State.ERROR)
+    },
     (State.CONVERSING, Event.END_DIALOG_ARRIVED): State.DISCONNECTED_INBOUND,
     **{(state, Event.ERROR_ARRIVED): State.ERROR for state in (*_OPEN, State.DISCONNECTED_INBOUND)},
     (State.DISCONNECTED_OUTBOUND, Event.ERROR_ARRIVED): REMOVED,
@@ -52,14 +57,14 @@ TRANSITIONS: dict[tuple[State, Event], State | None] = {
     (State.DISCONNECTED_OUTBOUND, Event.ACKNOWLEDGED): State.CLOSED,
 }
 
-REFUSALS = {Event.SEND: 8429, Event.END: 8427, Event.TIMER: 8458}
+REFUSALS = {Event.SEND: 8429, Event.END: 8427, Event.TIMER: 8458, Event.MOVE: 8438}
 
 
 def after(state: State, event: Event) -> State | None:
     """The state after `event`, None when the endpoint is removed.
 
     Raises:
-        BrokerError: the refusal of the verb (8427, 8429, 8458), naming the state.
+        BrokerError: the refusal of the verb (8427, 8429, 8438, 8458), naming the state.
         KeyError: an arrival that this state does not take; the caller discards the message.
     """
     try:

@@ -90,8 +90,10 @@ class Attachment:
 
     def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows."""
-        window = (str(start.lo), str(start.hi), start.queuing_order, at_most)
-        ((last,),) = execute(self.connection, frontier.page_end(self.queue_id), *window)
+        window = (str(start.lo), str(start.hi), start.queuing_order)
+        ((first, last),) = execute(self.connection, frontier.extremes(self.queue_id), *window)
+        if last is not None and at_most is not None and last - first >= at_most:  # else there cannot be more rows
+            ((last,),) = execute(self.connection, frontier.page_end(self.queue_id), *window, at_most)
         return None if last is None else start.read_to(last)
 
     def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:

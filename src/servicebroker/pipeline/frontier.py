@@ -137,14 +137,28 @@ PIN_PLANS = (
 FRONTIER = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
 
-def page_end(queue_id: int) -> str:
-    """The last queuing_order of the next page, NULL when the window has no more rows.
+_IN_WINDOW = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
 
-    Parameters: lo, hi, after, how many rows at most (NULL: all).
+
+def extremes(queue_id: int) -> str:
+    """The first and the last queuing_order that a window has left, NULL when there is none: one probe at each end.
+
+    Parameters: lo, hi, after.
     """
-    where = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
-    ordered = _merged(queue_id, "queuing_order", where)
-    return f"select max(queuing_order) from ({ordered} limit $4) page"
+    forwards = _merged(queue_id, "queuing_order", _IN_WINDOW)
+    backwards = _merged(queue_id, "queuing_order", _IN_WINDOW, "desc")
+    return (
+        f"select (select min(queuing_order) from ({forwards} limit 1) f), "
+        f"(select max(queuing_order) from ({backwards} limit 1) b)"
+    )
+
+
+def page_end(queue_id: int) -> str:
+    """The last queuing_order of the next page, NULL when the window has no more rows. Reads the whole page.
+
+    Parameters: lo, hi, after, how many rows at most.
+    """
+    return f"select max(queuing_order) from ({_merged(queue_id, 'queuing_order', _IN_WINDOW)} limit $4) page"
 
 
 def rows(queue_id: int, piece: Slice, partition: int, partitions: int, columns: str) -> str:
@@ -170,17 +184,17 @@ def delete_rows(queue_id: int, piece: Slice) -> str:
     )
 
 
-def _merged(queue_id: int, columns: str, where: str) -> str:
+def _merged(queue_id: int, columns: str, where: str, direction: str = "") -> str:
     """A scan of the arrival index for each priority, merged: no sort, so rows flow at once.
 
     PostgreSQL sees the merge only when each scan asks for the order by itself.
     """
     scans = (
         f"(select {columns} from servicebroker.queue_{queue_id} "
-        f"where priority = {priority} and {where} order by queuing_order)"
+        f"where priority = {priority} and {where} order by queuing_order {direction})"
         for priority in PRIORITIES
     )
-    return " union all ".join(scans) + " order by queuing_order"
+    return " union all ".join(scans) + f" order by queuing_order {direction}"
 
 
 def _in_slice(piece: Slice) -> str:

@@ -28,7 +28,7 @@ class SourceOptions:
     instance: str
     database: str
     queue: str
-    max_messages_per_trigger: int = 250_000
+    max_messages_per_trigger: int = 1_000_000
     min_partitions: int = 2
     end_of_stream: str = "EndOfStream"
     claim_timeout: int = 30
@@ -62,7 +62,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         instance=values["instance"],
         database=values["database"],
         queue=values["queue"],
-        max_messages_per_trigger=_number(values, "maxMessagesPerTrigger", 250_000, 1),
+        max_messages_per_trigger=_number(values, "maxMessagesPerTrigger", 1_000_000, 1),
         min_partitions=_number(values, "minPartitions", _cores(), 1, 1024),
         end_of_stream=values.get("endofstream", "EndOfStream"),
         claim_timeout=_number(values, "claimTimeout", 30, 0),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -98,7 +100,11 @@ def _launch(settings: object, said: IO[str]) -> None:
         gateway = launch_gateway(settings, popen)  # type: ignore[no-untyped-call] # pyspark has no types here
     else:
         gateway = None
+    at_interrupt = signal.getsignal(signal.SIGINT)
     SparkContext(conf=settings, gateway=gateway)  # type: ignore[arg-type] # both come from pyspark itself
+    if threading.current_thread() is threading.main_thread():
+        # Spark's own handler calls Java in the middle of another call, and prints what comes of it
+        signal.signal(signal.SIGINT, at_interrupt)
 
 
 def _register(session: SparkSession) -> None:

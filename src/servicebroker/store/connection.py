@@ -9,6 +9,7 @@ import psycopg
 from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.direct import DirectConnection
 
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
 _OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
@@ -20,16 +21,14 @@ def is_url(target: str) -> bool:
     return bool(re.match(r"postgres(ql)?://|\w+ *=", target))
 
 
-def connect(url: str, *, application_name: str = "servicebroker") -> psycopg.Connection[Any]:
+def connect(url: str, *, application_name: str = "servicebroker") -> DirectConnection:
     """A connection in autocommit mode: every transaction of ours is begun in so many words.
 
     Raises:
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
     """
     try:
-        connection = psycopg.connect(
-            url, autocommit=True, application_name=application_name, options=_OPTIONS, connect_timeout=10
-        )
+        connection = DirectConnection.connect(url, **_settings(application_name))
     except psycopg.Error as problem:
         raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}") from None
     if connection.info.server_version < _MINIMUM_SERVER:
@@ -39,22 +38,29 @@ def connect(url: str, *, application_name: str = "servicebroker") -> psycopg.Con
     return connection
 
 
-def pool(url: str, size: int) -> ConnectionPool[psycopg.Connection[Any]]:
+def pool(url: str, size: int) -> ConnectionPool[DirectConnection]:
     """A pool of such connections, opened as they are needed, at most `size`."""
     return ConnectionPool(
         url,
-        kwargs={
-            "autocommit": True,
-            "application_name": "servicebroker",
-            "options": _OPTIONS,
-            "connect_timeout": 10,
-        },
+        connection_class=DirectConnection,
+        kwargs=_settings("servicebroker"),
         min_size=1,
         max_size=size,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
         open=True,
         name="servicebroker",
     )
+
+
+def _settings(application_name: str) -> dict[str, Any]:
+    return {
+        "autocommit": True,
+        "application_name": application_name,
+        "options": _OPTIONS,
+        "connect_timeout": 10,
+        # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
+        "prepare_threshold": None,
+    }
 
 
 def one_line(problem: Exception) -> str:

@@ -8,10 +8,12 @@ from importlib import resources
 
 from psycopg import sql
 
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import error_body
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "receive")
+_FUNCTIONS = ("fire_timers", "expire", "receive")
 
 
 def queue_objects(queue_id: int, schema: str, view: str) -> list[Statement]:
@@ -35,7 +37,14 @@ def quoted(name: str) -> str:
 
 
 def _statement(part: str, queue_id: int, **names: str) -> Statement:
-    values = {"id": str(queue_id), "group_lock": str(locks.GROUP), "pipeline_lock": str(locks.PIPELINE), **names}
+    expired = BrokerError(8489)
+    values = {
+        "id": str(queue_id),
+        "group_lock": str(locks.GROUP),
+        "pipeline_lock": str(locks.PIPELINE),
+        "expired": f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea",
+        **names,
+    }
     return Statement(re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False)
 
 

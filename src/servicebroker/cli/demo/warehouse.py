@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from py4j.protocol import Py4JError
 from pyarrow.parquet import ParquetFile
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -72,8 +74,10 @@ class Landing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._query.stop()
-        self._spark.stop()
+        with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
+            self._query.stop()
+        with contextlib.suppress(PySparkException, Py4JError):
+            self._spark.stop()
 
 
 def landed_rows(table: Path) -> int:

@@ -35,30 +35,20 @@ def migrations() -> list[Migration]:
 def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
     """Bring the schema up to date, once, also when several processes start together. Returns what was applied.
 
+    Numbers may have gaps, and a step that comes late is applied late: what counts is which ones the schema has.
+
     Raises:
-        InstanceError: the schema is newer than this version, or the role may not create it.
+        InstanceError: the schema is newer than this version, or cannot be made here.
     """
-    known = migrations()
     try:
-        if _applied(connection) == known[-1].number:
+        if not _missing(_applied(connection)):
             return []
         with connection.transaction():
             execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
-            applied = _applied(connection)
-            if applied > known[-1].number:
-                raise InstanceError(
-                    f"The instance was made by a newer servicebroker (its schema is number {applied}, "
-                    f"this version knows {known[-1].number}): upgrade servicebroker."
-                )
-            new = [step for step in known if step.number > applied]
+            _ensure_table(connection)
+            new = _missing(_applied(connection))
             for step in new:
-                connection.execute(sql.SQL(step.text))  # our own file, not input
-                execute(
-                    connection,
-                    "insert into servicebroker.migrations (number, name) values ($1, $2)",
-                    step.number,
-                    step.name,
-                )
+                _apply(connection, step)
             if new:
                 for (queue_id,) in execute(connection, "select queue_id from servicebroker.queues"):
                     for statement in queue_functions(queue_id):
@@ -68,21 +58,53 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
             "grant it CREATE on the database, or the rights of the role that has made the schema."
         ) from None
+    except psycopg.errors.DuplicateSchema as taken:
+        raise InstanceError(
+            f"This PostgreSQL database cannot hold an instance ({taken.diag.message_primary}): the schemas "
+            "servicebroker and sys must be free. Use a PostgreSQL database of its own."
+        ) from None
     return new
 
 
-def _applied(connection: psycopg.Connection[object]) -> int:
-    # not to_regclass: it may answer from a cache that is older than the lock we have just waited for
-    found = execute(connection, "select from pg_tables where schemaname = 'servicebroker' and tablename = 'migrations'")
-    if not found:
-        if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            return 0
+def _missing(applied: set[int]) -> list[Migration]:
+    """The steps that the schema lacks.
+
+    Raises:
+        InstanceError: it has steps that this version does not know.
+    """
+    known = migrations()
+    newer = applied - {step.number for step in known}
+    if newer:
+        raise InstanceError(
+            f"The instance was made by a newer servicebroker (its schema is number {max(newer)}, "
+            f"this version knows {known[-1].number}): upgrade servicebroker."
+        )
+    return [step for step in known if step.number not in applied]
+
+
+def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
+    connection.execute(sql.SQL(step.text))  # our own file, not input
+    execute(connection, "insert into servicebroker.migrations (number, name) values ($1, $2)", step.number, step.name)
+
+
+def _ensure_table(connection: psycopg.Connection[object]) -> None:
+    if not _exists(connection):
         execute(connection, "create schema if not exists servicebroker")
         execute(
             connection,
             "create table servicebroker.migrations (number integer primary key, name text not null, "
             "applied_at timestamptz not null default clock_timestamp())",
         )
-        return 0
-    (number,) = execute(connection, "select coalesce(max(number), 0) from servicebroker.migrations")[0]
-    return int(number)
+
+
+def _applied(connection: psycopg.Connection[object]) -> set[int]:
+    if not _exists(connection):
+        return set()
+    return {number for (number,) in execute(connection, "select number from servicebroker.migrations")}
+
+
+def _exists(connection: psycopg.Connection[object]) -> bool:
+    # not to_regclass: it may answer from a cache that is older than the lock we have just waited for
+    return bool(
+        execute(connection, "select from pg_tables where schemaname = 'servicebroker' and tablename = 'migrations'")
+    )

@@ -1,0 +1,94 @@
+"""Group locks that a session keeps beyond a savepoint, and how they are given back when the transaction has ended.
+
+The server takes them (`keep_lock`) and says so in the last column of the statement's first row. What is noted here
+belongs to one connection; a connection that is lost has freed its locks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from servicebroker.store import locks
+
+_FREE = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
+# only where no transaction holds group locks: pg_locks does not tell them from those of the session
+_FREE_ALL = (
+    "select pg_advisory_unlock(%s, (objid::bigint - (objid::bigint >> 31 << 32))::int) from pg_locks "
+    "where locktype = 'advisory' and granted and objsubid = 2 and classid = %s and pid = pg_backend_pid() "
+    "and database = (select oid from pg_database where datname = current_database())"
+)
+
+
+@dataclass
+class _Kept:
+    keys: list[int] = field(default_factory=list)
+    unsure: bool = False  # a statement failed after it may have taken a lock
+    since: datetime | None = None  # when the transaction began that took them; known only when somebody asked
+
+
+_kept: WeakKeyDictionary[psycopg.Connection[Any], _Kept] = WeakKeyDictionary()
+
+
+def note(connection: psycopg.Connection[Any], key: int) -> None:
+    """The session keeps this lock."""
+    _kept.setdefault(connection, _Kept()).keys.append(key)
+
+
+def doubt(connection: psycopg.Connection[Any]) -> None:
+    """The session may keep a lock that was not told of."""
+    _kept.setdefault(connection, _Kept()).unsure = True
+
+
+def is_kept(connection: psycopg.Connection[Any]) -> bool:
+    """Whether there may be something to release."""
+    return connection in _kept
+
+
+def release(connection: psycopg.Connection[Any]) -> None:
+    """The transaction has ended: the locks go back. Costs nothing when there are none."""
+    kept = _kept.get(connection)
+    if kept is None:
+        return
+    if not connection.closed:
+        _free(connection, kept)
+    _kept.pop(connection, None)
+
+
+def settle(connection: psycopg.Connection[Any]) -> None:
+    """Before a verb on a connection whose transactions somebody else ends: give back what an ended one has left."""
+    kept = _kept.get(connection)
+    if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
+        return
+    if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
+        release(connection)
+        return
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        ((began,),) = cursor.execute("select transaction_timestamp()").fetchall()
+    if kept.since is None:
+        kept.since = began
+    elif kept.since != began:
+        release(connection)
+
+
+def note_transaction(connection: psycopg.Connection[Any]) -> None:
+    """After a verb on such a connection: remember which transaction the locks belong to."""
+    kept = _kept.get(connection)
+    if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
+        with connection.cursor(row_factory=tuple_row) as cursor:
+            ((kept.since,),) = cursor.execute("select transaction_timestamp()").fetchall()
+
+
+def _free(connection: psycopg.Connection[Any], kept: _Kept) -> None:
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        if not kept.unsure:
+            cursor.execute(_FREE, (locks.GROUP, kept.keys))
+            return
+        while any(freed for (freed,) in cursor.execute(_FREE_ALL, (locks.GROUP, locks.GROUP)).fetchall()):
+            pass  # a lock that was taken several times is freed as often

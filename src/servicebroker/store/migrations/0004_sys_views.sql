@@ -1,0 +1,200 @@
+-- The catalog views, with the names and columns of Service Broker. They show the broker database that the setting
+-- servicebroker.database names, all of them while it is unset; the last column says which one a row belongs to.
+-- Each runs with the rights of whoever reads it: without rights on the tables there is an error, and no rows.
+
+-- the next number that the peer would have sent, kept here when its row may go
+alter table servicebroker.conversation_endpoints add column receive_sequence bigint;
+
+create schema sys;
+
+create view servicebroker.shown_databases with (security_invoker = true) as
+select database_id, name as broker_database
+  from servicebroker.databases
+ where coalesce(lower(name) = lower(nullif(current_setting('servicebroker.database', true), '')), true);
+
+-- Counted from the server's statistics, so that asking costs the same for one message and for ten million. Lags
+-- by a second or so, and starts anew when PostgreSQL has crashed.
+create function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
+return pg_stat_get_live_tuples(to_regclass(format('servicebroker.queue_%s', queue_id)));
+
+create view sys.databases with (security_invoker = true) as
+select d.name,
+       d.database_id,
+       d.service_broker_guid,
+       d.is_broker_enabled::integer::smallint as is_broker_enabled,
+       d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on,
+       shown.broker_database
+  from servicebroker.databases d
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.service_message_types with (security_invoker = true) as
+select t.name,
+       t.message_type_id,
+       1 as principal_id,  -- dbo
+       t.validation::text as validation,
+       case t.validation when 'N' then 'NONE' when 'X' then 'XML' when 'E' then 'EMPTY' end as validation_desc,
+       null::integer as xml_collection_id,
+       shown.broker_database
+  from servicebroker.message_types t
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.service_contracts with (security_invoker = true) as
+select c.name,
+       c.service_contract_id,
+       1 as principal_id,
+       shown.broker_database
+  from servicebroker.service_contracts c
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.service_contract_message_usages with (security_invoker = true) as
+select u.service_contract_id,
+       u.message_type_id,
+       u.is_sent_by_initiator::integer::smallint as is_sent_by_initiator,
+       u.is_sent_by_target::integer::smallint as is_sent_by_target,
+       shown.broker_database
+  from servicebroker.service_contract_message_usages u
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.service_queues with (security_invoker = true) as
+select q.name,
+       q.queue_id as object_id,
+       null::integer as principal_id,              -- no owner but its schema's
+       space.oid::integer as schema_id,            -- of the PostgreSQL schema where the queue can be read
+       0 as parent_object_id,
+       'SQ'::text as type,
+       'SERVICE_QUEUE'::text as type_desc,
+       q.create_date,
+       q.create_date as modify_date,
+       (q.queue_id < 65536)::integer::smallint as is_ms_shipped,
+       0::smallint as is_published,
+       0::smallint as is_schema_published,
+       null::smallint as max_readers,
+       null::text as activation_procedure,
+       null::integer as execute_as_principal_id,
+       0::smallint as is_activation_enabled,
+       q.is_receive_enabled::integer::smallint as is_receive_enabled,
+       q.is_enqueue_enabled::integer::smallint as is_enqueue_enabled,
+       0::smallint as is_retention_enabled,
+       q.is_poison_message_handling_enabled::integer::smallint as is_poison_message_handling_enabled,
+       shown.broker_database
+  from servicebroker.queues q
+  join servicebroker.shown_databases shown using (database_id)
+  left join pg_namespace space on space.nspname = q.postgres_schema;
+
+create view sys.services with (security_invoker = true) as
+select s.name,
+       s.service_id,
+       1 as principal_id,
+       s.queue_id as service_queue_id,
+       shown.broker_database
+  from servicebroker.services s
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.service_queue_usages with (security_invoker = true) as
+select s.service_id,
+       s.queue_id as service_queue_id,
+       shown.broker_database
+  from servicebroker.services s
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.service_contract_usages with (security_invoker = true) as
+select u.service_id,
+       u.service_contract_id,
+       shown.broker_database
+  from servicebroker.service_contract_usages u
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.conversation_priorities with (security_invoker = true) as
+select p.priority_id,
+       p.name,
+       p.service_contract_id,
+       p.local_service_id,
+       p.remote_service_name,
+       p.priority,
+       shown.broker_database
+  from servicebroker.broker_priorities p
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.conversation_groups with (security_invoker = true) as
+select g.conversation_group_id,
+       g.service_id,
+       (g.service_id < 65536)::integer::smallint as is_system,
+       shown.broker_database
+  from servicebroker.conversation_groups g
+  join servicebroker.services s using (service_id)
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.conversation_endpoints with (security_invoker = true) as
+select e.conversation_handle,
+       e.conversation_id,
+       e.is_initiator::integer::smallint as is_initiator,
+       e.service_contract_id,
+       e.conversation_group_id,
+       e.service_id,
+       e.lifetime,
+       e.state,
+       case e.state
+            when 'SO' then 'STARTED_OUTBOUND'
+            when 'SI' then 'STARTED_INBOUND'
+            when 'CO' then 'CONVERSING'
+            when 'DI' then 'DISCONNECTED_INBOUND'
+            when 'DO' then 'DISCONNECTED_OUTBOUND'
+            when 'ER' then 'ERROR'
+            when 'CD' then 'CLOSED'
+       end as state_desc,
+       e.far_service,
+       e.far_broker_instance,
+       0 as principal_id,      -- nobody's certificate is used
+       0 as far_principal_id,
+       '00000000-0000-0000-0000-000000000000'::uuid as outbound_session_key_identifier,
+       '00000000-0000-0000-0000-000000000000'::uuid as inbound_session_key_identifier,
+       coalesce(e.security_timestamp, '1900-01-01 00:00+00') as security_timestamp,
+       coalesce(e.dialog_timer, '1900-01-01 00:00+00') as dialog_timer,
+       e.send_sequence,
+       substring(xid8send(e.last_stamp) from 3) as last_send_tran_id,
+       case e.state  -- an EndDialog is the last that a side sends
+            when 'DI' then expected.receive_sequence - 1
+            when 'DO' then e.send_sequence - 1
+            else -1
+       end as end_dialog_sequence,
+       expected.receive_sequence,
+       0 as receive_sequence_frag,
+       0::bigint as system_sequence,
+       -1::bigint as first_out_of_order_sequence,
+       -1::bigint as last_out_of_order_sequence,
+       0 as last_out_of_order_frag,
+       (e.service_id < 65536)::integer::smallint as is_system,
+       e.priority,
+       shown.broker_database
+  from servicebroker.conversation_endpoints e
+  join servicebroker.shown_databases shown using (database_id)
+  left join servicebroker.conversation_endpoints peer
+    on peer.conversation_id = e.conversation_id and peer.is_initiator = not e.is_initiator
+ cross join lateral (
+       -- what the peer has sent, but for what still waits for delivery
+       select coalesce(
+                  (select min(t.message_sequence_number) from servicebroker.transmission_queue t
+                    where t.conversation_handle = peer.conversation_handle),
+                  peer.send_sequence, e.receive_sequence, 0) as receive_sequence) expected;
+
+create view sys.transmission_queue with (security_invoker = true) as
+select t.conversation_handle,
+       e.far_service as to_service_name,
+       e.far_broker_instance as to_broker_instance,
+       s.name as from_service_name,
+       c.name as service_contract_name,
+       t.enqueue_time,
+       t.message_sequence_number,
+       t.message_type_name,
+       t.is_conversation_error::integer::smallint as is_conversation_error,
+       t.is_end_of_dialog::integer::smallint as is_end_of_dialog,
+       t.message_body,
+       t.transmission_status,
+       e.priority,
+       shown.broker_database
+  from servicebroker.transmission_queue t
+  join servicebroker.conversation_endpoints e using (conversation_handle)
+  join servicebroker.shown_databases shown using (database_id)
+  left join servicebroker.services s using (service_id)
+  left join servicebroker.service_contracts c
+    on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id;

@@ -1,0 +1,222 @@
+"""Lifetimes that run out, and the background that looks for what is due."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.api.upkeep import upkeep
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    define_standard_set,
+    eventually,
+    far_handle,
+    in_thread,
+    leftovers,
+    query,
+    refused,
+    state,
+    waiting_messages,
+)
+
+EXPIRED = (-8489, "The dialog has exceeded the specified LIFETIME.")
+
+
+def errors(messages: list[sb.Message]) -> list[tuple[int, str]]:
+    return [sb.read_error(message.message_body) for message in messages if message.is_error]
+
+
+@pytest.mark.feature(100)
+def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Database, clock: Clock) -> None:
+    initiator = begin(database, lifetime=60)
+    database.send(initiator, ORDER, b"1")
+    target = far_handle(database, initiator)
+    clock.jump(seconds=50)
+    assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"1"]
+    database.send(initiator, ORDER, b"2")
+    database.send(target, REPLY, b"3")
+    clock.jump(seconds=11)
+    found = database.receive(STOCK_QUEUE)
+    assert errors(found[:1]) == [EXPIRED]
+    assert bodies(found[1:]) == [b"2"]  # what had come can still be received
+    assert state(database, target) == "ER"
+    assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
+    assert state(database, initiator) == "ER"
+    assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
+    for handle in (initiator, target):
+        database.end_conversation(handle)
+    assert (state(database, initiator), state(database, target)) == (None, "CD")
+    assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
+
+
+@pytest.mark.feature(100)
+def test_verbs_on_an_expired_conversation_that_nobody_has_looked_at(database: sb.Database, clock: Clock) -> None:
+    initiator = begin(database, lifetime=60)
+    database.send(initiator, ORDER, b"1")
+    target = far_handle(database, initiator)
+    database.send(target, REPLY, b"2")
+    clock.jump(seconds=60)
+    for handle, message_type in ((initiator, ORDER), (target, REPLY)):
+        with refused(8429, "'ER'"):
+            database.send(handle, message_type, b"x")
+        with refused(8429, "'ER'"):
+            database.send_batch(handle, message_type, [b"x"] * 2)
+        with refused(8410):
+            database.begin_conversation_timer(handle, 0 if handle == initiator else 5)
+    database.end_conversation(initiator)  # as in the state ER: the peer is not told of an EndDialog
+    assert state(database, initiator) is None
+    found = database.receive(STOCK_QUEUE)
+    assert errors(found) == [EXPIRED]
+    assert not any(message.is_end_dialog for message in found)
+
+
+def test_each_state_when_the_lifetime_is_over(fresh_database: sb.Database, clock: Clock) -> None:
+    database = fresh_database
+    started = begin(database, lifetime=60)
+    disconnected = begin(database, lifetime=60)
+    database.send(disconnected, ORDER, b"x")
+    database.end_conversation(far_handle(database, disconnected))
+    failed = begin(database, lifetime=60)
+    database.send(failed, ORDER, b"x")
+    database.end_conversation(far_handle(database, failed), error=(5, "own"))
+    waits = begin(database, "//test/Nowhere", lifetime=60)
+    database.send(waits, ORDER, b"x")
+    ended = begin(database, "//test/Nowhere", lifetime=60)
+    database.send(ended, ORDER, b"x")
+    database.end_conversation(ended)
+    lives = begin(database, lifetime=70)
+    clock.jump(seconds=61)
+    found = {
+        message.conversation_handle: message
+        for _ in range(4)
+        for message in database.receive(ORDERS_QUEUE)
+        if message.is_error
+    }
+    assert {handle: sb.read_error(message.message_body) for handle, message in found.items()} == {
+        started: EXPIRED, disconnected: EXPIRED, waits: EXPIRED, failed: (5, "own")}  # fmt: skip
+    assert [state(database, handle) for handle in (started, disconnected, waits, failed, ended, lives)] == [
+        "ER", "ER", "ER", "ER", "DO", "SO"]  # fmt: skip
+    assert waiting_messages(database) == 2  # of the one that has ended
+    database.create_service("//test/Other", STOCK_QUEUE, [CONTRACT])
+    with database.instance.connection() as connection:
+        upkeep(connection, clock())
+    assert state(database, ended) is None
+    assert waiting_messages(database) == 0
+    for handle in (started, disconnected, failed, waits, lives):
+        database.end_conversation(handle)
+    clock.jump(minutes=31)
+    with database.instance.connection() as connection:
+        upkeep(connection, clock())
+    assert leftovers(database) == {}
+
+
+def test_a_rolled_back_receive_leaves_the_lifetime_to_the_next(database: sb.Database, clock: Clock) -> None:
+    handle = begin(database, lifetime=60)
+    clock.jump(seconds=61)
+    with database.transaction() as transaction:
+        assert errors(transaction.receive(ORDERS_QUEUE)) == [EXPIRED]
+        assert database.receive(ORDERS_QUEUE) == []  # another reader does not wait for it
+        transaction.connection.rollback()
+    assert state(database, handle) == "SO"
+    assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
+
+
+def test_a_waiting_reader_gets_the_error(database: sb.Database) -> None:
+    handle = begin(database, lifetime=1)
+    (error,) = database.receive(ORDERS_QUEUE, wait=10)
+    assert (error.conversation_handle, error.is_error) == (handle, True)
+
+
+def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Database, clock: Clock) -> None:
+    database = fresh_database
+    with database.transaction() as transaction:
+        for _ in range(250):
+            transaction.begin_dialog("//test/Orders", "//test/Stock", contract=CONTRACT, lifetime=60)
+    clock.jump(seconds=61)
+    with database.instance.connection() as connection:
+        upkeep(connection, clock())
+        connection.execute("set enable_seqscan = off")
+        plan = connection.execute(
+            "explain select from servicebroker.conversation_endpoints e where e.queue_id = 1 and e.lifetime <= now() "
+            "and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO'"
+        ).fetchall()
+        connection.execute("reset enable_seqscan")
+    assert "conversation_endpoints_lifetime" in str(plan)
+    found = query(database, f"select count(*) from {database.name}_dbo.ordersqueue")
+    assert found == [(250,)]
+
+
+# ---------------------------------------------------------------- the background
+
+
+@pytest.mark.feature(100)
+def test_the_background_does_what_is_due_where_nobody_receives(make_url: Callable[[], str]) -> None:
+    clock = Clock()
+    with sb.open(make_url(), clock=clock, upkeep=0.05) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        expires, timed = begin(database, lifetime=60), begin(database)
+        database.begin_conversation_timer(timed, 50)
+        closes = begin(database)
+        database.send(closes, ORDER, b"x")
+        database.end_conversation(far_handle(database, closes))
+        database.end_conversation(closes)
+        time.sleep(0.2)
+        assert state(database, expires) == "SO"
+        clock.ahead += timedelta(minutes=31)
+        eventually(lambda: state(database, expires) == "ER")
+        eventually(lambda: query(database, f"select count(*) from {database.name}_dbo.ordersqueue") == [(2,)])
+        eventually(lambda: leftovers(database)["conversation_endpoints"] == 2)
+
+
+def test_the_background_wakes_a_reader(make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from servicebroker.api import verbs
+
+    monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
+    clock = Clock()
+    with sb.open(make_url(), clock=clock, upkeep=0.05) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        begin(database, lifetime=60)
+        reader = in_thread(database.receive, ORDERS_QUEUE, wait=60)
+        eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") == [(1,)])
+        clock.jump(seconds=61)
+        assert errors(reader.result(5)) == [EXPIRED]
+
+
+def test_close_under_a_blocked_round_is_quick(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    with sb.open(url, upkeep=None) as outside, outside.connection() as connection:
+        inside = sb.open(url, upkeep=0.02)
+        with connection.transaction():
+            connection.execute("lock table servicebroker.conversation_endpoints in access exclusive mode")
+            time.sleep(0.3)
+            began = time.monotonic()
+            inside.close()
+            assert time.monotonic() - began < 2
+
+
+@pytest.mark.slow
+def test_the_background_survives_a_restart_of_the_server(tmp_path: Path) -> None:
+    clock = Clock()
+    with sb.open(tmp_path / "data", clock=clock, upkeep=0.05) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        handle = begin(database, lifetime=60)
+        postmaster = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGKILL)
+        time.sleep(0.5)
+        with sb.open(tmp_path / "data", clock=clock, upkeep=None) as again:
+            clock.jump(seconds=61)
+            eventually(lambda: state(again.database("Test"), handle) == "ER", 30)

@@ -1,0 +1,276 @@
+"""Automatic poison detection: five rollbacks of transactions that received switch the queue off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from support import (
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    Undo,
+    begin,
+    bodies,
+    eventually,
+    in_thread,
+    open_dialog,
+    query,
+    refused,
+    stopped,
+    undone,
+    waiting_messages,
+)
+
+
+def is_on(database: sb.Database, queue: str = STOCK_QUEUE) -> bool:
+    rows = query(
+        database,
+        "select is_receive_enabled, is_enqueue_enabled from servicebroker.queues where database_id = %s and name = %s",
+        database.database_id,
+        queue,
+    )
+    assert rows[0][0] == rows[0][1]
+    return bool(rows[0][0])
+
+
+def switch_on(database: sb.Database) -> None:
+    change(database, "is_receive_enabled = true, is_enqueue_enabled = true")
+
+
+def change(database: sb.Database, text: str) -> None:
+    with database.instance.connection() as connection:
+        connection.execute(
+            f"update servicebroker.queues set {text} where database_id = %s and name = %s",  # type: ignore[arg-type]
+            (database.database_id, STOCK_QUEUE),
+        )
+
+
+def receive_and_undo(database: sb.Database, times: int = 1) -> None:
+    for _ in range(times):
+        with undone(database) as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+
+
+def disabled(database: sb.Database) -> list[sb.BrokerEvent]:
+    return [event for event in database.instance.events.recent(143) if event.database_id == database.database_id]
+
+
+@pytest.mark.feature(183, 184)
+def test_the_fifth_rollback_switches_the_queue_off(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"poison")
+    told: list[sb.BrokerEvent] = []
+    database.instance.events.subscribe(told.append)
+    receive_and_undo(database, 4)
+    assert is_on(database)
+    assert disabled(database) == []
+    receive_and_undo(database)
+    assert not is_on(database)
+    with refused(9617, STOCK_QUEUE):
+        database.receive(STOCK_QUEUE)
+    with refused(9617, STOCK_QUEUE):
+        database.get_conversation_group(STOCK_QUEUE)
+    assert query(database, f"select message_body from {database.name}_dbo.stockqueue") == [(b"poison",)]
+    (event,) = disabled(database)
+    queue = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
+    assert event.object_id == query(database, queue, database.database_id, STOCK_QUEUE)[0][0]
+    assert (event.name, STOCK_QUEUE in event.text, event in told) == ("Broker:Queue Disabled", True, True)
+    switch_on(database)
+    receive_and_undo(database, 4)
+    assert is_on(database)
+    receive_and_undo(database)
+    assert not is_on(database)
+    switch_on(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"poison"]
+
+
+@pytest.mark.feature(183)
+def test_every_queue_that_the_transaction_received_from(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"x")
+    database.send(target, REPLY, b"y")
+    for _ in range(5):
+        with undone(database) as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+            assert transaction.receive(ORDERS_QUEUE)
+    assert not is_on(database)
+    assert not is_on(database, ORDERS_QUEUE)
+
+
+def test_a_commit_begins_the_count_again(database: sb.Database) -> None:
+    database.send_batch(begin(database), ORDER, [b"1", b"2", b"3"])
+    receive_and_undo(database, 4)
+    with database.transaction() as transaction:
+        transaction.receive(STOCK_QUEUE, top=1)
+    receive_and_undo(database, 4)
+    database.receive(STOCK_QUEUE, top=1)
+    receive_and_undo(database, 4)
+    assert is_on(database)
+
+
+@pytest.mark.feature(192)
+def test_an_empty_receive_that_is_rolled_back_does_not_count(database: sb.Database) -> None:
+    for _ in range(10):
+        with undone(database) as transaction:
+            assert transaction.receive(STOCK_QUEUE) == []
+            assert transaction.receive(STOCK_QUEUE, top=0) == []
+            transaction.send(begin(database), ORDER, b"x")
+    assert is_on(database)
+    assert disabled(database) == []
+
+
+@pytest.mark.feature(68)
+def test_a_rollback_to_a_savepoint_does_not_count(database: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"x")
+    for _ in range(10):
+        with database.transaction() as transaction, suppress(Undo), transaction.savepoint():
+            assert transaction.receive(STOCK_QUEUE)
+            raise Undo
+    assert is_on(database)
+
+
+@pytest.mark.feature(187)
+def test_without_poison_message_handling_nothing_is_switched_off(database: sb.Database) -> None:
+    change(database, "is_poison_message_handling_enabled = false")
+    database.send(begin(database), ORDER, b"x")
+    receive_and_undo(database, 10)
+    assert is_on(database)
+    assert disabled(database) == []
+    change(database, "is_poison_message_handling_enabled = true")
+    receive_and_undo(database, 5)
+    assert not is_on(database)
+
+
+@pytest.mark.feature(187)
+def test_poison_message_handling_is_an_option_of_the_queue(database: sb.Database) -> None:
+    column = (
+        "select is_poison_message_handling_enabled from sys.service_queues where broker_database = %s and name = %s"
+    )
+    for setting in (False, True):
+        database.alter_queue(STOCK_QUEUE, poison_message_handling=setting)
+        assert query(database, column, database.name, STOCK_QUEUE) == [(setting,)]
+        assert query(database, column, database.name, ORDERS_QUEUE) == [(True,)]
+        assert is_on(database)
+    with refused(402, "POISON_MESSAGE_HANDLING"):
+        database.alter_queue(STOCK_QUEUE, poison_message_handling="OFF")  # type: ignore[arg-type]
+
+
+def test_what_is_sent_to_a_queue_that_is_switched_off_waits(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"poison")
+    receive_and_undo(database, 5)
+    assert not is_on(database)
+    assert database.send(handle, ORDER, b"waits") == 1
+    assert waiting_messages(database) == 1
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"poison", b"waits"]
+
+
+def failing_statement(transaction: sb.Transaction) -> None:
+    transaction.connection.execute("select 1 / 0")
+
+
+def failed_inside(transaction: sb.Transaction) -> None:
+    """The statement's error is swallowed, and the block ends as if all were well."""
+    with suppress(psycopg.errors.DivisionByZero):
+        transaction.connection.execute("select 1 / 0")
+
+
+def failing_commit(transaction: sb.Transaction) -> None:
+    transaction.connection.execute("create temporary table late (a int unique deferrable initially deferred)")
+    transaction.connection.execute("insert into late values (1), (1)")
+
+
+ENDS: list[Callable[[sb.Transaction], Any]] = [
+    lambda transaction: transaction.connection.rollback(),
+    lambda transaction: transaction.connection.execute("rollback"),
+    lambda transaction: stopped(transaction.connection),
+    failing_statement,
+    failed_inside,
+    failing_commit,
+]
+
+
+@pytest.mark.feature(183)
+@pytest.mark.parametrize("end", ENDS, ids=["raw", "statement", "killed", "error", "swallowed error", "commit"])
+def test_every_way_to_lose_a_transaction_counts(database: sb.Database, end: Callable[[sb.Transaction], Any]) -> None:
+    database.send(begin(database), ORDER, b"x")
+    for _ in range(5):
+        assert is_on(database)
+        with suppress(psycopg.Error, sb.InstanceError), database.transaction() as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+            end(transaction)
+    with refused(9617):
+        database.receive(STOCK_QUEUE)
+    assert not is_on(database)
+
+
+def test_a_commit_on_the_connection_is_one(database: sb.Database) -> None:
+    handle = begin(database)
+    for _ in range(10):
+        database.send(handle, ORDER, b"x")
+        with database.transaction() as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+            transaction.connection.commit()
+    assert is_on(database)
+
+
+@pytest.mark.feature(183)
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_rollbacks_of_a_joined_transaction(database: sb.Database, autocommit: bool) -> None:
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"x"] * 3)
+    with psycopg.connect(database.instance.url, autocommit=autocommit) as connection:
+        joined = database.join(connection)
+
+        def receive() -> list[sb.Message]:
+            if autocommit:
+                connection.execute("begin")
+            return joined.receive(STOCK_QUEUE, top=1)
+
+        for _ in range(3):
+            assert receive()
+            connection.rollback()
+        assert receive()
+        connection.commit()
+        for _ in range(5):
+            assert receive()
+            connection.rollback()
+        with refused(9617):
+            receive()
+        connection.rollback()
+    assert not is_on(database)
+
+
+def test_a_joined_connection_in_autocommit_mode_commits(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"x")
+    receive_and_undo(database, 4)
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        assert database.join(connection).receive(STOCK_QUEUE)
+    database.send(handle, ORDER, b"x")
+    receive_and_undo(database, 4)
+    assert is_on(database)
+
+
+def test_a_waiting_reader_is_told(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    from servicebroker.api import verbs
+
+    monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
+    database.send(begin(database), ORDER, b"x")
+    receive_and_undo(database, 4)
+    with undone(database) as transaction:
+        transaction.receive(STOCK_QUEUE)
+        reader = in_thread(database.receive, STOCK_QUEUE, wait=60)
+        eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") != [(0,)])
+        time.sleep(0.3)  # it looks once more before it sleeps
+    with refused(9617):
+        reader.result(5)

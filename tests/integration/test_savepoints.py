@@ -1,0 +1,305 @@
+"""The group lock lives to the end of the outermost transaction, whatever becomes of savepoints."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.store import kept, locks
+from servicebroker.store.statements import Statement, Steps
+from support import (
+    ORDER,
+    ORDERS,
+    STOCK,
+    STOCK_QUEUE,
+    Undo,
+    begin,
+    bodies,
+    eventually,
+    far_handle,
+    group_of,
+    in_thread,
+    open_dialog,
+    query,
+    refused,
+    stopped,
+    tolerate_rollbacks,
+)
+
+
+def held(database: sb.Database) -> int:
+    """How many group locks anybody holds in this PostgreSQL database."""
+    text = (
+        "select count(*) from pg_locks where locktype = 'advisory' and classid = %s and granted "
+        "and database = (select oid from pg_database where datname = current_database())"
+    )
+    return int(query(database, text, locks.GROUP)[0][0])
+
+
+def undo_receive(transaction: sb.JoinedTransaction, how: str) -> list[sb.Message]:
+    """RECEIVE under a savepoint that is rolled back."""
+    if how == "savepoint":
+        with suppress(Undo), transaction.savepoint():
+            found = transaction.receive(STOCK_QUEUE)
+            raise Undo
+    elif how == "psycopg":
+        with transaction.connection.transaction(force_rollback=True):
+            found = transaction.receive(STOCK_QUEUE)
+    elif how == "nested":
+        with suppress(Undo), transaction.savepoint():
+            with transaction.savepoint():
+                found = transaction.receive(STOCK_QUEUE)
+            raise Undo
+    else:
+        transaction.connection.execute("savepoint a")
+        found = transaction.receive(STOCK_QUEUE)
+        transaction.connection.execute("rollback to savepoint a")
+    return found
+
+
+@pytest.mark.feature(68)
+@pytest.mark.parametrize("how", ["savepoint", "psycopg", "nested", "raw"])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_a_savepoint_gives_the_messages_back_and_keeps_the_lock(database: sb.Database, how: str, end: str) -> None:
+    database.send_batch(begin(database), ORDER, [b"1", b"2"])
+    with suppress(Undo), database.transaction() as transaction:
+        first = undo_receive(transaction, how)
+        assert bodies(first) == [b"1", b"2"]
+        assert query(database, f"select count(*) from {database.name}_dbo.stockqueue") == [(2,)]
+        assert database.receive(STOCK_QUEUE) == []
+        assert database.get_conversation_group(STOCK_QUEUE) is None
+        assert transaction.receive(STOCK_QUEUE, top=1) == first[:1]
+        assert undo_receive(transaction, how) == first[1:]
+        assert database.receive(STOCK_QUEUE) == []
+        if end == "rollback":
+            raise Undo
+    assert held(database) == 0
+    assert database.receive(STOCK_QUEUE) == (first if end == "rollback" else first[1:])
+
+
+@pytest.mark.feature(68)
+def test_a_released_savepoint_leaves_nothing(database: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"1")
+    with database.transaction() as transaction, transaction.savepoint():
+        assert bodies(transaction.receive(STOCK_QUEUE)) == [b"1"]
+    assert held(database) == 0
+    assert not kept.is_kept(transaction.connection)
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_without_a_savepoint_the_session_keeps_nothing(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as transaction:
+        transaction.begin_conversation_timer(initiator, 5)
+        assert transaction.get_conversation_group(STOCK_QUEUE) == group_of(database, target)
+        transaction.receive(STOCK_QUEUE)
+        begin(transaction)  # type: ignore[arg-type]
+        transaction.end_conversation(target)
+        assert not kept.is_kept(transaction.connection)
+
+
+@pytest.mark.parametrize("verb", ["begin", "related", "timer", "end", "get", "move"])
+def test_every_verb_that_locks_keeps_its_lock(database: sb.Database, verb: str) -> None:
+    initiator, target = open_dialog(database)
+    other = begin(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as transaction:
+        do: dict[str, Callable[[], object]] = {
+            "begin": lambda: transaction.begin_dialog(ORDERS, STOCK),
+            "related": lambda: transaction.begin_dialog(ORDERS, STOCK, related_conversation=other),
+            "timer": lambda: transaction.begin_conversation_timer(target, 5),
+            "end": lambda: transaction.end_conversation(target),
+            "get": lambda: transaction.get_conversation_group(STOCK_QUEUE),
+            "move": lambda: transaction.move_conversation(initiator, group_of(database, other)),
+        }
+        with suppress(Undo), transaction.savepoint():
+            do[verb]()
+            raise Undo
+        assert held(database) == (2 if verb == "move" else 1)
+    assert held(database) == 0
+
+
+def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
+    with psycopg.connect(database.instance.url) as connection:
+        joined = database.join(connection)
+        with pytest.raises(sb.InstanceError, match="no transaction"), joined.savepoint():
+            pass
+    with database.transaction() as transaction:
+        pass
+    with pytest.raises(sb.InstanceError), transaction.savepoint():
+        pass
+
+
+@pytest.mark.parametrize("autocommit", [True, False])
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("then", ["verb", "other statements", "release", "close"])
+def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocommit: bool, end: str, then: str) -> None:
+    database.send(begin(database), ORDER, b"1")
+    with psycopg.connect(database.instance.url, autocommit=autocommit) as connection:
+        joined = database.join(connection)
+        connection.execute("begin" if autocommit else "select 1")
+        undo_receive(joined, "raw")
+        with pytest.raises(sb.InstanceError, match="still open"):
+            joined.release_locks()
+        assert database.receive(STOCK_QUEUE) == []
+        connection.execute(end)
+        assert held(database) == 1  # nobody has told us yet
+        if then == "other statements":
+            connection.execute("begin" if autocommit else "select 1")
+            connection.execute("select 1")
+            database.join(connection).send(begin(database), ORDER, b"x")
+            connection.execute("rollback")
+        elif then == "verb":
+            joined.send(begin(database), ORDER, b"x")
+        elif then == "release":
+            joined.release_locks()
+            assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        else:
+            connection.close()
+            eventually(lambda: held(database) == 0)
+        if not connection.closed:
+            assert held(database) == 0
+            connection.execute("rollback")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_joined_transaction_keeps_its_lock_over_several_verbs(database: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"1")
+    with psycopg.connect(database.instance.url) as connection:
+        joined = database.join(connection)
+        connection.execute("select 1")
+        for _ in range(3):
+            undo_receive(joined, "raw")
+            assert database.receive(STOCK_QUEUE) == []
+        connection.commit()
+        joined.release_locks()
+        assert held(database) == 0
+
+
+def test_a_commit_that_fails_leaves_no_lock(database: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"1")
+    query_text = "create table {0}_dbo.late (a int unique deferrable initially deferred)"
+    with database.instance.connection() as connection:
+        connection.execute(query_text.format(database.name))  # type: ignore[call-overload]
+    with pytest.raises(psycopg.errors.UniqueViolation), database.transaction() as transaction:
+        undo_receive(transaction, "raw")
+        transaction.connection.execute(f"insert into {database.name}_dbo.late values (1), (1)")  # type: ignore[call-overload]
+    assert held(database) == 0
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_killed_connection_leaves_no_lock(database: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"1")
+    with pytest.raises(sb.InstanceError), database.transaction() as transaction:
+        undo_receive(transaction, "raw")
+        stopped(transaction.connection)
+        transaction.receive(STOCK_QUEUE)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_statement_that_fails_after_it_took_the_lock(database: sb.Database) -> None:
+    """The session's lock outlives the error, and nobody was told of it."""
+
+    def broken() -> Steps[None]:
+        yield Statement(
+            "select servicebroker.keep_lock(-5), servicebroker.keep_lock(-5), 1 / (pg_backend_pid() * 0)", locks=True
+        )
+
+    with database.transaction() as transaction:
+        with suppress(psycopg.errors.DivisionByZero), transaction.savepoint():
+            transaction._do(broken())
+        assert held(database) == 1
+    assert held(database) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.feature(68)
+def test_eight_readers_with_savepoints(database: sb.Database, seeded_random: random.Random) -> None:
+    """Save, receive, roll back to the savepoint, pause, count the failure, commit: nobody gets in between."""
+    tolerate_rollbacks(database)
+    handles = [begin(database) for _ in range(6)]
+    for handle in handles:
+        database.send_batch(handle, ORDER, [b"%d" % number for number in range(40)])
+    owner: dict[UUID, int] = {}
+    taken: dict[UUID, list[int]] = defaultdict(list)
+    stolen: list[object] = []
+    counts: Counter[str] = Counter()
+    with database.instance.connection() as connection:
+        connection.execute(
+            f"create table {database.name}_dbo.late (a int unique deferrable initially deferred)"  # type: ignore[call-overload]
+        )
+
+    def one(choice: random.Random, me: int) -> bool:
+        """One transaction; False when there was nothing to take."""
+        end = choice.choice(["commit", "commit", "commit", "rollback", "kill", "fail"])
+        final: list[sb.Message] = []
+        mine: list[UUID] = []
+        try:
+            with database.transaction() as transaction:
+                try:
+                    with suppress(Undo), transaction.savepoint():
+                        messages = transaction.receive(STOCK_QUEUE, top=choice.randint(1, 3))
+                        if not messages:
+                            return False
+                        group = messages[0].conversation_group_id
+                        if owner.setdefault(group, me) != me:
+                            stolen.append(group)
+                        mine.append(group)
+                        raise Undo
+                    threading.Event().wait(choice.random() / 200)
+                    counts["undone"] += 1
+                    if choice.random() < 0.5:
+                        with transaction.savepoint():
+                            final = transaction.receive(STOCK_QUEUE, top=2, conversation_group_id=group)
+                            assert final
+                    if end == "rollback":
+                        raise Undo
+                    if end == "fail":
+                        transaction.connection.execute(f"insert into {database.name}_dbo.late values (1), (1)")  # type: ignore[call-overload]
+                    if end == "commit":
+                        for message in final:
+                            taken[message.conversation_handle].append(message.message_sequence_number)
+                finally:
+                    for group in mine:
+                        del owner[group]
+                    if end == "kill" and mine:
+                        stopped(transaction.connection)
+        except (Undo, psycopg.errors.UniqueViolation, sb.InstanceError):
+            pass
+        counts[end] += 1
+        return True
+
+    def read(me: int, seed: float) -> None:
+        choice = random.Random(seed)
+        idle = 0
+        while idle < 20:
+            if one(choice, me):
+                idle = 0
+            else:
+                idle += 1
+                threading.Event().wait(0.01)
+
+    futures = [in_thread(partial(read, me, seeded_random.random())) for me in range(8)]
+    for future in futures:
+        future.result(120)
+    assert stolen == []
+    for handle in handles:
+        assert taken[far_handle(database, handle)] == list(range(40))
+    assert held(database) == 0
+    assert min(counts[end] for end in ("commit", "rollback", "kill", "fail")) > 5
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_a_refusal_of_get_in_a_savepoint_is_a_plain_one(database: sb.Database) -> None:
+    with database.transaction() as transaction, transaction.savepoint(), refused(15151):
+        transaction.get_conversation_group("Nowhere")

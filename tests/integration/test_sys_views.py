@@ -1,0 +1,540 @@
+"""The catalog views of schema sys: their columns, and what they say of every kind of row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.rows import namedtuple_row
+
+import servicebroker as sb
+from servicebroker.store import migrations
+from support import (
+    CONTRACT,
+    DOCUMENT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    define_standard_set,
+    far_handle,
+    open_dialog,
+    query,
+    refused,
+    state,
+)
+
+UNSET = datetime(1900, 1, 1, tzinfo=UTC)
+NO_KEY = UUID(int=0)
+
+# columns and types, in their order; each view has broker_database text at the end
+VIEWS = {
+    "databases": """
+        name text, database_id integer, service_broker_guid uuid, is_broker_enabled smallint,
+        is_honor_broker_priority_on smallint""",
+    "service_message_types": """
+        name text, message_type_id integer, principal_id integer, validation text, validation_desc text,
+        xml_collection_id integer""",
+    "service_contracts": "name text, service_contract_id integer, principal_id integer",
+    "service_contract_message_usages": """
+        service_contract_id integer, message_type_id integer, is_sent_by_initiator smallint,
+        is_sent_by_target smallint""",
+    "service_contract_usages": "service_id integer, service_contract_id integer",
+    "services": "name text, service_id integer, principal_id integer, service_queue_id integer",
+    "service_queue_usages": "service_id integer, service_queue_id integer",
+    "service_queues": """
+        name text, object_id integer, principal_id integer, schema_id integer, parent_object_id integer, type text,
+        type_desc text, create_date timestamptz, modify_date timestamptz, is_ms_shipped smallint,
+        is_published smallint, is_schema_published smallint, max_readers smallint, activation_procedure text,
+        execute_as_principal_id integer, is_activation_enabled smallint, is_receive_enabled smallint,
+        is_enqueue_enabled smallint, is_retention_enabled smallint, is_poison_message_handling_enabled smallint""",
+    "conversation_priorities": """
+        priority_id integer, name text, service_contract_id integer, local_service_id integer,
+        remote_service_name text, priority smallint""",
+    "conversation_groups": "conversation_group_id uuid, service_id integer, is_system smallint",
+    "conversation_endpoints": """
+        conversation_handle uuid, conversation_id uuid, is_initiator smallint, service_contract_id integer,
+        conversation_group_id uuid, service_id integer, lifetime timestamptz, state text, state_desc text,
+        far_service text, far_broker_instance text, principal_id integer, far_principal_id integer,
+        outbound_session_key_identifier uuid, inbound_session_key_identifier uuid, security_timestamp timestamptz,
+        dialog_timer timestamptz, send_sequence bigint, last_send_tran_id bytea, end_dialog_sequence bigint,
+        receive_sequence bigint, receive_sequence_frag integer, system_sequence bigint,
+        first_out_of_order_sequence bigint, last_out_of_order_sequence bigint, last_out_of_order_frag integer,
+        is_system smallint, priority smallint""",
+    "transmission_queue": """
+        conversation_handle uuid, to_service_name text, to_broker_instance text, from_service_name text,
+        service_contract_name text, enqueue_time timestamptz, message_sequence_number bigint,
+        message_type_name text, is_conversation_error smallint, is_end_of_dialog smallint, message_body bytea,
+        transmission_status text, priority smallint""",
+}
+
+
+def rows(database: sb.Database, view: str, **where: object) -> list[Any]:
+    """The rows of a view in that broker database, by the names of its columns."""
+    condition = sql.SQL(" and ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(name), sql.Placeholder(name)) for name in where
+    )
+    text = sql.SQL("select * from sys.{} where {}").format(
+        sql.Identifier(view), condition if where else sql.SQL("true")
+    )
+    with (
+        database.instance.connection() as connection,
+        connection.transaction(),
+        connection.cursor(row_factory=namedtuple_row) as cursor,
+    ):
+        cursor.execute("select set_config('servicebroker.database', %s, true)", (database.name,))
+        return cursor.execute(text, where).fetchall()
+
+
+def endpoint(database: sb.Database, handle: UUID) -> Any:
+    (row,) = rows(database, "conversation_endpoints", conversation_handle=handle)
+    return row
+
+
+def identifier(database: sb.Database) -> str:
+    """The broker identifier of a database."""
+    (row,) = rows(database, "databases")
+    return str(row.service_broker_guid)
+
+
+def numbers(database: sb.Database, handle: UUID) -> tuple[int, int, int]:
+    """What an endpoint says of sequence numbers: next to send, next expected, that of the EndDialog."""
+    row = endpoint(database, handle)
+    return row.send_sequence, row.receive_sequence, row.end_dialog_sequence
+
+
+# ---------------------------------------------------------------- the views themselves
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance, view: str) -> None:
+    text = (
+        "select attname || ' ' || replace(format_type(atttypid, atttypmod), 'timestamp with time zone', 'timestamptz') "
+        "from pg_attribute where attrelid = to_regclass(%s) and attnum > 0 order by attnum"
+    )
+    found = [column for (column,) in query(instance.database("msdb"), text, f"sys.{view}")]
+    assert found == [*" ".join(VIEWS[view].split()).split(", "), "broker_database text"]
+
+
+def test_there_is_no_other_view(instance: sb.Instance) -> None:
+    text = "select relname::text from pg_class where relnamespace = 'sys'::regnamespace order by 1"
+    assert query(instance.database("msdb"), text) == [(name,) for name in sorted(VIEWS)]
+
+
+def test_each_view_runs_with_the_rights_of_its_reader(database: sb.Database) -> None:
+    text = (
+        "select relname::text from pg_class join pg_namespace n on n.oid = relnamespace "
+        "where relkind = 'v' and nspname not in ('pg_catalog', 'information_schema') "
+        "and not coalesce('security_invoker=true' = any (reloptions), false)"
+    )
+    assert query(database, text) == []
+
+
+def test_the_setting_names_the_database_that_is_shown(database: sb.Database, instance: sb.Instance) -> None:
+    other = define_standard_set(instance.database("SysOther", create=True))
+    for one in (database, other):
+        open_dialog(one)
+        one.send(begin(one, "//test/nowhere"), ORDER, b"waits")
+        one.create_broker_priority("Any")
+    both = {database.name, other.name}
+    for view in VIEWS:
+        text = sql.SQL("select distinct broker_database from sys.{}").format(sql.Identifier(view))
+
+        def shown(setting: str, text: sql.Composed = text) -> set[str]:
+            with instance.connection() as connection, connection.transaction():
+                connection.execute("select set_config('servicebroker.database', %s, true)", (setting,))
+                return {name for (name,) in connection.execute(text).fetchall()}
+
+        assert shown(other.name) == shown(other.name.upper()) == {other.name}
+        assert shown(database.name) == {database.name}
+        assert shown("nowhere") == set()
+        assert shown("") >= both
+        with psycopg.connect(instance.url) as connection:  # where it was never set
+            assert {name for (name,) in connection.execute(text).fetchall()} >= both
+
+
+def test_a_role_without_rights_on_the_tables_sees_an_error_and_no_data(database: sb.Database) -> None:
+    database.send(begin(database, "//test/nowhere"), ORDER, b"secret")
+    database.create_broker_priority("Any")
+    with database.instance.connection() as connection:
+        for view in VIEWS:
+            text = sql.SQL("select * from sys.{}").format(sql.Identifier(view))
+            for grant, problem in ((False, "schema sys"), (True, "table")):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege, match=problem), connection.transaction():
+                    connection.execute("create role sys_reader")
+                    if grant:
+                        connection.execute("grant usage on schema sys, servicebroker to sys_reader")
+                        connection.execute("grant select on all tables in schema sys to sys_reader")
+                        connection.execute("grant select on servicebroker.shown_databases to sys_reader")
+                    connection.execute("set local role sys_reader")
+                    connection.execute(text)
+            with connection.transaction(force_rollback=True):
+                connection.execute("create role sys_reader")
+                connection.execute("grant usage on schema sys to sys_reader")
+                connection.execute("grant select on all tables in schema sys, servicebroker to sys_reader")
+                connection.execute("set local role sys_reader")
+                assert connection.execute(text).fetchall()
+
+
+def test_the_views_cannot_be_written(database: sb.Database) -> None:
+    handle = begin(database)
+    for text in ("delete from sys.conversation_endpoints", "update sys.databases set is_broker_enabled = 0"):
+        with database.instance.connection() as connection, pytest.raises(psycopg.Error):
+            connection.execute(text)
+    assert endpoint(database, handle).state == "SO"
+
+
+def test_a_database_where_sys_is_taken_is_refused(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("create schema sys")
+        with pytest.raises(sb.InstanceError, match='"sys" already exists'):
+            sb.open(url)
+        assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
+
+
+def test_a_migration_that_comes_late_is_applied_late(
+    make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_url()
+    early = [*migrations.migrations(), migrations.Migration(9002, "early.sql", "create table servicebroker.early ()")]
+    late = migrations.Migration(9001, "late.sql", "create table servicebroker.late ()")
+    monkeypatch.setattr(migrations, "migrations", lambda: early)
+    sb.open(url).close()
+    monkeypatch.setattr(migrations, "migrations", lambda: sorted([*early, late]))
+    with sb.open(url) as instance, instance.connection() as connection:
+        assert connection.execute("select count(*) from servicebroker.late").fetchall() == [(0,)]
+        applied = connection.execute("select number from servicebroker.migrations order by number").fetchall()
+    assert applied == sorted((step.number,) for step in [*early, late])
+    sb.open(url).close()
+    monkeypatch.setattr(migrations, "migrations", lambda: early)
+    with pytest.raises(sb.InstanceError, match="upgrade servicebroker"):
+        sb.open(url)
+
+
+# ---------------------------------------------------------------- the catalog
+
+
+@pytest.mark.feature(1)
+def test_databases(instance: sb.Instance) -> None:
+    one, two = (instance.database(name, create=True) for name in ("SysOne", "SysTwo"))
+    (first,), (second,) = rows(one, "databases"), rows(two, "databases")
+    assert (first.name, first.database_id, first.is_broker_enabled) == ("SysOne", one.database_id, 1)
+    assert first.is_honor_broker_priority_on == 0
+    assert first.service_broker_guid != second.service_broker_guid
+    with sb.open(instance.url) as again:
+        assert rows(again.database("sysone"), "databases") == [first]
+
+
+def test_message_types(database: sb.Database) -> None:
+    found = {row.name: row for row in rows(database, "service_message_types")}
+    for name, letter, word in ((ORDER, "N", "NONE"), (DOCUMENT, "X", "XML"), (MARK, "E", "EMPTY")):
+        row = found[name]
+        assert (row.validation, row.validation_desc, row.principal_id) == (letter, word, 1)
+        assert row.message_type_id >= 65536
+        assert row.xml_collection_id is None
+    assert sorted(row.message_type_id for row in found.values() if row.message_type_id < 65536) == list(range(1, 15))
+    assert (found[sb.DEFAULT].message_type_id, found[sb.DEFAULT].validation) == (14, "N")
+
+
+def test_contracts_and_what_they_allow(database: sb.Database) -> None:
+    types = {row.message_type_id: row.name for row in rows(database, "service_message_types")}
+    (contract,) = rows(database, "service_contracts", name=CONTRACT)
+    assert contract.principal_id == 1
+    usages = rows(database, "service_contract_message_usages", service_contract_id=contract.service_contract_id)
+    found = {types[row.message_type_id]: (row.is_sent_by_initiator, row.is_sent_by_target) for row in usages}
+    assert found == {ORDER: (1, 0), REPLY: (0, 1), DOCUMENT: (1, 1), MARK: (1, 1)}
+    (default,) = rows(database, "service_contracts", name=sb.DEFAULT)
+    assert default.service_contract_id == 6
+
+
+def test_queues_and_services(database: sb.Database) -> None:
+    database.create_queue("Sales.StockQueue")
+    queues = {row.object_id: row for row in rows(database, "service_queues")}
+    services = {row.name: row for row in rows(database, "services")}
+    (contract,) = rows(database, "service_contracts", name=CONTRACT)
+    assert set(services) == {ORDERS, STOCK}
+    stock = services[STOCK]
+    assert queues[stock.service_queue_id].name == STOCK_QUEUE
+    assert queues[services[ORDERS].service_queue_id].name == ORDERS_QUEUE
+    usages = [(row.service_id, row.service_queue_id) for row in rows(database, "service_queue_usages")]
+    assert sorted(usages) == sorted((row.service_id, row.service_queue_id) for row in services.values())
+    assert [row[:2] for row in rows(database, "service_contract_usages")] == [
+        (stock.service_id, contract.service_contract_id)
+    ]
+    row = queues[stock.service_queue_id]
+    assert (row.type, row.type_desc, row.principal_id, row.parent_object_id) == ("SQ", "SERVICE_QUEUE", None, 0)
+    assert (row.is_receive_enabled, row.is_enqueue_enabled, row.is_ms_shipped) == (1, 1, 0)
+    assert abs(row.create_date - datetime.now(UTC)) < timedelta(minutes=1)
+    schemas = {
+        row.object_id: query(database, "select nspname::text from pg_namespace where oid::integer = %s", row.schema_id)
+        for row in queues.values()
+    }
+    assert schemas.pop(row.object_id) == [(f"{database.name.lower()}_dbo",)]
+    assert [(f"{database.name.lower()}_sales",)] in schemas.values()
+
+
+def test_priorities(database: sb.Database) -> None:
+    assert rows(database, "conversation_priorities") == []
+    database.create_broker_priority("Any", priority_level=3)
+    database.create_broker_priority(
+        "One", contract_name=CONTRACT, local_service_name=STOCK, remote_service_name="//far"
+    )
+    found = {row.name: row for row in rows(database, "conversation_priorities")}
+    assert found["Any"][2:6] == (None, None, None, 3)
+    (contract,), (service,) = rows(database, "service_contracts", name=CONTRACT), rows(database, "services", name=STOCK)
+    assert found["One"][2:6] == (contract.service_contract_id, service.service_id, "//far", 5)
+    database.alter(honor_broker_priority=True)
+    (row,) = rows(database, "databases")
+    assert row.is_honor_broker_priority_on == 1
+
+
+@pytest.mark.feature(205)
+def test_the_depth_of_a_queue_is_told_without_reading_it(database: sb.Database) -> None:
+    def count() -> int:
+        text = "select servicebroker.approximate_count(object_id) from sys.service_queues where object_id = %s"
+        found: int = query(database, text, stock.object_id)[0][0]
+        return found
+
+    (stock,) = rows(database, "service_queues", name=STOCK_QUEUE)
+    with database.transaction() as transaction:
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        transaction.send_batch(handle, ORDER, [b"x"] * 5000)
+        transaction.connection.execute("select pg_stat_force_next_flush()")
+    assert count() == 5000
+    with database.transaction() as transaction:
+        assert len(transaction.receive(STOCK_QUEUE, top=2000)) == 2000
+        transaction.connection.execute("select pg_stat_force_next_flush()")
+    assert count() == 3000
+    with database.transaction() as other, database.instance.connection() as connection:
+        # it answers while nobody may read the table at all
+        other.connection.execute(f"lock table servicebroker.queue_{stock.object_id} in access exclusive mode")
+        with connection.transaction():
+            connection.execute("set local lock_timeout = '2s'")
+            text = "select servicebroker.approximate_count(%s)"
+            assert connection.execute(text, (stock.object_id,)).fetchall() == [(3000,)]
+    assert query(database, "select servicebroker.approximate_count(1)") == [(None,)]
+
+
+# ---------------------------------------------------------------- conversations
+
+
+@pytest.mark.feature(36)
+def test_a_dialog_that_has_begun(database: sb.Database, clock: Clock) -> None:
+    now = clock()
+    handle = begin(database, lifetime=3600)
+    (service,) = rows(database, "services", name=ORDERS)
+    (contract,) = rows(database, "service_contracts", name=CONTRACT)
+    row = endpoint(database, handle)
+    assert (row.state, row.state_desc, row.is_initiator) == ("SO", "STARTED_OUTBOUND", 1)
+    assert (row.service_id, row.service_contract_id) == (service.service_id, contract.service_contract_id)
+    assert (row.far_service, row.far_broker_instance) == (STOCK, None)
+    assert abs(row.lifetime - now - timedelta(hours=1)) < timedelta(minutes=1)
+    assert row.lifetime.utcoffset() == timedelta()
+    assert (row.outbound_session_key_identifier, row.inbound_session_key_identifier) == (NO_KEY, NO_KEY)
+    assert (row.principal_id, row.far_principal_id, row.is_system, row.priority) == (0, 0, 0, 5)
+    assert row.security_timestamp == row.dialog_timer == UNSET
+    assert numbers(database, handle) == (0, 0, -1)
+    assert row.last_send_tran_id == bytes(6)
+    assert (row.receive_sequence_frag, row.system_sequence, row.last_out_of_order_frag) == (0, 0, 0)
+    assert (row.first_out_of_order_sequence, row.last_out_of_order_sequence) == (-1, -1)
+    (group,) = rows(database, "conversation_groups", conversation_group_id=row.conversation_group_id)
+    assert (group.service_id, group.is_system) == (service.service_id, 0)
+    assert rows(database, "conversation_endpoints", conversation_id=row.conversation_id) == [row]
+
+
+@pytest.mark.feature(25)
+def test_a_column_holds_a_service_name_of_256_characters(database: sb.Database) -> None:
+    handle = begin(database, "é" * 256)
+    database.send(handle, ORDER, b"x")
+    assert endpoint(database, handle).far_service == "é" * 256
+    assert [row.to_service_name for row in rows(database, "transmission_queue")] == ["é" * 256]
+    with refused(15151, "256"):
+        begin(database, "x" * 257)
+
+
+@pytest.mark.feature(43)
+def test_a_dialog_that_converses(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    with database.transaction() as transaction:
+        transaction.send(target, REPLY, b"1")
+        transaction.send(target, REPLY, b"2")
+        ((xact,),) = transaction.connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
+    one, two = endpoint(database, initiator), endpoint(database, target)
+    assert one.conversation_id == two.conversation_id
+    assert one.conversation_handle != two.conversation_handle
+    assert (one.is_initiator, two.is_initiator) == (1, 0)
+    assert (one.state_desc, two.state_desc) == ("CONVERSING", "CONVERSING")
+    assert (one.far_service, two.far_service) == (STOCK, ORDERS)
+    assert one.far_broker_instance == two.far_broker_instance == identifier(database)
+    assert one.conversation_group_id != two.conversation_group_id
+    assert one.lifetime == two.lifetime
+    assert numbers(database, initiator) == (1, 2, -1)
+    assert numbers(database, target) == (2, 1, -1)
+    assert two.last_send_tran_id == xact.to_bytes(6, "big")
+    groups = {row.conversation_group_id for row in rows(database, "conversation_groups")}
+    assert groups == {one.conversation_group_id, two.conversation_group_id}
+
+
+def test_a_dialog_between_two_databases_has_one_endpoint_in_each(instance: sb.Instance, database: sb.Database) -> None:
+    far = define_standard_set(instance.database("SysFar", create=True))
+    handle = begin(database, broker_instance=identifier(far))
+    assert endpoint(database, handle).far_broker_instance == identifier(far)
+    database.send(handle, ORDER, b"x")
+    target = far_handle(database, handle)
+    assert [row.conversation_handle for row in rows(database, "conversation_endpoints")] == [handle]
+    assert [row.conversation_handle for row in rows(far, "conversation_endpoints")] == [target]
+    assert endpoint(far, target).far_broker_instance == identifier(database)
+    assert numbers(far, target) == (0, 1, -1)
+
+
+@pytest.mark.feature(85)
+def test_a_timer_is_shown_until_it_fires(database: sb.Database, clock: Clock) -> None:
+    handle = begin(database)
+    before = clock()
+    database.begin_conversation_timer(handle, 60)
+    assert abs(endpoint(database, handle).dialog_timer - before - timedelta(seconds=60)) < timedelta(seconds=30)
+    clock.jump(seconds=61)
+    (timer,) = database.receive(ORDERS_QUEUE)
+    assert timer.message_type_name == sb.DIALOG_TIMER
+    assert endpoint(database, handle).dialog_timer == UNSET
+
+
+@pytest.mark.feature(99)
+def test_the_target_ends_first(database: sb.Database, clock: Clock) -> None:
+    initiator, target = open_dialog(database)
+    database.send(target, REPLY, b"last")
+    before = clock()
+    database.end_conversation(target)
+    assert endpoint(database, initiator).state_desc == "DISCONNECTED_INBOUND"
+    assert numbers(database, initiator) == (1, 2, 1)
+    closed = endpoint(database, target)
+    assert (closed.state, closed.state_desc) == ("CD", "CLOSED")
+    assert abs(closed.security_timestamp - before - timedelta(minutes=30)) < timedelta(minutes=1)
+    assert numbers(database, target) == (2, 1, -1)
+    clock.jump(minutes=31)
+    database.end_conversation(begin(database))  # the closed target goes
+    assert state(database, target) is None
+    assert numbers(database, initiator) == (1, 2, 1)
+    database.end_conversation(initiator)
+    assert rows(database, "conversation_endpoints") == rows(database, "conversation_groups") == []
+
+
+def test_the_initiator_ends_first(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(target, REPLY, b"unread")
+    database.send(initiator, ORDER, b"last")
+    database.end_conversation(initiator)
+    assert rows(database, "conversation_endpoints", conversation_handle=initiator) == []
+    assert endpoint(database, target).state_desc == "DISCONNECTED_INBOUND"
+    assert numbers(database, target) == (1, 3, 2)
+    database.receive(STOCK_QUEUE)
+    database.end_conversation(target)
+    assert endpoint(database, target).state == "CD"
+    assert numbers(database, target) == (1, 3, -1)
+
+
+def test_an_end_that_waited(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(initiator, ORDER, b"last")
+    database.end_conversation(initiator)
+    assert endpoint(database, initiator).state_desc == "DISCONNECTED_OUTBOUND"
+    assert numbers(database, initiator) == (3, 0, 2)
+    assert numbers(database, target) == (0, 1, -1)
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert rows(database, "conversation_endpoints", conversation_handle=initiator) == []
+    assert numbers(database, target) == (0, 3, 2)
+
+
+def test_both_end_while_the_first_end_waits(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"unread")
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    database.send(target, REPLY, b"waits")
+    database.end_conversation(target)
+    assert numbers(database, target) == (2, 2, 1)
+    database.end_conversation(initiator)
+    assert rows(database, "conversation_endpoints", conversation_handle=initiator) == []
+    assert endpoint(database, target).state_desc == "CLOSED"
+    assert numbers(database, target) == (2, 2, -1)
+
+
+def test_an_error_ends_a_dialog(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.end_conversation(target, error=(5, "failed"))
+    row = endpoint(database, initiator)
+    assert (row.state, row.state_desc) == ("ER", "ERROR")
+    assert numbers(database, initiator) == (1, 1, -1)
+
+
+def test_a_broken_rule_puts_both_sides_into_error(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, DOCUMENT, "<broken")
+    assert (endpoint(database, initiator).state, endpoint(database, target).state) == ("ER", "ER")
+    assert numbers(database, target) == (0, 1, -1)
+    database.end_conversation(initiator)
+    assert numbers(database, target) == (0, 1, -1)
+
+
+def test_a_cleanup_leaves_the_other_side_as_it_was(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(target, REPLY, b"x")
+    database.end_conversation(target, cleanup=True)
+    assert endpoint(database, initiator).state == "CO"
+    assert numbers(database, initiator) == (1, 1, -1)
+
+
+def test_what_waits_for_its_service(database: sb.Database) -> None:
+    handle = begin(database, "//test/Later")
+    database.send_batch(handle, ORDER, [b"1", b""])
+    before = datetime.now(UTC)
+    database.end_conversation(handle)
+    first, second, end = sorted(rows(database, "transmission_queue"), key=lambda row: row.message_sequence_number)
+    for number, row in enumerate((first, second, end)):
+        assert (row.conversation_handle, row.to_service_name, row.from_service_name) == (handle, "//test/Later", ORDERS)
+        assert (row.to_broker_instance, row.service_contract_name, row.priority) == (None, CONTRACT, 5)
+        assert (row.message_sequence_number, row.is_conversation_error) == (number, 0)
+        assert abs(row.enqueue_time - before) < timedelta(minutes=1)
+        assert row.enqueue_time.utcoffset() == timedelta()
+    assert (first.message_type_name, first.message_body, first.is_end_of_dialog) == (ORDER, b"1", 0)
+    assert (second.message_type_name, second.message_body, second.is_end_of_dialog) == (ORDER, None, 0)
+    assert (end.message_type_name, end.message_body, end.is_end_of_dialog) == (sb.END_DIALOG, None, 1)
+    assert "no service" in first.transmission_status
+    assert endpoint(database, handle).state_desc == "DISCONNECTED_OUTBOUND"
+    assert numbers(database, handle) == (3, 0, 2)
+    database.create_service("//test/Later", STOCK_QUEUE, [CONTRACT])
+    assert rows(database, "transmission_queue") == []
+    (target,) = rows(database, "conversation_endpoints")
+    assert (target.state, target.is_initiator) == ("DI", 0)
+    assert numbers(database, target.conversation_handle) == (0, 3, 2)
+    assert len(database.receive(STOCK_QUEUE)) == 3
+
+
+def test_what_waits_has_not_been_received(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    queue = "update servicebroker.queues set is_enqueue_enabled = %s where database_id = %s and name = %s returning 1"
+    query(database, queue, False, database.database_id, STOCK_QUEUE)
+    assert {row.is_enqueue_enabled for row in rows(database, "service_queues", name=STOCK_QUEUE)} == {0}
+    database.send(initiator, ORDER, b"waits")
+    assert [row.message_sequence_number for row in rows(database, "transmission_queue")] == [1]
+    assert numbers(database, initiator) == (2, 0, -1)
+    assert numbers(database, target) == (0, 1, -1)
+
+
+def test_a_handle_that_is_gone(database: sb.Database) -> None:
+    handle = begin(database)
+    database.end_conversation(handle)
+    assert rows(database, "conversation_endpoints", conversation_handle=handle) == []
+    with refused(8426):
+        database.send(handle, ORDER, b"x")

@@ -1,0 +1,70 @@
+"""Counting rollbacks, without a database; and the registry of events."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from servicebroker.model import poison
+from servicebroker.model.events import QUEUE_DISABLED, BrokerEvent, Events
+from servicebroker.model.poison import Rollbacks
+
+Q, R = 1, 2
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_the_fifth_rollback_in_a_row_reaches_the_limit_and_the_count_begins_again() -> None:
+    rollbacks = Rollbacks()
+    for _ in range(2):
+        assert [rollbacks.rolled_back([Q]) for _ in range(5)] == [[], [], [], [], [Q]]
+
+
+def test_a_commit_begins_again_and_each_queue_has_its_own_count() -> None:
+    rollbacks = Rollbacks()
+    for _ in range(4):
+        assert rollbacks.rolled_back([Q, R]) == []
+    rollbacks.committed([Q])
+    assert rollbacks.rolled_back([Q, R]) == [R]
+    assert rollbacks.rolled_back([Q, R]) == []
+
+
+def test_transactions_are_asked_for_when_they_may_matter() -> None:
+    rollbacks = Rollbacks()
+    for transaction in range(4):
+        rollbacks.received(transaction, [Q])
+        assert not rollbacks.is_due(Q)
+    rollbacks.received(4, [Q, R])
+    assert rollbacks.is_due(Q)
+    assert not rollbacks.is_due(R)
+    assert rollbacks.ended({0: "aborted", 1: "in progress", 2: "aborted", 3: "aborted", 4: "aborted"}) == []
+    assert rollbacks.pending() == [1]
+    assert rollbacks.ended({1: "aborted"}) == [Q]
+    assert rollbacks.pending() == []
+    rollbacks.received(5, [Q])
+    assert rollbacks.ended({5: None}) == []
+    assert rollbacks.pending() == []
+
+
+def test_what_is_pending_is_bounded() -> None:
+    rollbacks = Rollbacks()
+    for transaction in range(poison._PENDING_KEPT + 10):
+        rollbacks.received(transaction, [Q])
+    assert len(rollbacks.pending()) == poison._PENDING_KEPT
+    assert rollbacks.pending()[0] == 10
+
+
+def test_events_are_kept_and_told() -> None:
+    events = Events()
+    told: list[BrokerEvent] = []
+
+    def broken(_: BrokerEvent) -> None:
+        raise ValueError("broken handler")
+
+    events.subscribe(broken)
+    events.subscribe(told.append)
+    events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+    assert told == events.recent() == events.recent(QUEUE_DISABLED)
+    assert told[0] == (143, "Broker:Queue Disabled", NOW, 5, 70000, "off")
+    assert events.recent(1) == []
+    for _ in range(2000):
+        events.record(QUEUE_DISABLED, NOW, 5, 70000, "off")
+    assert len(events.recent()) == 1000
