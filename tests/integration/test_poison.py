@@ -26,6 +26,7 @@ from support import (
     refused,
     stopped,
     undone,
+    waiting_messages,
 )
 
 
@@ -146,6 +147,31 @@ def test_without_poison_message_handling_nothing_is_switched_off(database: sb.Da
     change(database, "is_poison_message_handling_enabled = true")
     receive_and_undo(database, 5)
     assert not is_on(database)
+
+
+@pytest.mark.feature(187)
+def test_poison_message_handling_is_an_option_of_the_queue(database: sb.Database) -> None:
+    column = (
+        "select is_poison_message_handling_enabled from sys.service_queues where broker_database = %s and name = %s"
+    )
+    for setting in (False, True):
+        database.alter_queue(STOCK_QUEUE, poison_message_handling=setting)
+        assert query(database, column, database.name, STOCK_QUEUE) == [(setting,)]
+        assert query(database, column, database.name, ORDERS_QUEUE) == [(True,)]
+        assert is_on(database)
+    with refused(402, "POISON_MESSAGE_HANDLING"):
+        database.alter_queue(STOCK_QUEUE, poison_message_handling="OFF")  # type: ignore[arg-type]
+
+
+def test_what_is_sent_to_a_queue_that_is_switched_off_waits(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"poison")
+    receive_and_undo(database, 5)
+    assert not is_on(database)
+    assert database.send(handle, ORDER, b"waits") == 1
+    assert waiting_messages(database) == 1
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"poison", b"waits"]
 
 
 def failing_statement(transaction: sb.Transaction) -> None:

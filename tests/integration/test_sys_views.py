@@ -58,6 +58,9 @@ VIEWS = {
         is_published smallint, is_schema_published smallint, max_readers smallint, activation_procedure text,
         execute_as_principal_id integer, is_activation_enabled smallint, is_receive_enabled smallint,
         is_enqueue_enabled smallint, is_retention_enabled smallint, is_poison_message_handling_enabled smallint""",
+    "conversation_priorities": """
+        priority_id integer, name text, service_contract_id integer, local_service_id integer,
+        remote_service_name text, priority smallint""",
     "conversation_groups": "conversation_group_id uuid, service_id integer, is_system smallint",
     "conversation_endpoints": """
         conversation_handle uuid, conversation_id uuid, is_initiator smallint, service_contract_id integer,
@@ -142,6 +145,7 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
     for one in (database, other):
         open_dialog(one)
         one.send(begin(one, "//test/nowhere"), ORDER, b"waits")
+        one.create_broker_priority("Any")
     both = {database.name, other.name}
     for view in VIEWS:
         text = sql.SQL("select distinct broker_database from sys.{}").format(sql.Identifier(view))
@@ -161,6 +165,7 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
 
 def test_a_role_without_rights_on_the_tables_sees_an_error_and_no_data(database: sb.Database) -> None:
     database.send(begin(database, "//test/nowhere"), ORDER, b"secret")
+    database.create_broker_priority("Any")
     with database.instance.connection() as connection:
         for view in VIEWS:
             text = sql.SQL("select * from sys.{}").format(sql.Identifier(view))
@@ -277,6 +282,21 @@ def test_queues_and_services(database: sb.Database) -> None:
     }
     assert schemas.pop(row.object_id) == [(f"{database.name.lower()}_dbo",)]
     assert [(f"{database.name.lower()}_sales",)] in schemas.values()
+
+
+def test_priorities(database: sb.Database) -> None:
+    assert rows(database, "conversation_priorities") == []
+    database.create_broker_priority("Any", priority_level=3)
+    database.create_broker_priority(
+        "One", contract_name=CONTRACT, local_service_name=STOCK, remote_service_name="//far"
+    )
+    found = {row.name: row for row in rows(database, "conversation_priorities")}
+    assert found["Any"][2:6] == (None, None, None, 3)
+    (contract,), (service,) = rows(database, "service_contracts", name=CONTRACT), rows(database, "services", name=STOCK)
+    assert found["One"][2:6] == (contract.service_contract_id, service.service_id, "//far", 5)
+    database.alter(honor_broker_priority=True)
+    (row,) = rows(database, "databases")
+    assert row.is_honor_broker_priority_on == 1
 
 
 @pytest.mark.feature(205)
@@ -422,6 +442,32 @@ def test_the_initiator_ends_first(database: sb.Database) -> None:
     database.end_conversation(target)
     assert endpoint(database, target).state == "CD"
     assert numbers(database, target) == (1, 3, -1)
+
+
+def test_an_end_that_waited(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(initiator, ORDER, b"last")
+    database.end_conversation(initiator)
+    assert endpoint(database, initiator).state_desc == "DISCONNECTED_OUTBOUND"
+    assert numbers(database, initiator) == (3, 0, 2)
+    assert numbers(database, target) == (0, 1, -1)
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert rows(database, "conversation_endpoints", conversation_handle=initiator) == []
+    assert numbers(database, target) == (0, 3, 2)
+
+
+def test_both_end_while_the_first_end_waits(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"unread")
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    database.send(target, REPLY, b"waits")
+    database.end_conversation(target)
+    assert numbers(database, target) == (2, 2, 1)
+    database.end_conversation(initiator)
+    assert rows(database, "conversation_endpoints", conversation_handle=initiator) == []
+    assert endpoint(database, target).state_desc == "CLOSED"
+    assert numbers(database, target) == (2, 2, -1)
 
 
 def test_an_error_ends_a_dialog(database: sb.Database) -> None:

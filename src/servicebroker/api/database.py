@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import psycopg
 
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine import catalog
-from servicebroker.engine.transmission import deliver_to_service
+from servicebroker.engine import alter, brokers, catalog, priorities, services, transmission
+from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Steps, run_alone
 
 if TYPE_CHECKING:
@@ -87,15 +88,201 @@ class Database(Verbs):
         """
 
         def steps() -> Steps[None]:
-            found = yield from catalog.find_queue(self.instance.catalog, self.database_id, queue)
+            found = yield from alter.find_queue_now("find", self.database_id, queue)
             yield from catalog.create_service(self.database_id, name, found.queue_id, contracts)
-            yield from deliver_to_service(self.instance.catalog, name)
+            yield from transmission.deliver_to_service(self.instance.catalog, name, self.instance.clock())
 
         self._define(steps())
 
-    def _define(self, steps: Steps[Any]) -> None:
+    def alter(
+        self,
+        *,
+        enable_broker: bool = False,
+        disable_broker: bool = False,
+        new_broker: bool = False,
+        error_broker_conversations: bool = False,
+        honor_broker_priority: bool | None = None,
+    ) -> None:
+        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY ON or OFF, or both.
+
+        Args:
+            enable_broker: deliver; what waited in the transmission queue goes out.
+            disable_broker: what is sent from here and to here waits in the transmission queue.
+            new_broker: another identifier, and every conversation is removed without telling its peer.
+            error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
+            honor_broker_priority: whether transmission to other instances follows the priorities.
+
+        Raises:
+            BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once.
+        """
+        chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
+        if sum(map(bool, chosen)) > 1:
+            raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+        number = self.database_id
+        if disable_broker:
+            self._define(brokers.disable_broker(number))
+        if new_broker:
+            self._define(brokers.new_broker(number))
+        if error_broker_conversations:
+            self._define(brokers.error_broker_conversations(number))
+        if enable_broker or new_broker or error_broker_conversations:
+            self._deliver(brokers.enable_broker(self.instance.catalog, number, self.instance.clock()))
+        if honor_broker_priority is not None:
+            self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
+
+    def alter_message_type(self, name: str, validation: str) -> None:
+        """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
+
+        Raises:
+            BrokerError: 15151 no such message type, 9663 built-in, 402 unknown validation.
+        """
+        self._define(alter.alter_message_type(self.database_id, name, validation))
+
+    def drop_message_type(self, name: str) -> None:
+        """DROP MESSAGE TYPE.
+
+        Raises:
+            BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
+        """
+        self._define(alter.drop_message_type(self.database_id, name))
+
+    def drop_contract(self, name: str) -> None:
+        """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
+
+        Raises:
+            BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
+        """
+        self._define(alter.drop_contract(self.database_id, name))
+
+    def alter_queue(
+        self,
+        name: str,
+        *,
+        status: bool | None = None,
+        poison_message_handling: bool | None = None,
+        rebuild: bool = False,
+    ) -> None:
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, or REBUILD.
+
+        OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
+        With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
+        REBUILD gives the table's unused space back; readers and senders wait meanwhile.
+
+        Raises:
+            BrokerError: 15151 no such queue, 402.
+        """
+        now = self.instance.clock()
+        self._deliver(
+            alter.alter_queue(
+                self.instance.catalog,
+                self.database_id,
+                name,
+                status=status,
+                poison_message_handling=poison_message_handling,
+                rebuild=rebuild,
+                now=now,
+            )
+        )
+
+    def drop_queue(self, name: str) -> None:
+        """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
+
+        Raises:
+            BrokerError: 3716 a service uses it, 15151 no such queue.
+        """
+        dropped = self._define(alter.drop_queue(self.database_id, name))
+        self.instance.catalog.forget_queue(dropped.queue_id)
+        for queue_id in self._define(alter.dropped_queues()):  # also those of a process that died here
+            self._define(alter.remove_dropped_queue(queue_id))
+
+    def alter_service(
+        self,
+        name: str,
+        *,
+        queue: str | None = None,
+        add_contracts: Iterable[str] = (),
+        drop_contracts: Iterable[str] = (),
+    ) -> None:
+        """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT). Its messages move to the other queue with it.
+
+        Conversations on a dropped contract go on; readers that wait at its queue get 8468.
+
+        Raises:
+            BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
+        """
+        self._define(
+            services.alter_service(
+                self.database_id, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
+            )
+        )
+        self._deliver(transmission.deliver_free(self.instance.catalog, self.instance.clock()))
+
+    def drop_service(self, name: str) -> None:
+        """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
+
+        Raises:
+            BrokerError: 15151 no such service, 3716 a conversation priority names it.
+        """
+        self._define(services.drop_service(self.database_id, name))
+
+    def create_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str = priorities.ANY,
+        local_service_name: str = priorities.ANY,
+        remote_service_name: str = priorities.ANY,
+        priority_level: int | str = "DEFAULT",
+    ) -> None:
+        """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
+
+        Where several match, the contract counts most, then the local service, then the remote one; without any,
+        the level is 5. `priority_level` may be "DEFAULT", a criterion "ANY".
+
+        Raises:
+            BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
+        """
+        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
+        self._define(priorities.create_broker_priority(self.database_id, name, criteria))
+
+    def alter_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str | None = None,
+        local_service_name: str | None = None,
+        remote_service_name: str | None = None,
+        priority_level: int | str | None = None,
+    ) -> None:
+        """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
+
+        Raises:
+            BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
+        """
+        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
+        self._define(priorities.alter_broker_priority(self.database_id, name, criteria))
+
+    def drop_broker_priority(self, name: str) -> None:
+        """DROP BROKER PRIORITY; conversations keep the level they have.
+
+        Raises:
+            BrokerError: 15151 no such priority.
+        """
+        self._define(priorities.drop_broker_priority(self.database_id, name))
+
+    def _deliver(self, steps: Steps[list[UUID]]) -> None:
+        """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
+        for handle in self._define(steps):
+            remembered, now = self.instance.catalog, self.instance.clock()
+            self._define(transmission.deliver_conversation(remembered, handle, now))
+
+    def _define(self, steps: Steps[T]) -> T:
+        def alone() -> Steps[T]:
+            yield alter.lock_catalog()
+            return (yield from steps)
+
         with self.transaction() as transaction:
-            transaction._do(steps)
+            return transaction._do(alone())
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():

@@ -80,6 +80,9 @@ class JoinedTransaction(Verbs):
         else:
             poison.received(transaction, [queue_id])
 
+    def _may_repeat(self) -> bool:
+        return _is_idle(self.connection)
+
 
 class Transaction(JoinedTransaction):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""

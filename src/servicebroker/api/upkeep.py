@@ -6,15 +6,18 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.transmission import deliver_left_over
 from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.connection import connect
 from servicebroker.store.statements import Steps, run
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
@@ -72,8 +75,10 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
         for _ in range(_ROUNDS):
             if stopped() or not _in_transaction(connection, work(now)):
                 break
+    if not stopped():
+        _in_transaction(connection, deliver_left_over(now))
 
 
-def _in_transaction(connection: psycopg.Connection[Any], steps: Steps[int]) -> int:
+def _in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     with connection.transaction():
         return run(connection, steps)

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
+import psycopg
+
 from servicebroker.engine import begin, end, move, receive, send
-from servicebroker.engine.catalog import Queue, find_queue
+from servicebroker.engine.catalog import find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
-from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
 
@@ -32,6 +34,22 @@ class Verbs(ABC):
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
+
+    def _may_repeat(self) -> bool:
+        """Whether a verb that PostgreSQL has just refused can be done again: not inside a transaction."""
+        return True
+
+    def _remembering(self, verb: Callable[[], Steps[T]], forget: Callable[[], None]) -> T:
+        """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile."""
+        try:
+            return self._do(verb())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+            forget()
+            if not self._may_repeat():
+                raise InstanceError(
+                    "The queue was dropped by another process, and this transaction is undone: begin it again."
+                ) from None
+            return self._do(verb())
 
     @abstractmethod
     def _received(self, queue_id: int, transaction: int) -> None:
@@ -88,7 +106,10 @@ class Verbs(ABC):
             BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459.
         """
         instance = self.database.instance
-        return self._do(send.send(instance.catalog, handle, message_type, body, now=instance.clock()))
+        return self._remembering(
+            lambda: send.send(instance.catalog, handle, message_type, body, now=instance.clock()),
+            lambda: instance.catalog.forget(handle),
+        )
 
     def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
         """SEND many messages of one type, in their order, all or none; returns the first sequence number.
@@ -97,7 +118,10 @@ class Verbs(ABC):
             BrokerError: as `send`.
         """
         instance = self.database.instance
-        return self._do(send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()))
+        return self._remembering(
+            lambda: send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()),
+            lambda: instance.catalog.forget(handle),
+        )
 
     def receive(
         self,
@@ -118,29 +142,34 @@ class Verbs(ABC):
             wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
 
         Raises:
-            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue.
+            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue; while waiting also 8468 when a
+                service of the queue was altered or dropped.
         """
         _check_wait(wait)
         catalog, database_id = self.database.instance.catalog, self.database.database_id
         found = catalog.queues.get((database_id, queue)) or self._do(find_queue(catalog, database_id, queue))
 
-        def once() -> list[Message]:
-            self.database.instance.poison.look(found.queue_id)
-            messages, transaction = self._do(
-                receive.receive(
-                    self.database.instance.catalog,
-                    found,
+        def look() -> Steps[tuple[int, receive.Received]]:
+            there = yield from find_queue(catalog, database_id, queue)
+            return there.queue_id, (
+                yield from receive.receive(
+                    catalog,
+                    there,
                     top=top,
                     conversation_handle=conversation_handle,
                     conversation_group_id=conversation_group_id,
                     now=self.database.instance.clock(),
                 )
             )
+
+        def once() -> list[Message]:
+            self.database.instance.poison.look(found.queue_id)
+            queue_id, (messages, transaction) = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
             if messages:
-                self._received(found.queue_id, transaction)
+                self._received(queue_id, transaction)
             return messages
 
-        return self._waiting(found, once, 0 if top == 0 else wait)
+        return self._waiting(queue, once, 0 if top == 0 else wait)
 
     def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
         """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
@@ -149,15 +178,21 @@ class Verbs(ABC):
         lock several groups. `wait` is in seconds, as for `receive`.
 
         Raises:
-            BrokerError: 9617 queue disabled, 15151 no such queue.
+            BrokerError: 9617 queue disabled, 15151 no such queue; while waiting also 8468 when a service of the
+                queue was altered or dropped.
         """
         _check_wait(wait)
-        found = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        found = self._do(find_queue(catalog, database_id, queue))
+
+        def look() -> Steps[UUID | None]:
+            there = yield from find_queue(catalog, database_id, queue)
+            return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
 
         def once() -> UUID | None:
-            return self._do(receive.get_conversation_group(found, now=self.database.instance.clock()))
+            return self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
 
-        return self._waiting(found, once, wait)
+        return self._waiting(queue, once, wait)
 
     def move_conversation(self, handle: UUID, group: UUID) -> None:
         """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
@@ -169,18 +204,22 @@ class Verbs(ABC):
         """
         self._do(move.move_conversation(handle, group))
 
-    def _waiting(self, queue: Queue, once: Callable[[], T], wait: float) -> T:
+    def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
         found = once()
         if found or wait == 0:
             return found
+        there = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
         deadline = time.monotonic() + wait
-        with self.database.instance.doorbell.listening(queue.queue_id) as bell:
+        with self.database.instance.doorbell.listening(there.queue_id) as bell:
+            services = self._do(receive.service_changes(there))
             while not (found := once()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 bell.wait(min(left, FALLBACK_POLL))
+                if self._do(receive.service_changes(there)) != services:
+                    raise BrokerError(8468)
         return found
 
     def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:

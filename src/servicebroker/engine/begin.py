@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from servicebroker.engine.endpoints import find_endpoint, lock_group, lock_group_of
+from servicebroker.engine.priorities import PRIORITY
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 from servicebroker.model.states import Event, State, after
@@ -70,8 +71,9 @@ def begin_dialog(
         "made as (insert into servicebroker.conversation_groups select id, $2 from grouped on conflict do nothing), "
         "begun as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
         "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
-        "far_broker_instance) "
-        "select true, $3, $2, $4, id, $5, 'SO', $6, $7, $8, $9 from grouped "
+        "far_broker_instance, priority) "
+        "select true, $3, $2, $4, id, $5, 'SO', $6, $7, $8, $9, "
+        f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$8')} from grouped "
         "returning conversation_handle, conversation_group_id, xmin <> pg_current_xact_id()::xid as under_savepoint) "
         "select conversation_handle, pg_advisory_xact_lock($10, uuid_hash(conversation_group_id)), "
         "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",

@@ -50,6 +50,7 @@ class Channel(NamedTuple):
     far_queue_id: int
     near: Usages
     far: Usages
+    catalog_version: int
 
 
 class Labels(NamedTuple):
@@ -64,7 +65,7 @@ class Labels(NamedTuple):
 class Catalog:
     """What one process remembers of the catalog. All of it is immutable in the database, or verified on use."""
 
-    usages: dict[tuple[int, int], Usages] = field(default_factory=dict)
+    usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
@@ -74,6 +75,10 @@ class Catalog:
         self.channels[handle] = channel
         if len(self.channels) > _CHANNELS_KEPT:
             self.channels.popitem(last=False)
+
+    def forget_queue(self, queue_id: int) -> None:
+        """The queue was dropped: its names are looked up again."""
+        self.queues = {key: queue for key, queue in self.queues.items() if queue.queue_id != queue_id}
 
     def forget(self, handle: UUID) -> None:
         """The next SEND on `handle` looks everything up; another thread may have said so already."""
@@ -211,15 +216,10 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
         BrokerError: 8404 for a contract given twice, 15151 for one that does not exist, 2714 for a taken name.
     """
     names.checked("service", name)
-    if isinstance(contracts, str) or not isinstance(contracts, Iterable):
-        raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
-    given = [names.checked("service contract", contract) for contract in contracts]
-    for contract in given:
-        if given.count(contract) > 1:
-            raise BrokerError(8404, contract)
+    given = checked_contracts(contracts)
     # first, see lock_service in opening.py
-    yield Statement("select pg_advisory_xact_lock($1, hashtext($2))", (locks.SERVICE, name))
-    ids = yield from _ids("service contract", database_id, given)
+    yield lock_service_alone(name)
+    ids = yield from contract_ids(database_id, given)
     rows = yield Statement(
         "insert into servicebroker.services (database_id, name, queue_id) values ($1, $2, $3) "
         "on conflict do nothing returning service_id",
@@ -232,6 +232,30 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
         (database_id, service_id, list(ids.values())),
     )
     return service_id
+
+
+def checked_contracts(contracts: Iterable[str]) -> list[str]:
+    """A list of contract names, none twice."""
+    if isinstance(contracts, str) or not isinstance(contracts, Iterable):
+        raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
+    given = [names.checked("service contract", contract) for contract in contracts]
+    for contract in given:
+        if given.count(contract) > 1:
+            raise BrokerError(8404, contract)
+    return given
+
+
+def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, int]]:
+    """The numbers of these contracts, by name."""
+    return _ids("service contract", database_id, checked_contracts(contracts))
+
+
+def lock_service_alone(name: str) -> Statement:
+    """Against everyone who may make messages wait for a service of that name, see `lock_service` in opening.py."""
+    return Statement(
+        "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock($2, hashtext($3))",
+        (locks.DELIVERY, locks.SERVICE, name),
+    )
 
 
 # ---------------------------------------------------------------- finding
@@ -274,9 +298,12 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     return found
 
 
-def find_usages(catalog: Catalog, database_id: int, contract_id: int) -> Steps[Usages]:
-    """What a contract allows, by message type name. A contract never changes."""
-    known = catalog.usages.get((database_id, contract_id))
+def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: int = 0) -> Steps[Usages]:
+    """What a contract allows, by message type name. A contract never changes, but validation letters may.
+
+    `version` is the catalog version of the queue whose letters are wanted; without it the letters may be old.
+    """
+    known = catalog.usages.get((database_id, contract_id, version))
     if known is not None:
         return known
     rows = yield Statement(
@@ -286,7 +313,7 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int) -> Steps[U
         "where u.database_id = $1 and u.service_contract_id = $2",
         (database_id, contract_id),
     )
-    found = catalog.usages[database_id, contract_id] = {name: Usage(*usage) for name, *usage in rows}
+    found = catalog.usages[database_id, contract_id, version] = {name: Usage(*usage) for name, *usage in rows}
     return found
 
 

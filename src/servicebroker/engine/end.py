@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
-    LEAVE_LAST_NUMBER,
     Endpoint,
+    find_endpoint,
     lock_conversation,
+    lock_parking,
     never_opened,
     remove_closed,
     remove_endpoint,
     state_at,
 )
+from servicebroker.engine.failure import drop_waiting
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import TRANSITIONS, Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
-REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
 MAXIMUM_DESCRIPTION = 3000  # characters
 
 
@@ -43,7 +44,14 @@ def end_conversation(
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield _purge(endpoint)
     if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
-        yield transmission.drop_waiting(endpoint)
+        yield drop_waiting([handle])
+    if peer is not None:  # what the peer sent and still waits has nobody to go to
+        yield drop_waiting([peer.conversation_handle])
+    if peer is not None and peer.state == State.DISCONNECTED_OUTBOUND:
+        # the peer's own end waits for this side: both have ended, and neither is told
+        yield drop_waiting([handle])
+        yield from transmission.close_endpoints([peer.conversation_handle], now)
+        next_state = next_state and State.CLOSED
     if cleanup:
         yield _forget_address(endpoint)
     elif next_state is State.DISCONNECTED_OUTBOUND:
@@ -59,14 +67,17 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
     if peer is None or not endpoint.has_peer:
         if error or not (yield from never_opened(endpoint)):
             return False
-        yield from transmission.park(endpoint, names.END_DIALOG, [None], "", is_end_of_dialog=True)
-        yield Statement(
-            "update servicebroker.conversation_endpoints set state = 'DO', dialog_timer = null "
-            "where conversation_handle = $1",
-            (endpoint.conversation_handle,),
-        )
+        yield from _park_end(endpoint, peer, None)
         return True
     event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
+    if endpoint.is_blocked:
+        yield lock_parking()
+        endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the way may have become free
+    if endpoint.is_blocked:
+        yield from _park_end(endpoint, peer, error)
+        return True
+    if (State(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
+        return False
     message: tuple[int, str, bytes | None, int]
     if error:
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
@@ -77,20 +88,38 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
     return False
 
 
+def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
+    """EndDialog or Error waits behind what was sent before. The peer's way back is closed: nobody reads there."""
+    name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
+    yield from transmission.park(
+        endpoint,
+        name,
+        [body],
+        endpoint.obstacle,
+        is_end_of_dialog=not error,
+        is_conversation_error=error is not None,
+    )
+    yield Statement(
+        "update servicebroker.conversation_endpoints set dialog_timer = null, state = 'DO' "
+        "where conversation_handle = $1",
+        (endpoint.conversation_handle,),
+    )
+    if peer is not None:
+        yield Statement(
+            "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
+            (peer.conversation_handle,),
+        )
+
+
 def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
     """A local EndDialog is durably with the peer at commit, which acknowledges it: the endpoint is closed.
 
     An initiator is removed at once, a target kept against replays.
     """
-    if endpoint.is_initiator or not keep:
+    if keep:
+        yield from transmission.close_endpoints([endpoint.conversation_handle], now)
+    else:
         yield from remove_endpoint(endpoint)
-        return
-    yield Statement(
-        "with finished as ("
-        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, far_handle = null, "
-        "far_queue_id = null, security_timestamp = $2 where conversation_handle = $1 returning *) " + LEAVE_LAST_NUMBER,
-        (endpoint.conversation_handle, now + REPLAY_PROTECTION),
-    )
 
 
 def _purge(endpoint: Endpoint) -> Statement:

@@ -6,13 +6,14 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.states import TRANSITIONS, Event, State
+from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 
 class Endpoint(NamedTuple):
-    """The row of a conversation endpoint, with the database of its peer (0 while there is no peer)."""
+    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none)."""
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -32,11 +33,33 @@ class Endpoint(NamedTuple):
     far_contract_id: int
     send_sequence: int
     far_database_id: int
+    peer_queue_id: int
+    peer_state: str
+    catalog_version: int
+    blocked_by: int
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing can be delivered to the peer now; '' when it can."""
+        return OBSTACLES[self.blocked_by]
+
+    @property
+    def is_blocked(self) -> bool:
+        """What is sent now has to wait, or something already waits before it."""
+        return bool(self.blocked_by) or (self.has_peer and not self.far_queue_id)
 
     @property
     def has_peer(self) -> bool:
-        """The other endpoint exists in this instance and everything sent so far has reached it."""
+        """The other endpoint exists in this instance."""
         return self.far_handle is not None
+
+
+OBSTACLES = {
+    0: "",
+    9749: RULES[9749].text,
+    9791: RULES[9791].text,
+    28012: RULES[28012].text.format("Service broker is administratively disabled."),
+}
 
 
 def state_at(endpoint: Endpoint, now: datetime) -> State:
@@ -51,9 +74,15 @@ _SELECT = (
     "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_id, "
     "e.service_contract_id, e.conversation_group_id, e.queue_id, e.priority, e.state, e.lifetime, "
     "e.far_service, e.far_broker_instance, e.far_handle, coalesce(e.far_queue_id, 0), "
-    "coalesce(e.far_contract_id, 0), e.send_sequence, coalesce(q.database_id, 0) "
+    "coalesce(e.far_contract_id, 0), e.send_sequence, coalesce(p.database_id, 0), "
+    "coalesce(p.queue_id, 0), coalesce(p.state, ''), coalesce(q.catalog_version, 0), "
+    "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
+    "when not q.is_enqueue_enabled then 9749 else 0 end "
     "from servicebroker.conversation_endpoints e "
-    "left join servicebroker.queues q on q.queue_id = e.far_queue_id "
+    "join servicebroker.databases own on own.database_id = e.database_id "
+    "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+    "left join servicebroker.databases far on far.database_id = p.database_id "
+    "left join servicebroker.queues q on q.queue_id = p.queue_id "
 )
 
 
@@ -90,6 +119,8 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
     """
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
+    if endpoint.is_blocked:
+        yield lock_parking()
     yield from lock_rows(endpoint.conversation_id)
     rows = yield Statement(_SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,))
     both = {row[0]: Endpoint(*row) for row in rows}
@@ -113,6 +144,14 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
             "select from servicebroker.conversation_endpoints where conversation_id = $1", (conversation_id,)
         )
         there = len(rows)
+
+
+def lock_parking() -> Statement:
+    """Whoever touches the rows of a conversation that is, or may become, parked says so before it locks them.
+
+    Who delivers parked messages takes the lock alone: it sees all that waits, or the sender sees the way free.
+    """
+    return Statement("select pg_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
 
 
 def lock_group(group: UUID) -> Statement:
@@ -184,6 +223,20 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
         )
         yield remove_empty_groups(groups)
     return len(groups)
+
+
+def remove_endpoints(handles: list[UUID]) -> Steps[None]:
+    """Delete many rows, and the groups that they leave empty."""
+    rows = yield Statement(
+        "with finished as ("
+        "delete from servicebroker.conversation_endpoints where conversation_handle = any ($1) returning *), "
+        # not of those that go themselves: one statement must not change a row twice
+        f"left_behind as ({LEAVE_LAST_NUMBER} and not peer.conversation_handle = any ($1)) "
+        "select conversation_group_id from finished",
+        (handles,),
+    )
+    if rows:
+        yield remove_empty_groups([group for (group,) in rows])
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

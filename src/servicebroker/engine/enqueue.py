@@ -42,13 +42,14 @@ def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
 def send(queue_id: int) -> str:
     """SEND of one message to the peer in that queue.
 
-    Parameters: handle, message type id, validation letter, body, the time. No row comes back, and nothing is
-    written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is over, or the queue is off.
+    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row
+    comes back, and nothing is written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is
+    over, or the queue is off, or its version has changed.
     """
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and lifetime > $5 and {_delivers_to(queue_id)} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $5 and {_delivers_to(queue_id, 6)} "
         f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
@@ -60,13 +61,13 @@ def send(queue_id: int) -> str:
 def send_batch(queue_id: int) -> str:
     """SEND of many messages of one type to the peer in that queue, in their order.
 
-    Parameters: handle, message type id, validation letter, bodies (an array), their number, the time. Otherwise
-    as `send`; the row is the first sequence number.
+    Parameters: handle, message type id, validation letter, bodies (an array), their number, the time, the queue's
+    catalog version. Otherwise as `send`; the row is the first sequence number.
     """
     return (
         f"with sender as ("
         f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, {_STAMP} "
-        f"where conversation_handle = $1 and state = 'CO' and lifetime > $6 and {_delivers_to(queue_id)} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $6 and {_delivers_to(queue_id, 7)} "
         f"returning send_sequence - $5 as number, last_stamp, {_ADDRESS}), "
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
@@ -91,29 +92,37 @@ def tell_peer(queue_id: int) -> str:
 
 
 def deliver(queue_id: int) -> str:
-    """A message that waited in the transmission queue, with the number it was sent under, to the peer.
+    """Everything that waits on these endpoints, with the numbers it was sent under, to their peers in that queue.
 
-    Parameters: handle, message type id, validation letter, body, rank, message sequence number.
+    Conversations in the order in which they began to wait. Their way is free from now on.
+    Parameters: handles (an array).
     """
     return (
-        f"with sender as ("
-        f"update servicebroker.conversation_endpoints set {_STAMP} "
-        f"where conversation_handle = $1 returning last_stamp, {_ADDRESS}) "
-        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
-        f"select $6, last_stamp, {_TO_PEER}, $2, far_priority, $5, {_BUCKET}, $3, $4 from sender "
-        f"returning message_sequence_number, {_wake(queue_id)}"
+        f"with waiting as ("
+        f"delete from servicebroker.transmission_queue where conversation_handle = any ($1) returning *), "
+        f"sender as (update servicebroker.conversation_endpoints set far_queue_id = {queue_id}, {_STAMP} "
+        f"where conversation_handle = any ($1) returning conversation_handle, last_stamp, {_ADDRESS}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select w.message_sequence_number, last_stamp, {_TO_PEER}, t.message_type_id, far_priority, "
+        f"case when w.is_conversation_error then {RANK_ERROR} else {RANK_DATA} end, {_BUCKET}, t.validation, "
+        f"w.message_body from waiting w join sender using (conversation_handle) "
+        f"join servicebroker.queues q on q.queue_id = {queue_id} "
+        f"join servicebroker.message_types t on t.database_id = q.database_id and t.name = w.message_type_name "
+        f"order by min(w.enqueue_time) over (partition by w.conversation_handle), w.conversation_handle, "
+        f"w.message_sequence_number returning message_sequence_number) "
+        f"select count(*), {_wake(queue_id)} from arrived"
     )
 
 
 def tell_self(queue_id: int) -> str:
-    """An Error of the broker itself, in the endpoint's own queue; the endpoint goes into the state ER.
+    """An Error of the broker itself, in the own queue of these endpoints; they go into the state ER.
 
     Its stamp is no lower than that of anything the peer has sent, so that no frontier lets it overtake.
-    Parameters: handle, message type id, validation letter, body.
+    Parameters: handles (an array), message type id, validation letter, body.
     """
     return (
         f"with receiver as ("
-        f"update servicebroker.conversation_endpoints set state = 'ER' where conversation_handle = $1 "
+        f"update servicebroker.conversation_endpoints set state = 'ER' where conversation_handle = any ($1) "
         f"returning *) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select 0, greatest(pg_current_xact_id(), (select last_stamp from servicebroker.conversation_endpoints peer "
@@ -124,10 +133,11 @@ def tell_self(queue_id: int) -> str:
     )
 
 
-def _delivers_to(queue_id: int) -> str:
+def _delivers_to(queue_id: int, version: int) -> str:
     return (
         f"far_queue_id = {queue_id} and exists ("
-        f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled)"
+        f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled "
+        f"and catalog_version = ${version})"
     )
 
 

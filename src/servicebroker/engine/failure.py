@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from uuid import UUID
+
 from servicebroker.engine import enqueue
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, remove_endpoint
+from servicebroker.engine.endpoints import Endpoint, remove_endpoints
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import REMOVED, Event, State, after
+from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -16,20 +19,37 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError) -> Steps[None]:
 
     Both applications must still END it; neither verb nor message of theirs raises.
     """
-    yield Statement(
-        "delete from servicebroker.transmission_queue where conversation_handle = $1",
-        (endpoint.conversation_handle,),
-    )
-    if after(State(endpoint.state), Event.ERROR_ARRIVED) is REMOVED:
-        yield from remove_endpoint(endpoint)  # it has ended: its application never sees the error
-    else:
-        yield _error_to(endpoint, error)
-    if endpoint.far_handle is not None:
-        yield _error_to((yield from find_endpoint(endpoint.far_handle)), error)
+    handles = [handle for handle in (endpoint.conversation_handle, endpoint.far_handle) if handle is not None]
+    yield from fail_endpoints(handles, error)
 
 
-def _error_to(endpoint: Endpoint, error: BrokerError) -> Statement:
-    return Statement(
-        enqueue.tell_self(endpoint.queue_id),
-        (endpoint.conversation_handle, names.ERROR_ID, "X", error_body(-error.number, error.text)),
+def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
+    """An Error on each of these endpoints, whose rows are locked; what they sent and still waits is dropped.
+
+    An endpoint that has ended is removed, since its application never sees the error; one that is closed or
+    has its error already stays as it is. The Error goes into the queue even when that is off: nobody reads there.
+    """
+    if not handles:
+        return
+    yield drop_waiting(handles)
+    rows = yield Statement(
+        "select conversation_handle, queue_id, state from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1)",
+        (handles,),
     )
+    gone: list[UUID] = []
+    queues: dict[int, list[UUID]] = defaultdict(list)
+    for handle, queue_id, state in rows:
+        event = (State(state), Event.ERROR_ARRIVED)
+        if event in TRANSITIONS:
+            (gone if TRANSITIONS[event] is REMOVED else queues[queue_id]).append(handle)
+    for queue_id, there in queues.items():
+        body = error_body(-error.number, error.text)
+        yield Statement(enqueue.tell_self(queue_id), (there, names.ERROR_ID, "X", body))
+    if gone:
+        yield from remove_endpoints(gone)
+
+
+def drop_waiting(handles: list[UUID]) -> Statement:
+    """Forget what was sent on these endpoints and not delivered."""
+    return Statement("delete from servicebroker.transmission_queue where conversation_handle = any ($1)", (handles,))

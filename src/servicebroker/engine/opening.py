@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servicebroker.engine.endpoints import Endpoint, never_opened
+from servicebroker.engine.priorities import PRIORITY
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
-NOT_HERE = RULES[9796].text
+NOT_HERE, BUSY = RULES[9796].text, RULES[9749].text
 
 
 class Outcome(NamedTuple):
@@ -22,9 +23,13 @@ class Outcome(NamedTuple):
 def lock_service(name: str) -> Statement:
     """Whoever may find no service of that name, and make messages wait for it, says so before it locks anything.
 
-    CREATE SERVICE takes the lock alone: it sees all that waits, or the sender sees the service.
+    CREATE, ALTER and DROP SERVICE take the name's lock alone: they see all that waits, or the sender sees what
+    they did. For the other lock see `lock_parking`.
     """
-    return Statement("select pg_advisory_xact_lock_shared($1, hashtext($2))", (locks.SERVICE, name))
+    return Statement(
+        "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock_shared($2, hashtext($3))",
+        (locks.DELIVERY, locks.SERVICE, name),
+    )
 
 
 def open_target(initiator: Endpoint) -> Steps[Outcome]:
@@ -36,10 +41,13 @@ def open_target(initiator: Endpoint) -> Steps[Outcome]:
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):
         return Outcome(refusal=BrokerError(8462))
+    if initiator.obstacle:
+        return Outcome(waits=initiator.obstacle)
     rows = yield Statement(
         "select s.service_id, s.queue_id, s.database_id, c.service_contract_id, u.service_id is not null, "
-        "mine.name "
+        "mine.name, q.is_enqueue_enabled "
         "from servicebroker.services s "
+        "join servicebroker.queues q on q.queue_id = s.queue_id "
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
         "join servicebroker.service_contracts mine "
         "  on mine.database_id = $2 and mine.service_contract_id = $3 "
@@ -57,16 +65,20 @@ def open_target(initiator: Endpoint) -> Steps[Outcome]:
     )
     if not rows:
         return (yield from _missing(initiator))
-    service_id, queue_id, database_id, contract_id, accepted, contract = rows[0]
+    service_id, queue_id, database_id, contract_id, accepted, contract, is_open = rows[0]
     if not accepted:
         return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
+    if not is_open:
+        return Outcome(waits=BUSY)
     yield Statement(
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
-        "service_id, service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, "
+        "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
         "far_service, far_broker_instance, far_handle, far_group_id, far_queue_id, far_service_id, "
         "far_contract_id, far_priority) "
-        "select e.conversation_id, false, $2, $3, $4, gen_random_uuid(), $5, 'CO', e.encryption, e.lifetime, "
+        f"select e.conversation_id, false, $2, $3, $4, gen_random_uuid(), $5, "
+        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='s.name')}, "
+        "'CO', e.encryption, e.lifetime, "
         "s.name, d.service_broker_guid::text, e.conversation_handle, e.conversation_group_id, e.queue_id, "
         "e.service_id, e.service_contract_id, e.priority "
         "from servicebroker.conversation_endpoints e "

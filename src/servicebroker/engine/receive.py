@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -62,15 +63,28 @@ def receive(
         yield keep_lock(group)
     try:
         return Received(_messages(rows, labels), transaction)
-    except KeyError:  # a name that is younger than what we remember
-        return Received(_messages(rows, (yield from find_labels(catalog, queue.database_id, anew=True))), transaction)
+    except KeyError:  # a name that is younger than what we remember, or older: then it was dropped
+        anew = yield from find_labels(catalog, queue.database_id, anew=True)
+        return Received(_messages(rows, Labels(*(defaultdict(str, names) for names in anew))), transaction)
+
+
+def service_changes(queue: Queue) -> Steps[int]:
+    """How often a service of the queue was altered or dropped: a reader that waits is told when it changes.
+
+    Raises:
+        BrokerError: 15151 when the queue is dropped.
+    """
+    rows = yield Statement("select service_changes from servicebroker.queues where queue_id = $1", (queue.queue_id,))
+    if not rows:
+        raise BrokerError(15151, "find", "queue", queue.name)
+    return int(rows[0][0])
 
 
 def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
     """GET CONVERSATION GROUP FROM queue: the group that RECEIVE would take from, locked; None when there is none.
 
     Raises:
-        BrokerError: 9617 queue disabled.
+        BrokerError: 9617 queue disabled, 15151 queue dropped.
         InstanceError: a pipeline reads the queue.
     """
     rows = yield Statement(

@@ -8,14 +8,21 @@ from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, lock_rows, state_at
+from servicebroker.engine.endpoints import (
+    Endpoint,
+    find_endpoint,
+    lock_endpoint,
+    lock_parking,
+    lock_rows,
+    state_at,
+)
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
-from servicebroker.model.states import Event, after
+from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
@@ -53,7 +60,8 @@ def send(
         far = channel.far.get(message_type)
         if usage and far and validation_failure(far.validation, content) is None:
             rows = yield Statement(
-                enqueue.send(channel.far_queue_id), (handle, far.message_type_id, far.validation, content, now)
+                enqueue.send(channel.far_queue_id),
+                (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
             )
             if rows:
                 return int(rows[0][0])
@@ -83,7 +91,7 @@ def send_batch(
         if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
             rows = yield Statement(
                 enqueue.send_batch(channel.far_queue_id),
-                (handle, far.message_type_id, far.validation, portions[0], len(contents), now),
+                (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
             )
             if rows:
                 return int(rows[0][0])
@@ -99,7 +107,9 @@ def _send_slowly(
     near = yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
-    elif (yield from _rejected(catalog, endpoint, message_type, contents)):
+    elif endpoint.is_blocked:
+        yield lock_parking()
+    if endpoint.has_peer and (yield from _rejected(catalog, endpoint, message_type, contents)):
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
     yield from _refuse(catalog, endpoint, message_type, now)
@@ -110,27 +120,62 @@ def _send_slowly(
             return endpoint.send_sequence
         if outcome.waits:
             return (yield from transmission.park(endpoint, message_type, contents, outcome.waits))
-        if not (yield from transmission.deliver_waiting(catalog, endpoint)):
+        opened = yield from find_endpoint(handle)
+        if not (yield from transmission.deliver_waiting(catalog, opened, now)):
             return endpoint.send_sequence
         endpoint = yield from find_endpoint(handle)
+    if endpoint.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+        return (yield from transmission.discard(endpoint, len(contents)))
     failure = yield from _rejected(catalog, endpoint, message_type, contents)
     if failure:
         yield from fail_conversation(endpoint, failure)
         return endpoint.send_sequence
-    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
+    first = endpoint.send_sequence
+    far = yield from _far_usages(catalog, endpoint)
     usage = far[message_type]
-    sent = 0
-    for portion in enqueue.portions(contents):
+    portions = enqueue.portions(contents)
+    while portions:
+        if endpoint.is_blocked:
+            yield lock_parking()
+            endpoint = yield from find_endpoint(handle)
+            if endpoint.obstacle:
+                for portion in portions:
+                    yield from transmission.park(
+                        endpoint, message_type, portion, endpoint.obstacle, validation=usage.validation
+                    )
+                return first
+            if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
+                return first
         rows = yield Statement(
-            enqueue.send_batch(endpoint.far_queue_id),
-            (handle, usage.message_type_id, usage.validation, portion, len(portion), now),
+            enqueue.send_batch(endpoint.peer_queue_id),
+            (
+                handle,
+                usage.message_type_id,
+                usage.validation,
+                portions[0],
+                len(portions[0]),
+                now,
+                endpoint.catalog_version,
+            ),
         )
-        if not rows:  # the queue was switched off
-            yield from transmission.park(endpoint, message_type, contents[sent:], transmission.BUSY)
-            return endpoint.send_sequence
-        sent += len(portion)
-    catalog.remember(handle, Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far))
-    return endpoint.send_sequence
+        if rows:
+            portions.pop(0)
+        else:  # the queue or the message type was altered since we looked
+            endpoint = yield from find_endpoint(handle)
+            far = yield from _far_usages(catalog, endpoint)
+            usage = far[message_type]
+            if failure := (yield from _rejected(catalog, endpoint, message_type, portions[0])):
+                yield from fail_conversation(endpoint, failure)
+                return first
+    if endpoint.far_queue_id:
+        channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
+        catalog.remember(handle, channel)
+    return first
+
+
+def _far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
+    """What the peer's contract allows, with the peer's own validation letters."""
+    return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
 def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
@@ -157,7 +202,7 @@ def _rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[BrokerError | None]:
     """What the peer says of the first of these messages that it does not take."""
-    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
+    far = yield from _far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
         if failure := rejection(endpoint, far, message_type, number, content):
             return failure

@@ -1,20 +1,35 @@
-"""The transmission queue: messages that are sent but cannot be delivered yet, and why."""
+"""The transmission queue: messages that are sent but cannot be delivered yet, and why.
+
+A conversation is parked while messages of it wait: its sender's `far_queue_id` is empty, so that no SEND overtakes.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from uuid import UUID
 
 from servicebroker.engine import enqueue
 from servicebroker.engine.catalog import Catalog, find_usages
-from servicebroker.engine.endpoints import Endpoint, find_endpoint, lock_endpoint, lock_group, remove_endpoint
+from servicebroker.engine.endpoints import (
+    LEAVE_LAST_NUMBER,
+    Endpoint,
+    find_endpoint,
+    lock_endpoint,
+    lock_parking,
+    lock_rows,
+    remove_endpoints,
+)
 from servicebroker.engine.failure import fail_conversation
-from servicebroker.engine.opening import open_target
+from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import rejection
-from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
-BUSY = "Target queue is busy; message(s) queued for delivery."  # 9749
+REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
 
 
 def park(
@@ -23,89 +38,264 @@ def park(
     contents: Sequence[bytes | None],
     status: str,
     *,
+    validation: str | None = None,
     is_end_of_dialog: bool = False,
+    is_conversation_error: bool = False,
 ) -> Steps[int]:
-    """Keep messages of a locked endpoint until they can be delivered. Returns the first sequence number."""
+    """Keep messages of a locked endpoint until they can be delivered. Returns the first sequence number.
+
+    `validation` is the letter under which the peer has accepted them, None when it was not asked.
+    """
     for portion in enqueue.portions(contents):
         yield Statement(
             "with sender as ("
-            "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, state = 'CO' "
-            "where conversation_handle = $1 returning send_sequence - $5 as number) "
+            "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, state = 'CO', "
+            "far_queue_id = null where conversation_handle = $1 returning send_sequence - $5 as number) "
             "insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, "
-            "message_type_name, message_body, transmission_status, is_end_of_dialog) "
-            "select $1, number + place - 1, $2, body, $4, $6 "
+            "message_type_name, message_body, transmission_status, is_end_of_dialog, is_conversation_error, "
+            "validation) "
+            "select $1, number + place - 1, $2, body, $4, $6, $7, $8 "
             "from sender, unnest($3::bytea[]) with ordinality as message (body, place)",
-            (endpoint.conversation_handle, message_type, portion, status, len(portion), is_end_of_dialog),
+            (
+                endpoint.conversation_handle,
+                message_type,
+                portion,
+                status,
+                len(portion),
+                is_end_of_dialog,
+                is_conversation_error,
+                validation,
+            ),
         )
     return endpoint.send_sequence
 
 
-def drop_waiting(endpoint: Endpoint) -> Statement:
-    """Forget what was sent on this endpoint and not delivered."""
-    return Statement(
-        "delete from servicebroker.transmission_queue where conversation_handle = $1",
-        (endpoint.conversation_handle,),
+def discard(endpoint: Endpoint, count: int) -> Steps[int]:
+    """Messages to a peer that has ended and cannot say so yet: they are counted and dropped."""
+    yield Statement(
+        "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $2 "
+        "where conversation_handle = $1",
+        (endpoint.conversation_handle, count),
     )
+    return endpoint.send_sequence
 
 
-def deliver_to_service(catalog: Catalog, service: str) -> Steps[None]:
+def lock_delivery() -> Statement:
+    """Taken alone before parked messages are delivered, see `lock_parking`."""
+    return Statement("select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
+
+
+def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
     """Deliver what waits for a service of that name, conversation by conversation."""
     waiting = yield Statement(
-        "select e.conversation_handle, e.conversation_group_id from servicebroker.transmission_queue t "
+        "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "where e.far_service = $1 and t.message_sequence_number = 0 order by t.enqueue_time",
         (service,),
     )
-    for handle, group in waiting:
-        yield lock_group(group)
+    yield from _open_all(catalog, [handle for (handle,) in waiting], now)
+
+
+def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
+    """Deliver all that waits and need not: after a queue or a broker was switched on, or a service moved.
+
+    The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
+    for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
+    """
+    parked, unopened = yield from _deliverable()
+    wanted = [*parked, *unopened]
+    if not wanted:
+        return []
+    free = yield from lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
+    return [handle for handle in wanted if handle not in free]
+
+
+def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
+    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made."""
+    parked = yield Statement(
+        f"select distinct e.conversation_handle {_PARKED} "
+        "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
+    )
+    unopened = yield Statement(
+        "select e.conversation_handle from servicebroker.transmission_queue t "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
+        "where t.message_sequence_number = 0 and e.far_handle is null and exists ("
+        "select from servicebroker.services s "
+        "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
+        "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
+        "where s.name = e.far_service) order by t.enqueue_time"
+    )
+    return [handle for (handle,) in parked], [handle for (handle,) in unopened]
+
+
+def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
+    """`deliver_everything`, with its lock."""
+    yield lock_delivery()
+    return (yield from deliver_everything(catalog, now))
+
+
+def deliver_left_over(now: datetime) -> Steps[None]:
+    """`deliver_free` of the background, for what a process that died has left. It waits for nobody: later, then."""
+    if any((yield from _deliverable())):
+        rows = yield Statement(
+            "select pg_try_advisory_xact_lock($1, 0) and pg_try_advisory_xact_lock($2, 0)",
+            (locks.CATALOG, locks.DELIVERY),
+        )
+        if rows[0][0]:
+            yield from deliver_everything(Catalog(), now)
+
+
+def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
+    """Deliver what waits on one conversation, once nobody else is at it. It may be gone meanwhile."""
+    with suppress(BrokerError):
+        endpoint = yield from find_endpoint(handle)
+        yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
+        yield from lock_rows(endpoint.conversation_id)
+        endpoint = yield from find_endpoint(handle)
+        if not endpoint.has_peer:
+            yield from _open_all(catalog, [handle], now)
+        elif not endpoint.obstacle:
+            yield from deliver_waiting(catalog, endpoint, now)
+
+
+_PARKED = (
+    "from servicebroker.conversation_endpoints e "
+    "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
+    "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+    "join servicebroker.databases far on far.database_id = p.database_id and far.is_broker_enabled "
+    "join servicebroker.queues q on q.queue_id = p.queue_id and q.is_enqueue_enabled "
+    "where e.far_queue_id is null "
+)
+
+
+def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
+    """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
+    rows = yield Statement(
+        "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for update skip locked",
+        (handles,),
+    )
+    peers = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for update skip locked",
+        ([far for _, far in rows if far is not None],),
+    )
+    ours = {handle for (handle,) in peers}
+    return {handle for handle, far in rows if far is None or far in ours}
+
+
+def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
+    """Conversations that have a peer, all of one queue with one statement."""
+    rows = yield Statement(
+        "select w.conversation_handle, w.queue_id, bool_or(t.validation is distinct from m.validation "
+        "  and not t.is_end_of_dialog and not t.is_conversation_error) "
+        f"from (select e.conversation_handle, p.queue_id, p.database_id {_PARKED} "
+        "      and e.conversation_handle = any ($1)) w "
+        "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
+        "left join servicebroker.message_types m "
+        "  on m.database_id = w.database_id and m.name = t.message_type_name "
+        "group by w.conversation_handle, w.queue_id",
+        (handles,),
+    )
+    queues: dict[int, list[UUID]] = defaultdict(list)
+    for handle, queue_id, unsure in rows:
+        if unsure:  # the message type was altered meanwhile
+            yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
+        else:
+            queues[queue_id].append(handle)
+    for queue_id, together in queues.items():
+        yield from _deliver(queue_id, together, now)
+
+
+def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
+    for handle in handles:
         try:
             endpoint = yield from lock_endpoint(handle)
         except BrokerError:  # ended meanwhile
             continue
-        if not endpoint.has_peer:
-            yield from _open_and_deliver(catalog, endpoint)
+        if endpoint.has_peer:
+            continue
+        outcome = yield from open_target(endpoint)
+        if outcome.refusal:
+            yield from fail_conversation(endpoint, outcome.refusal)
+        elif outcome.waits:
+            yield _set_status(endpoint, outcome.waits)
+        else:
+            yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
 
 
-def _open_and_deliver(catalog: Catalog, endpoint: Endpoint) -> Steps[None]:
-    outcome = yield from open_target(endpoint)
-    if outcome.refusal:
-        yield from fail_conversation(endpoint, outcome.refusal)
-    elif not outcome.waits:
-        yield from deliver_waiting(catalog, endpoint)
-
-
-def deliver_waiting(catalog: Catalog, endpoint: Endpoint) -> Steps[bool]:
-    """Deliver what waits on a locked endpoint whose target was just made. False when the conversation failed."""
+def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Steps[bool]:
+    """Deliver what waits on a locked endpoint whose way is free. False when the conversation failed."""
     waiting = yield Statement(
-        "delete from servicebroker.transmission_queue where conversation_handle = $1 "
-        "returning message_sequence_number, message_type_name, message_body, is_end_of_dialog",
+        "select message_sequence_number, message_type_name, message_body from servicebroker.transmission_queue "
+        "where conversation_handle = $1 and not is_end_of_dialog and not is_conversation_error "
+        "order by message_sequence_number",
         (endpoint.conversation_handle,),
     )
-    endpoint = yield from find_endpoint(endpoint.conversation_handle)
-    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id)
-    for number, message_type, body, is_end in sorted(waiting):
-        if is_end:
-            yield from _deliver_end(endpoint, number)
-            break
-        failure = rejection(endpoint, far, message_type, number, body)
-        if failure:
+    if not waiting and endpoint.far_queue_id:
+        return True
+    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
+    for number, message_type, body in waiting:
+        if failure := rejection(endpoint, far, message_type, number, body):
+            yield Statement(
+                "delete from servicebroker.transmission_queue "
+                "where conversation_handle = $1 and message_sequence_number >= $2",
+                (endpoint.conversation_handle, number),
+            )
+            yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
             yield from fail_conversation(endpoint, failure)
             return False
-        usage = far[message_type]
-        parameters = (usage.message_type_id, usage.validation, body, enqueue.RANK_DATA, number)
-        yield Statement(enqueue.deliver(endpoint.far_queue_id), (endpoint.conversation_handle, *parameters))
+    yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
     return True
 
 
-def _deliver_end(endpoint: Endpoint, number: int) -> Steps[None]:
-    """The EndDialog of an initiator that ended before its target existed: the target is disconnected, and
-    the initiator, which waited only for this, is gone."""
-    yield Statement(
-        enqueue.deliver(endpoint.far_queue_id),
-        (endpoint.conversation_handle, names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA, number),
+def _deliver(queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
+    """What waits on locked endpoints goes to their peers in that queue, and the ends among it take effect."""
+    ends = yield Statement(
+        "select conversation_handle, is_conversation_error from servicebroker.transmission_queue "
+        "where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_error)",
+        (handles,),
     )
+    yield Statement(enqueue.deliver(queue_id), (handles,))
+    if ends:
+        yield from _finish([handle for handle, _ in ends], [handle for handle, is_error in ends if is_error], now)
+
+
+def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
+    """EndDialogs and Errors have arrived: each peer is told, and who waited only for this is closed."""
     yield Statement(
-        "update servicebroker.conversation_endpoints set state = 'DI' where conversation_handle = $1",
-        (endpoint.far_handle,),
+        "update servicebroker.conversation_endpoints p "
+        "set state = case when e.conversation_handle = any ($2) then 'ER' else 'DI' end "
+        "from servicebroker.conversation_endpoints e "
+        "where e.conversation_handle = any ($1) and p.conversation_handle = e.far_handle "
+        "and p.state in ('SO', 'SI', 'CO')",
+        (ended, failed),
     )
-    yield from remove_endpoint(endpoint)
+    yield from close_endpoints(ended, now)
+
+
+def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
+    """The end is acknowledged: initiators are removed, targets kept against replays."""
+    initiators = yield Statement(
+        "with finished as ("
+        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
+        "far_handle = null, far_queue_id = null, security_timestamp = $2 "
+        "where conversation_handle = any ($1) and not is_initiator returning *), "
+        f"left_behind as ({LEAVE_LAST_NUMBER}) "
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and is_initiator",
+        (handles, now + REPLAY_PROTECTION),
+    )
+    if initiators:
+        yield from remove_endpoints([handle for (handle,) in initiators])
+
+
+def _set_status(endpoint: Endpoint, status: str) -> Statement:
+    return Statement(
+        "update servicebroker.transmission_queue set transmission_status = $2 "
+        "where conversation_handle = $1 and transmission_status <> $2",
+        (endpoint.conversation_handle, status),
+    )

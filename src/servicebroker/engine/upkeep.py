@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from servicebroker.engine.endpoints import find_endpoint, remove_endpoint
-from servicebroker.engine.transmission import drop_waiting
+from servicebroker.engine.endpoints import remove_endpoints
+from servicebroker.engine.failure import drop_waiting
+from servicebroker.engine.transmission import lock_free
 from servicebroker.store.statements import Statement, Steps
 
 _OPEN = "e.state in ('SO', 'SI', 'CO', 'DI', 'DO')"  # as the index of lifetimes has it
@@ -37,9 +38,9 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
 
 
 def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
-    """Remove endpoints that have ended and wait for nothing but a target that was not found in time.
+    """Remove endpoints that have ended and wait for nothing but the delivery of that, which did not come in time.
 
-    Their application never sees the error. Returns how many.
+    Their application never sees the error; a peer expires by itself. Returns how many.
     """
     rows = yield Statement(
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
@@ -47,8 +48,8 @@ def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
         "and e.state = 'DO' order by e.conversation_handle limit $2 for update skip locked",
         (now, limit),
     )
-    for (handle,) in rows:
-        endpoint = yield from find_endpoint(handle)
-        yield drop_waiting(endpoint)
-        yield from remove_endpoint(endpoint)
-    return len(rows)
+    free = list((yield from lock_free([handle for (handle,) in rows])))  # their peers too, which are written to
+    if free:
+        yield drop_waiting(free)
+        yield from remove_endpoints(free)
+    return len(free)

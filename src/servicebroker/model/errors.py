@@ -124,9 +124,13 @@ RULES: dict[int, Rule] = {
         "The remote conversation endpoint is either in a state where no more messages can be exchanged, "
         "or it has been dropped."
     ),
+    8468: Rule("Underlying service has been altered."),
+    8470: Rule("Remote service has been dropped."),
+    8487: Rule("The remote service contract has been dropped."),
     8489: Rule("The dialog has exceeded the specified LIFETIME."),
     8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
+    8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
@@ -141,6 +145,14 @@ RULES: dict[int, Rule] = {
     8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     9617: Rule('The service queue "{0}" is currently disabled.'),
     9663: Rule("The system object cannot be modified."),
+    9719: Rule("The database for this conversation endpoint is attached or restored."),
+    9720: Rule("The database for the remote conversation endpoint is attached or restored."),
+    9749: Rule("Target queue is busy; message(s) queued for delivery.", 10),
+    9772: Rule(
+        'The Service Broker in database "{0}" cannot be enabled because there is already an enabled Service Broker '
+        "with the same ID."
+    ),
+    9791: Rule("The broker is disabled in the sender's database.", 10),
     9793: Rule(
         "The target service name could not be found. Ensure that the service name is specified correctly "
         "and/or the routing information has been supplied.",
@@ -152,4 +164,14 @@ RULES: dict[int, Rule] = {
         10,
     ),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
+    28012: Rule("The Service Broker in the target database is unavailable: '{0}'."),
+    33301: Rule(
+        "The {0} specified for conversation priority '{1}' is not valid. "
+        "The value must be between 1 and {2} characters long."
+    ),
+    33302: Rule("The PRIORITY_LEVEL specified for conversation priority '{0}' must be between 1 and 10."),
+    33303: Rule(
+        "A conversation priority already exists in the database with either the name '{0}' or the properties "
+        "CONTRACT_NAME='{1}', LOCAL_SERVICE_NAME='{2}', and REMOTE_SERVICE_NAME='{3}'."
+    ),
 }

@@ -131,7 +131,7 @@ begin
                           order by m.priority desc, m.queuing_order limit 1) head on true
      where q.queue_id = {id};
     -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
-    if top <= 0 or not enabled or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
+    if top <= 0 or not coalesce(enabled, false) or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
         return;
     end if;
     if timers_due then
@@ -242,7 +242,7 @@ select 1::smallint as status, q.priority, q.queuing_order, q.conversation_group_
        q.message_body, q.message_enqueue_time
   from servicebroker.queue_{id} q
   join servicebroker.services s on s.service_id = q.service_id
-  join servicebroker.service_contracts c
+  left join servicebroker.service_contracts c
     on c.database_id = s.database_id and c.service_contract_id = q.service_contract_id
-  join servicebroker.message_types t
+  left join servicebroker.message_types t
     on t.database_id = s.database_id and t.message_type_id = q.message_type_id;

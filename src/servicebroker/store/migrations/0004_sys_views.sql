@@ -22,7 +22,7 @@ select d.name,
        d.database_id,
        d.service_broker_guid,
        d.is_broker_enabled::integer::smallint as is_broker_enabled,
-       0::smallint as is_honor_broker_priority_on,
+       d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on,
        shown.broker_database
   from servicebroker.databases d
   join servicebroker.shown_databases shown using (database_id);
@@ -75,7 +75,7 @@ select q.name,
        q.is_receive_enabled::integer::smallint as is_receive_enabled,
        q.is_enqueue_enabled::integer::smallint as is_enqueue_enabled,
        0::smallint as is_retention_enabled,
-       0::smallint as is_poison_message_handling_enabled,
+       q.is_poison_message_handling_enabled::integer::smallint as is_poison_message_handling_enabled,
        shown.broker_database
   from servicebroker.queues q
   join servicebroker.shown_databases shown using (database_id)
@@ -102,6 +102,17 @@ select u.service_id,
        u.service_contract_id,
        shown.broker_database
   from servicebroker.service_contract_usages u
+  join servicebroker.shown_databases shown using (database_id);
+
+create view sys.conversation_priorities with (security_invoker = true) as
+select p.priority_id,
+       p.name,
+       p.service_contract_id,
+       p.local_service_id,
+       p.remote_service_name,
+       p.priority,
+       shown.broker_database
+  from servicebroker.broker_priorities p
   join servicebroker.shown_databases shown using (database_id);
 
 create view sys.conversation_groups with (security_invoker = true) as

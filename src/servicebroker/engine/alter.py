@@ -1,0 +1,239 @@
+"""ALTER and DROP of message types, contracts and queues (reference 01 sections 2 to 4).
+
+The caller holds the lock of `lock_catalog`: definitions change one at a time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.catalog import VALIDATIONS, Catalog, Queue, split_queue_name
+from servicebroker.engine.failure import fail_endpoints
+from servicebroker.engine.transmission import deliver_everything, lock_delivery
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.store import locks
+from servicebroker.store.queue import quoted
+from servicebroker.store.statements import Statement, Steps
+
+
+def lock_catalog() -> Statement:
+    """Definitions change one at a time; SEND and RECEIVE take no notice."""
+    return Statement("select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
+
+
+# ---------------------------------------------------------------- message types and contracts
+
+
+def alter_message_type(database_id: int, name: str, validation: str) -> Steps[None]:
+    """ALTER MESSAGE TYPE: another validation, for what is delivered from now on.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 9663 for a built-in one, 402 for an unknown validation.
+    """
+    if not isinstance(validation, str) or validation not in VALIDATIONS:
+        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+    type_id = yield from _user_object("alter", "message type", database_id, name)
+    yield Statement(
+        "update servicebroker.message_types set validation = $3 where database_id = $1 and message_type_id = $2",
+        (database_id, type_id, VALIDATIONS[validation]),
+    )
+    yield renew_versions(database_id)
+
+
+def drop_message_type(database_id: int, name: str) -> Steps[None]:
+    """DROP MESSAGE TYPE.
+
+    Raises:
+        BrokerError: 3716 while a contract uses it, 15151 when it does not exist, 9663 for a built-in one.
+    """
+    type_id = yield from _user_object("drop", "message type", database_id, name)
+    used = yield Statement(
+        "select from servicebroker.service_contract_message_usages where database_id = $1 and message_type_id = $2",
+        (database_id, type_id),
+    )
+    if used:
+        raise BrokerError(3716, "message type", name, "service contracts")
+    yield Statement(
+        "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",
+        (database_id, type_id),
+    )
+
+
+def drop_contract(database_id: int, name: str) -> Steps[None]:
+    """DROP CONTRACT: open conversations on it get the Error -8487, on both sides.
+
+    Raises:
+        BrokerError: 3716 while a service or a priority uses it, 15151 when it does not exist, 9663 for a
+            built-in one.
+    """
+    contract_id = yield from _user_object("drop", "service contract", database_id, name)
+    for table, users in (("service_contract_usages", "services"), ("broker_priorities", "conversation priorities")):
+        used = yield Statement(
+            f"select from servicebroker.{table} where database_id = $1 and service_contract_id = $2 limit 1",
+            (database_id, contract_id),
+        )
+        if used:
+            raise BrokerError(3716, "service contract", name, users)
+    both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
+    yield from fail_endpoints(both, BrokerError(8487))
+    for table in ("service_contract_message_usages", "service_contracts"):
+        yield Statement(
+            f"delete from servicebroker.{table} where database_id = $1 and service_contract_id = $2",
+            (database_id, contract_id),
+        )
+
+
+def lock_conversations(condition: str, *parameters: object) -> Steps[list[UUID]]:
+    """Lock both sides of every conversation of which an endpoint meets the condition. Returns all handles."""
+    chosen = f"conversation_id in (select conversation_id from servicebroker.conversation_endpoints where {condition})"
+    text = f"select conversation_handle from servicebroker.conversation_endpoints where {chosen}"
+    yield Statement(f"{text} order by conversation_id, is_initiator for update", parameters)
+    rows = yield Statement(text, parameters)  # as they are now that nobody else holds one
+    return [handle for (handle,) in rows]
+
+
+def renew_versions(database_id: int | None = None) -> Statement:
+    """What clients remember of sending into the queues of this database, or of all, is to be looked up again."""
+    return Statement(
+        "with version as materialized (select nextval('servicebroker.catalog_versions') as number) "
+        "update servicebroker.queues set catalog_version = number from version "
+        "where $1::int is null or database_id = $1",
+        (database_id,),
+    )
+
+
+def _user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
+    """The number of a message type or contract that may be changed."""
+    table, column = {
+        "message type": ("message_types", "message_type_id"),
+        "service contract": ("service_contracts", "service_contract_id"),
+    }[kind]
+    rows = yield Statement(
+        f"select {column} from servicebroker.{table} where database_id = $1 and name = $2",
+        (database_id, names.checked(kind, name)),
+    )
+    if not rows:
+        raise BrokerError(15151, action, kind, name)
+    if rows[0][0] < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return int(rows[0][0])
+
+
+# ---------------------------------------------------------------- queues
+
+
+def alter_queue(
+    catalog: Catalog,
+    database_id: int,
+    name: str,
+    *,
+    status: bool | None = None,
+    poison_message_handling: bool | None = None,
+    rebuild: bool = False,
+    now: datetime,
+) -> Steps[list[UUID]]:
+    """ALTER QUEUE WITH STATUS = ON | OFF, POISON_MESSAGE_HANDLING (STATUS = ON | OFF), or REBUILD.
+
+    OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
+    that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
+    sending right now: they are for `deliver_conversation`. REBUILD gives space back; readers and senders wait for it.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 402 for a wrong type.
+    """
+    for option, given in (("STATUS", status), ("POISON_MESSAGE_HANDLING", poison_message_handling)):
+        if given is not None and not isinstance(given, bool):
+            raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+    queue = yield from find_queue_now("alter", database_id, name)
+    left: list[UUID] = []
+    if poison_message_handling is not None:
+        yield Statement(
+            "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
+            (queue.queue_id, poison_message_handling),
+        )
+    if status is not None:
+        left = yield from set_status(catalog, queue.queue_id, status, now)
+    if rebuild:
+        yield Statement(
+            f"cluster servicebroker.queue_{queue.queue_id} using queue_{queue.queue_id}_arrival", prepared=False
+        )
+    return left
+
+
+def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[list[UUID]]:
+    """Switch a queue on or off, and tell who waits there. Returns what `deliver_everything` has left over."""
+    if status:
+        yield lock_delivery()
+    yield Statement(
+        "update servicebroker.queues set is_receive_enabled = $2, is_enqueue_enabled = $2 where queue_id = $1",
+        (queue_id, status),
+    )
+    yield ring(queue_id)
+    if status:
+        return (yield from deliver_everything(catalog, now))
+    return []
+
+
+def drop_queue(database_id: int, name: str) -> Steps[Queue]:
+    """DROP QUEUE, its first half: nobody finds it any more. `remove_dropped_queue` does the rest.
+
+    In two transactions, because the table cannot go while a reader that waits has it open.
+
+    Raises:
+        BrokerError: 3716 while a service uses it, 15151 when it does not exist.
+    """
+    queue = yield from find_queue_now("drop", database_id, name)
+    used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
+    if used:
+        raise BrokerError(3716, "queue", name, "services")
+    rows = yield Statement(
+        "delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name",
+        (queue.queue_id,),
+    )
+    yield Statement(f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False)
+    yield ring(queue.queue_id)
+    return queue
+
+
+def dropped_queues() -> Steps[list[int]]:
+    """Queues that are dropped and whose tables are still there."""
+    rows = yield Statement(
+        "select t.queue_id from pg_tables, substring(tablename from '^queue_([0-9]+)$') as number, "
+        "cast(number as integer) as t (queue_id) "
+        "where schemaname = 'servicebroker' and t.queue_id is not null "
+        "and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id)"
+    )
+    return [queue_id for (queue_id,) in rows]
+
+
+def remove_dropped_queue(queue_id: int) -> Steps[None]:
+    """Table, sequence and functions of a dropped queue, once nobody has them open."""
+    rows = yield Statement(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'servicebroker'::regnamespace "
+        "and proname ~ ('_' || $1::text || '$')",
+        (str(queue_id),),
+    )
+    for (function,) in rows:
+        yield Statement(f"drop function if exists {function}", prepared=False)
+    yield Statement(f"drop table if exists servicebroker.queue_{queue_id}", prepared=False)
+    yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_order", prepared=False)
+
+
+def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
+    """The queue of that name as it is, not as somebody remembers it."""
+    schema, queue = split_queue_name(name)
+    rows = yield Statement(
+        "select queue_id, database_id, name from servicebroker.queues "
+        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+        (database_id, schema, queue),
+    )
+    if not rows:
+        raise BrokerError(15151, action, "queue", name)
+    return Queue(*rows[0])
+
+
+def ring(queue_id: int) -> Statement:
+    """Readers that wait at the queue look again, and find out."""
+    return Statement("select pg_notify('servicebroker', $1)", (str(queue_id),))

@@ -1,0 +1,152 @@
+"""CREATE, ALTER and DROP BROKER PRIORITY (reference 01 section 8)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Statement, Steps
+
+ANY = "ANY"
+DEFAULT_LEVEL = 5
+
+# The level of an endpoint, drawn once when it is made. Best match: the contract counts most, then the local
+# service, then the remote one. To be filled in with expressions for the four.
+PRIORITY = (
+    "coalesce((select r.priority from servicebroker.broker_priorities r where r.database_id = {database} "
+    "and (r.service_contract_id is null or r.service_contract_id = {contract}) "
+    "and (r.local_service_id is null or r.local_service_id = {local}) "
+    "and (r.remote_service_name is null or r.remote_service_name = {remote}) "
+    "order by r.service_contract_id is null, r.local_service_id is null, r.remote_service_name is null limit 1), "
+    f"{DEFAULT_LEVEL}::smallint)"
+)
+
+
+class Criteria(NamedTuple):
+    """What SET (...) says; None leaves a criterion as it is, in CREATE at its default."""
+
+    contract_name: str | None = None
+    local_service_name: str | None = None
+    remote_service_name: str | None = None
+    priority_level: int | str | None = None
+
+
+def create_broker_priority(database_id: int, name: str, criteria: Criteria) -> Steps[None]:
+    """CREATE BROKER PRIORITY name FOR CONVERSATION SET (...).
+
+    Raises:
+        BrokerError: 33301 a name too long or empty, 33302 level, 33303 name or criteria taken, 15151 unknown
+            contract or service, 402 wrong types.
+    """
+    names.checked("conversation priority", name)
+    contract, service, remote, level = yield from _resolved(database_id, name, criteria)
+    yield from _refuse_taken(database_id, name, 0, contract, service, remote, criteria)
+    yield Statement(
+        "insert into servicebroker.broker_priorities "
+        "(database_id, name, service_contract_id, local_service_id, remote_service_name, priority) "
+        "values ($1, $2, $3, $4, $5, $6)",
+        (database_id, name, contract, service, remote, level or DEFAULT_LEVEL),
+    )
+
+
+def alter_broker_priority(database_id: int, name: str, criteria: Criteria) -> Steps[None]:
+    """ALTER BROKER PRIORITY: what is given changes. Conversations that exist keep their level.
+
+    Raises:
+        BrokerError: as `create_broker_priority`, and 15151 when there is none of that name.
+    """
+    priority_id, old_contract, old_service, old_remote = yield from _find("alter", database_id, name)
+    contract, service, remote, level = yield from _resolved(database_id, name, criteria)
+    contract = old_contract if criteria.contract_name is None else contract
+    service = old_service if criteria.local_service_name is None else service
+    remote = old_remote if criteria.remote_service_name is None else remote
+    yield from _refuse_taken(database_id, name, priority_id, contract, service, remote, criteria)
+    yield Statement(
+        "update servicebroker.broker_priorities set service_contract_id = $2, local_service_id = $3, "
+        "remote_service_name = $4, priority = coalesce($5, priority) where priority_id = $1",
+        (priority_id, contract, service, remote, level),
+    )
+
+
+def drop_broker_priority(database_id: int, name: str) -> Steps[None]:
+    """DROP BROKER PRIORITY. Conversations that exist keep their level.
+
+    Raises:
+        BrokerError: 15151 when there is none of that name.
+    """
+    priority_id, *_ = yield from _find("drop", database_id, name)
+    yield Statement("delete from servicebroker.broker_priorities where priority_id = $1", (priority_id,))
+
+
+def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | None, int | None, str | None]]:
+    rows = yield Statement(
+        "select priority_id, service_contract_id, local_service_id, remote_service_name "
+        "from servicebroker.broker_priorities where database_id = $1 and lower(name) = lower($2)",
+        (database_id, names.checked("conversation priority", name)),
+    )
+    if not rows:
+        raise BrokerError(15151, action, "conversation priority", name)
+    return rows[0][0], rows[0][1], rows[0][2], rows[0][3]
+
+
+def _resolved(
+    database_id: int, name: str, criteria: Criteria
+) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
+    """The criteria as numbers; None for ANY and for what was not given."""
+    contract = _text(name, "CONTRACT_NAME", criteria.contract_name, names.MAXIMUM_NAME)
+    service = _text(name, "LOCAL_SERVICE_NAME", criteria.local_service_name, names.MAXIMUM_NAME)
+    remote = _text(name, "REMOTE_SERVICE_NAME", criteria.remote_service_name, names.MAXIMUM_SERVICE_NAME)
+    rows = yield Statement(
+        "select (select service_contract_id from servicebroker.service_contracts "
+        "        where database_id = $1 and name = $2), "
+        "       (select service_id from servicebroker.services where database_id = $1 and name = $3)",
+        (database_id, contract, service),
+    )
+    contract_id, service_id = rows[0]
+    if contract is not None and contract_id is None:
+        raise BrokerError(15151, "find", "service contract", contract)
+    if service is not None and service_id is None:
+        raise BrokerError(15151, "find", "service", service)
+    return contract_id, service_id, remote, _level(name, criteria.priority_level)
+
+
+def _text(name: str, clause: str, given: object, maximum: int) -> str | None:
+    if given is None or given == ANY:
+        return None
+    if not isinstance(given, str):
+        raise BrokerError(402, clause, type(given).__name__, "str")
+    if not 0 < len(given) <= maximum or "\0" in given or not names.is_encodable(given):
+        raise BrokerError(33301, clause, name, maximum)
+    return given
+
+
+def _level(name: str, given: object) -> int | None:
+    if given is None:
+        return None
+    if given == "DEFAULT":
+        return DEFAULT_LEVEL
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise BrokerError(402, "PRIORITY_LEVEL", repr(given), "an int from 1 to 10 or DEFAULT")
+    if not 1 <= given <= 10:
+        raise BrokerError(33302, name)
+    return given
+
+
+def _refuse_taken(
+    database_id: int,
+    name: str,
+    own_id: int,
+    contract: int | None,
+    service: int | None,
+    remote: str | None,
+    criteria: Criteria,
+) -> Steps[None]:
+    rows = yield Statement(
+        "select from servicebroker.broker_priorities where database_id = $1 and priority_id <> $2 "
+        "and (lower(name) = lower($3) or service_contract_id is not distinct from $4 "
+        "and local_service_id is not distinct from $5 and remote_service_name is not distinct from $6)",
+        (database_id, own_id, name, contract, service, remote),
+    )
+    if rows:
+        raise BrokerError(33303, name, *(given or ANY for given in criteria[:3]))
