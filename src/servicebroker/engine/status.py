@@ -52,7 +52,7 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
     for database, queue, queue_id, services in queues:
         rows = yield Statement(
             f"select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority, queuing_order limit {COUNT_LIMIT}) q"
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
         )
         states = yield Statement(
             "select state, count(*) from (select state from servicebroker.conversation_endpoints "
