@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -33,6 +33,7 @@ def spark_session(
     cores: int | None = None,
     memory: str = "1g",
     config: Mapping[str, str] | None = None,
+    held: Sequence[int] = (),
 ) -> SparkSession:
     """A local session with the formats `servicebroker` and `servicebroker_delta`, or the one that is running.
 
@@ -43,6 +44,8 @@ def spark_session(
         cores: tasks at a time; None for all cores.
         memory: heap of the Java process, as `-Xmx` takes it.
         config: further Spark settings, which win.
+        held: file descriptors that Java keeps open too: a lock on one of them lasts until both processes are gone,
+            since Java outlives a killed driver for a moment.
 
     Raises:
         InstanceError: pyspark or Java is missing, Java is too old, or Spark does not start.
@@ -61,7 +64,7 @@ def spark_session(
     settings.setAll([*_settings(cores, memory).items(), *(config or {}).items()])
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
-            _launch(settings, said)
+            _launch(settings, said, held)
         except Exception as problem:
             raise InstanceError(f"Spark does not start: {_gist(said) or problem}") from problem
     session = SparkSession(SparkContext.getOrCreate())
@@ -87,7 +90,7 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
     }
 
 
-def _launch(settings: object, said: IO[str]) -> None:
+def _launch(settings: object, said: IO[str], held: Sequence[int]) -> None:
     """Start Java with its own place for what it says: its first warnings come before any logging is set up."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway

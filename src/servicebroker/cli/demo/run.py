@@ -24,6 +24,7 @@ from servicebroker.pipeline.session import check_java
 
 LOOK = 0.1  # seconds between looks at what has landed
 FEW_ROWS = 5
+PATIENCE = 20  # seconds for another run in the same folder to end
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
     """
     check_java()
     path = source or default_source()
-    with open_source(path) as file, _only_one(out):
+    with open_source(path) as file, _only_one(out) as lock:
         begin = time.monotonic()
         voice.say(f"Input: {path}")
         voice.say(f"Starting the embedded PostgreSQL in {out / 'instance'}, and Spark.")
@@ -72,7 +73,7 @@ def run_demo(source: Path | None, out: Path, voice: Voice) -> Summary:
             set_up(database)
             shipper = Shipper(database, path, file)
             before = landed_rows(table)
-            with Landing(instance.url, table, out.resolve() / "checkpoint") as landing:
+            with Landing(instance.url, table, out.resolve() / "checkpoint", lock) as landing:
                 voice.say(f"Sending each line from {names.SHIPPER} to {names.WAREHOUSE}; Spark lands them in {table}.")
                 _ship(shipper, os.fstat(file.fileno()).st_size, landing, voice)
                 _drain(shipper, landing, before, voice)
@@ -116,21 +117,29 @@ def _drain(shipper: Shipper, landing: Landing, before: int, voice: Voice) -> Non
 
 
 @contextlib.contextmanager
-def _only_one(out: Path) -> Iterator[None]:
-    """The folder of the demo, made if missing, for one run at a time."""
+def _only_one(out: Path) -> Iterator[int]:
+    """The folder of the demo, made if missing, for one run at a time; yields the descriptor of its lock.
+
+    Waits a while: the Spark of a run that was killed needs a moment to go.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / "lock").open("w")
     except OSError as problem:
         raise OSError(f"The folder '{out}' cannot be used: {problem.strerror}. Name another with --out.") from None
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InstanceError(
-                f"Another run of the demo is at work in '{out}': wait for it, or name another --out."
-            ) from None
-        yield
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise InstanceError(
+                        f"Another run of the demo is at work in '{out}': wait for it, or name another --out."
+                    ) from None
+                time.sleep(LOOK)
+        yield lock.fileno()
 
 
 def show(source: Path | None, out: Path) -> None:

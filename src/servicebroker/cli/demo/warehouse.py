@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,9 +27,10 @@ TRIGGER = "100 milliseconds"
 class Landing:
     """A running query from the warehouse's queue into a Delta table, exactly once."""
 
-    def __init__(self, url: str, table: Path, checkpoint: Path) -> None:
+    def __init__(self, url: str, table: Path, checkpoint: Path, lock: int) -> None:
         self._table = table
-        self._spark = spark_session("servicebroker demo")
+        # two queries must never share a checkpoint: the run's lock lasts as long as Java does
+        self._spark = spark_session("servicebroker demo", held=[lock])
         try:
             lines = (
                 self._spark.readStream.format("servicebroker")
@@ -100,7 +103,11 @@ def first_rows(table: Path, count: int) -> list[tuple[str, int, bytes]]:
 
 
 def _reason(problem: PySparkException) -> str:
-    """The last line of what Spark says that names an error: the root of the chain."""
+    """What Spark says, without the plan of the query and the stack: its first lines and the root of the chain."""
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    causes = [line for line in lines if "Error" in line or "Exception" in line]
-    return (causes or lines or ["no reason was given"])[-1]
+    said = list(itertools.takewhile(lambda line: not line.startswith(("=== ", "JVM stacktrace", "at ")), lines))
+    causes = [line for line in lines if line.startswith("Caused by:") or _ERROR.match(line)]
+    return " ".join([*said[:2], *causes[-1:]]) or "no reason was given"
+
+
+_ERROR = re.compile(r"[\w.]+(Error|Exception): ")
