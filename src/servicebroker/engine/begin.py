@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from servicebroker.engine.endpoints import find_endpoint, lock_group, lock_group_of
+from servicebroker.engine.endpoints import check_handle, find_endpoint, lock_group, lock_group_of
 from servicebroker.engine.priorities import PRIORITY
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
@@ -103,10 +103,7 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8458 wrong state, 8410 beyond the lifetime, 402 types.
     """
-    if handle is None:
-        raise BrokerError(8418)
-    if not isinstance(handle, UUID):
-        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+    check_handle(handle)
     if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
         raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
     yield from lock_group_of(handle)

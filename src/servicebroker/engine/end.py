@@ -8,6 +8,7 @@ from uuid import UUID
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
     Endpoint,
+    check_handle,
     find_endpoint,
     lock_conversation,
     lock_parking,
@@ -148,10 +149,7 @@ def _set_state(endpoint: Endpoint, state: State) -> Statement:
 
 
 def _check(handle: object, error: tuple[int, str] | None, cleanup: bool) -> None:
-    if handle is None:
-        raise BrokerError(8418)
-    if not isinstance(handle, UUID):
-        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+    check_handle(handle)
     if error is None:
         return
     if cleanup:

@@ -86,6 +86,18 @@ _SELECT = (
 )
 
 
+def check_handle(handle: object) -> None:
+    """Refuse what cannot be a conversation handle, before anything is asked of the database.
+
+    Raises:
+        BrokerError: 8418 when it is missing, 402 for another type.
+    """
+    if handle is None:
+        raise BrokerError(8418)
+    if not isinstance(handle, UUID):
+        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+
+
 def find_endpoint(handle: UUID) -> Steps[Endpoint]:
     """The endpoint of a handle.
 

@@ -10,6 +10,7 @@ from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
+    check_handle,
     find_endpoint,
     lock_endpoint,
     lock_parking,
@@ -51,7 +52,7 @@ def send(
         BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
             8433 NULL body, 8459 too large, 402 wrong type (reference 02 section 4).
     """
-    _check_handle(handle)
+    check_handle(handle)
     names.checked("message type", message_type)
     content = _as_body(body)
     channel = catalog.channels.get(handle)
@@ -76,7 +77,7 @@ def send_batch(
 
     All are sent or none. Raises what `send` raises.
     """
-    _check_handle(handle)
+    check_handle(handle)
     names.checked("message type", message_type)
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
         raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
@@ -207,13 +208,6 @@ def _rejected(
         if failure := rejection(endpoint, far, message_type, number, content):
             return failure
     return None
-
-
-def _check_handle(handle: object) -> None:
-    if handle is None:
-        raise BrokerError(8418)
-    if not isinstance(handle, UUID):
-        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
 
 
 def _as_body(body: Body | Omitted | None) -> bytes | None:
