@@ -1,7 +1,7 @@
 """The schema, step by step: each file is applied once, in the order of its number.
 
-A change of the queue template (`store/queue.sql`) ships with a migration, an empty one if need be, because
-the functions of existing queues are made again whenever one was applied.
+A change of the queue template (`store/queue.sql`) or of the catalog views (`store/views.sql`) ships with a
+migration, an empty one if need be, because what they make is made again whenever one was applied.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
             for step in new:
                 _apply(connection, step)
             if new:
-                for (queue_id,) in execute(connection, "select queue_id from servicebroker.queues"):
-                    for statement in queue_functions(queue_id):
-                        execute(connection, statement.sql)
+                _make_anew(connection)
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(
             f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
@@ -85,6 +83,13 @@ def _missing(applied: set[int]) -> list[Migration]:
 def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
     connection.execute(sql.SQL(step.text))  # our own file, not input
     execute(connection, "insert into servicebroker.migrations (number, name) values ($1, $2)", step.number, step.name)
+
+
+def _make_anew(connection: psycopg.Connection[object]) -> None:
+    for (queue_id,) in execute(connection, "select queue_id from servicebroker.queues"):
+        for statement in queue_functions(queue_id):
+            execute(connection, statement.sql)
+    connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
 
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:

@@ -1,23 +1,20 @@
 -- The catalog views, with the names and columns of Service Broker. They show the broker database that the setting
 -- servicebroker.database names, all of them while it is unset; the last column says which one a row belongs to.
 -- Each runs with the rights of whoever reads it: without rights on the tables there is an error, and no rows.
+-- Made anew after every migration. Grants on a view, and views of others that read it, survive that; a migration
+-- that changes more than the end of its column list drops the view first.
 
--- the next number that the peer would have sent, kept here when its row may go
-alter table servicebroker.conversation_endpoints add column receive_sequence bigint;
-
-create schema sys;
-
-create view servicebroker.shown_databases with (security_invoker = true) as
+create or replace view servicebroker.shown_databases with (security_invoker = true) as
 select database_id, name as broker_database
   from servicebroker.databases
  where coalesce(lower(name) = lower(nullif(current_setting('servicebroker.database', true), '')), true);
 
 -- Counted from the server's statistics, so that asking costs the same for one message and for ten million. Lags
 -- by a second or so, and starts anew when PostgreSQL has crashed.
-create function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
+create or replace function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
 return pg_stat_get_live_tuples(to_regclass(format('servicebroker.queue_%s', queue_id)));
 
-create view sys.databases with (security_invoker = true) as
+create or replace view sys.databases with (security_invoker = true) as
 select d.name,
        d.database_id,
        d.service_broker_guid,
@@ -27,7 +24,7 @@ select d.name,
   from servicebroker.databases d
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.service_message_types with (security_invoker = true) as
+create or replace view sys.service_message_types with (security_invoker = true) as
 select t.name,
        t.message_type_id,
        1 as principal_id,  -- dbo
@@ -38,7 +35,7 @@ select t.name,
   from servicebroker.message_types t
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.service_contracts with (security_invoker = true) as
+create or replace view sys.service_contracts with (security_invoker = true) as
 select c.name,
        c.service_contract_id,
        1 as principal_id,
@@ -46,7 +43,7 @@ select c.name,
   from servicebroker.service_contracts c
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.service_contract_message_usages with (security_invoker = true) as
+create or replace view sys.service_contract_message_usages with (security_invoker = true) as
 select u.service_contract_id,
        u.message_type_id,
        u.is_sent_by_initiator::integer::smallint as is_sent_by_initiator,
@@ -55,7 +52,7 @@ select u.service_contract_id,
   from servicebroker.service_contract_message_usages u
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.service_queues with (security_invoker = true) as
+create or replace view sys.service_queues with (security_invoker = true) as
 select q.name,
        q.queue_id as object_id,
        null::integer as principal_id,              -- no owner but its schema's
@@ -81,7 +78,7 @@ select q.name,
   join servicebroker.shown_databases shown using (database_id)
   left join pg_namespace space on space.nspname = q.postgres_schema;
 
-create view sys.services with (security_invoker = true) as
+create or replace view sys.services with (security_invoker = true) as
 select s.name,
        s.service_id,
        1 as principal_id,
@@ -90,21 +87,21 @@ select s.name,
   from servicebroker.services s
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.service_queue_usages with (security_invoker = true) as
+create or replace view sys.service_queue_usages with (security_invoker = true) as
 select s.service_id,
        s.queue_id as service_queue_id,
        shown.broker_database
   from servicebroker.services s
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.service_contract_usages with (security_invoker = true) as
+create or replace view sys.service_contract_usages with (security_invoker = true) as
 select u.service_id,
        u.service_contract_id,
        shown.broker_database
   from servicebroker.service_contract_usages u
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.conversation_priorities with (security_invoker = true) as
+create or replace view sys.conversation_priorities with (security_invoker = true) as
 select p.priority_id,
        p.name,
        p.service_contract_id,
@@ -115,7 +112,7 @@ select p.priority_id,
   from servicebroker.broker_priorities p
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.conversation_groups with (security_invoker = true) as
+create or replace view sys.conversation_groups with (security_invoker = true) as
 select g.conversation_group_id,
        g.service_id,
        (g.service_id < 65536)::integer::smallint as is_system,
@@ -124,7 +121,7 @@ select g.conversation_group_id,
   join servicebroker.services s using (service_id)
   join servicebroker.shown_databases shown using (database_id);
 
-create view sys.conversation_endpoints with (security_invoker = true) as
+create or replace view sys.conversation_endpoints with (security_invoker = true) as
 select e.conversation_handle,
        e.conversation_id,
        e.is_initiator::integer::smallint as is_initiator,
@@ -177,7 +174,7 @@ select e.conversation_handle,
                     where t.conversation_handle = peer.conversation_handle),
                   peer.send_sequence, e.receive_sequence, 0) as receive_sequence) expected;
 
-create view sys.transmission_queue with (security_invoker = true) as
+create or replace view sys.transmission_queue with (security_invoker = true) as
 select t.conversation_handle,
        e.far_service as to_service_name,
        e.far_broker_instance as to_broker_instance,
