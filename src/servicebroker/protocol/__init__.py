@@ -1,0 +1,1 @@
+"""The protocols between brokers, without input and output: values in, values out."""
