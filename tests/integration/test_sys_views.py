@@ -61,6 +61,9 @@ VIEWS = {
     "conversation_priorities": """
         priority_id integer, name text, service_contract_id integer, local_service_id integer,
         remote_service_name text, priority smallint""",
+    "routes": """
+        name text, route_id integer, principal_id integer, remote_service_name text, broker_instance text,
+        lifetime timestamptz, address text, mirror_address text""",
     "conversation_groups": "conversation_group_id uuid, service_id integer, is_system smallint",
     "conversation_endpoints": """
         conversation_handle uuid, conversation_id uuid, is_initiator smallint, service_contract_id integer,

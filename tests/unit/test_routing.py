@@ -255,6 +255,12 @@ def test_an_identifier_names_the_database(conversation: str | None, of_route: st
     assert decide([route("LOCAL", SERVICE, of_route)], instance=conversation, site=site).destination == expected
 
 
+@pytest.mark.feature(113)
+def test_a_database_that_is_named_and_has_no_such_service_is_an_error() -> None:
+    assert decide([AUTO], instance=HERE).destination == Refused(8490)
+    assert decide([AUTO, route(HOST3)], instance=HERE).destination == Remote(HOST3)
+
+
 # ---------------------------------------------------------------- from outside
 
 

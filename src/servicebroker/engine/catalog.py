@@ -11,6 +11,7 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
@@ -69,6 +70,7 @@ class Catalog:
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
+    routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
 
     def remember(self, handle: UUID, channel: Channel) -> None:
         """Keep `channel` for the next SEND; the oldest goes when there are too many."""
@@ -119,6 +121,10 @@ def create_database(name: str) -> Steps[int]:
             (database_id, contract.service_contract_id, contract.name),
         )
         yield _insert_usages(database_id, contract.service_contract_id, contract.usages)
+    yield Statement(
+        "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
+        (database_id,),
+    )
     return int(database_id)
 
 
@@ -338,6 +344,21 @@ def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> St
         dict(types),
     )
     return found
+
+
+def find_routes(catalog: Catalog, database_id: int, version: int) -> Steps[RoutingTable]:
+    """The routes of a database, read again when `version`, as the database's row has it, is new to this process."""
+    known = catalog.routes.get(database_id)
+    if known is not None and known[0] == version:
+        return known[1]
+    rows = yield Statement(
+        "select name, remote_service_name, broker_instance, lifetime, address, mirror_address "
+        "from servicebroker.routes where database_id = $1 order by route_id",
+        (database_id,),
+    )
+    table = RoutingTable(Route(*row) for row in rows)
+    catalog.routes[database_id] = version, table
+    return table
 
 
 _TABLES = {

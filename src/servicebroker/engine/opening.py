@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
 
+from servicebroker.engine.catalog import Catalog, find_routes
 from servicebroker.engine.endpoints import Endpoint, never_opened
 from servicebroker.engine.priorities import PRIORITY
 from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.protocol.routing import (
+    Ask,
+    Conversation,
+    Destination,
+    Local,
+    Pick,
+    Refused,
+    Remote,
+    RoutingTable,
+    Site,
+    classify,
+)
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
-NOT_HERE, BUSY = RULES[9796].text, RULES[9749].text
+BUSY = RULES[9749].text
+NO_TRANSPORT = RULES[9748].text.format("Service Broker")
+
+Targets = Mapping[str, tuple[Any, ...]]  # what the statement says of a service, by its database's identifier
 
 
 class Outcome(NamedTuple):
@@ -32,40 +50,25 @@ def lock_service(name: str) -> Statement:
     )
 
 
-def open_target(initiator: Endpoint) -> Steps[Outcome]:
+def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:
     """Create the target endpoint of a conversation whose first message is about to be delivered.
 
-    The service is looked for in the initiator's own database first, then in the others (reference 03 section 2
-    step 3); with a broker instance only in that one. Not finding it is no error: messages wait. The caller has
-    called `lock_service` before it locked the initiator.
+    The routes of the initiator's database say where (reference 03 section 2). Not finding the service is no error:
+    messages wait. The caller has called `lock_service` before it locked the initiator.
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):
         return Outcome(refusal=BrokerError(8462))
     if initiator.obstacle:
         return Outcome(waits=initiator.obstacle)
-    rows = yield Statement(
-        "select s.service_id, s.queue_id, s.database_id, c.service_contract_id, u.service_id is not null, "
-        "mine.name, q.is_enqueue_enabled "
-        "from servicebroker.services s "
-        "join servicebroker.queues q on q.queue_id = s.queue_id "
-        "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
-        "join servicebroker.service_contracts mine "
-        "  on mine.database_id = $2 and mine.service_contract_id = $3 "
-        "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = mine.name "
-        "left join servicebroker.service_contract_usages u "
-        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id "
-        "where s.name = $1 and ($4::text is null or d.service_broker_guid::text = $4) "
-        "order by s.database_id <> $2, s.database_id limit 1",
-        (
-            initiator.far_service,
-            initiator.database_id,
-            initiator.service_contract_id,
-            initiator.far_broker_instance,
-        ),
-    )
-    if not rows:
-        return (yield from _missing(initiator))
-    service_id, queue_id, database_id, contract_id, accepted, contract, is_open = rows[0]
+    destination, targets = yield from _classify(catalog, initiator, now)
+    if isinstance(destination, Refused):
+        return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
+    if isinstance(destination, Remote):
+        return Outcome(waits=NO_TRANSPORT)
+    if not isinstance(destination, Local):
+        number = 9770 if isinstance(destination, Ask) else destination.number
+        return Outcome(waits=RULES[number].text.format(initiator.far_service))
+    service_id, queue_id, database_id, contract_id, accepted, contract, is_open = targets[destination.broker_instance]
     if not accepted:
         return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
     if not is_open:
@@ -98,13 +101,49 @@ def open_target(initiator: Endpoint) -> Steps[Outcome]:
     return Outcome()
 
 
-def _missing(initiator: Endpoint) -> Steps[Outcome]:
-    """A database that was named and is here, but has no such service, is an error; anything else waits."""
-    if initiator.far_broker_instance is not None:
-        rows = yield Statement(
-            "select from servicebroker.databases where service_broker_guid::text = $1 and is_broker_enabled",
-            (initiator.far_broker_instance,),
-        )
-        if rows:
-            return Outcome(refusal=BrokerError(8490, initiator.far_service))
-    return Outcome(waits=NOT_HERE)
+def _classify(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[tuple[Destination, Targets]]:
+    """Where the routes lead, and the services of that name in this instance by the identifier of their database."""
+    rows = yield Statement(
+        "select own.service_broker_guid::text, own.routes_version, random(), "
+        "array(select service_broker_guid::text from servicebroker.databases where is_broker_enabled), "
+        "d.service_broker_guid::text, s.service_id, s.queue_id, s.database_id, c.service_contract_id, "
+        "u.service_id is not null, mine.name, q.is_enqueue_enabled "
+        "from servicebroker.databases own "
+        "left join servicebroker.service_contracts mine "
+        "  on mine.database_id = own.database_id and mine.service_contract_id = $3 "
+        "left join (servicebroker.services s "
+        "  join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
+        "  join servicebroker.queues q on q.queue_id = s.queue_id) on s.name = $1 "
+        "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = mine.name "
+        "left join servicebroker.service_contract_usages u "
+        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id "
+        "where own.database_id = $2",
+        (initiator.far_service, initiator.database_id, initiator.service_contract_id),
+    )
+    broker, version, chance, brokers, *_ = rows[0]
+    targets = {row[4]: row[5:] for row in rows if row[4] is not None}
+    service = initiator.far_service
+    # nobody answers for a dynamic routing service here: the routes that are there decide
+    site = Site({service: list(targets)}, frozenset(brokers), asked=frozenset({service}))
+    decision = classify(
+        Conversation(service, initiator.far_broker_instance, broker),
+        (yield from find_routes(catalog, initiator.database_id, version)),
+        RoutingTable(()),
+        site,
+        now,
+        _pick(chance),
+    )
+    return decision.destination, targets
+
+
+def _pick(chance: float) -> Pick:
+    """Picks out of one number from 0 to 1: each uses up its share of it."""
+
+    def pick(count: int) -> int:
+        nonlocal chance
+        chance *= count
+        found = min(int(chance), count - 1)
+        chance -= found
+        return found
+
+    return pick

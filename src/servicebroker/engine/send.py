@@ -115,7 +115,7 @@ def _send_slowly(
     endpoint = yield from lock_endpoint(handle)
     yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
-        outcome = yield from open_target(endpoint)
+        outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
             yield from fail_conversation(endpoint, outcome.refusal)
             return endpoint.send_sequence

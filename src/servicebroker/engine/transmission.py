@@ -137,6 +137,23 @@ def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     return (yield from deliver_everything(catalog, now))
 
 
+def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
+    """The routes of a database have changed: look again at its conversations whose target was not found yet.
+
+    As for `deliver_everything`: who holds what, and what is returned.
+    """
+    rows = yield Statement(
+        "select e.conversation_handle from servicebroker.transmission_queue t "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where t.message_sequence_number = 0 and e.far_handle is null and e.database_id = $1 order by t.enqueue_time",
+        (database_id,),
+    )
+    waiting = [handle for (handle,) in rows]
+    free = (yield from lock_free(waiting)) if waiting else set()
+    yield from _open_all(catalog, [handle for handle in waiting if handle in free], now)
+    return [handle for handle in waiting if handle not in free]
+
+
 def deliver_left_over(now: datetime) -> Steps[None]:
     """`deliver_free` of the background, for what a process that died has left. It waits for nobody: later, then."""
     if any((yield from _deliverable())):
@@ -218,7 +235,7 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
             continue
         if endpoint.has_peer:
             continue
-        outcome = yield from open_target(endpoint)
+        outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
             yield from fail_conversation(endpoint, outcome.refusal)
         elif outcome.waits:

@@ -144,20 +144,38 @@ RULES: dict[int, Rule] = {
     ),
     8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     9617: Rule('The service queue "{0}" is currently disabled.'),
+    9659: Rule("The {0} of route '{1}' cannot be empty."),
+    9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
+    9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
+    9662: Rule('Cannot specify BROKER_INSTANCE without SERVICE_NAME in route "{0}".'),
     9663: Rule("The system object cannot be modified."),
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
+    9743: Rule('The {0} of route "{1}" must be an address when using mirroring.'),
+    9744: Rule('The {0} of route "{1}" is not a valid address.'),
+    9745: Rule("The ADDRESS of route '{0}' cannot be 'TRANSPORT' when SERVICE_NAME is specified."),
+    9746: Rule("The LIFETIME of route '{0}' must be in the range {1} to {2}."),
+    9747: Rule("The ADDRESS and MIRROR_ADDRESS of route '{0}' cannot be the same."),
+    9748: Rule("The {0} protocol transport is not available.", 10),
     9749: Rule("Target queue is busy; message(s) queued for delivery.", 10),
+    9750: Rule(
+        "No route matches the destination service name for this conversation. Create a route to the destination "
+        "service name for messages in this conversation to be delivered.",
+        10,
+    ),
+    9770: Rule("Locating routes and security information via the Broker Configuration Service.", 10),
     9772: Rule(
         'The Service Broker in database "{0}" cannot be enabled because there is already an enabled Service Broker '
         "with the same ID."
     ),
+    9785: Rule("Invalid address specified: '{0}'.", 10),
     9791: Rule("The broker is disabled in the sender's database.", 10),
     9793: Rule(
         "The target service name could not be found. Ensure that the service name is specified correctly "
         "and/or the routing information has been supplied.",
         10,
     ),
+    9795: Rule("Could not find the target broker in the local SQL Server instance.", 10),
     9796: Rule(
         "The target service name matched a LOCAL route, but there is no service by that name "
         "in the local SQL Server instance.",

@@ -215,7 +215,10 @@ def _classify(conversation: Conversation, table: RoutingTable, site: Site, now: 
         return Decision(Dropped(9750) if arrived else Delayed(9750), rule)
     chosen = choose(conversation, matched, site, pick)
     if chosen is None:  # LOCAL, and the service is not here; or TRANSPORT, and its name holds no address
-        number = 9796 if any(_is(route, LOCAL) for route in matched) else 9785
+        is_local = any(_is(route, LOCAL) for route in matched)
+        if is_local and conversation.broker_instance in site.brokers:
+            return Decision(Refused(8490), rule, matched)
+        number = 9796 if is_local else 9785
         return Decision(Dropped(number) if arrived else Delayed(number), rule, matched)
     return Decision(_destination(conversation, chosen, site, pick), rule, matched, chosen)
 

@@ -112,6 +112,19 @@ select p.priority_id,
   from servicebroker.broker_priorities p
   join servicebroker.shown_databases shown using (database_id);
 
+create or replace view sys.routes with (security_invoker = true) as
+select r.name,
+       r.route_id,
+       1 as principal_id,
+       r.remote_service_name,
+       r.broker_instance,
+       r.lifetime,
+       r.address,
+       r.mirror_address,
+       shown.broker_database
+  from servicebroker.routes r
+  join servicebroker.shown_databases shown using (database_id);
+
 create or replace view sys.conversation_groups with (security_invoker = true) as
 select g.conversation_group_id,
        g.service_id,
