@@ -2,6 +2,7 @@
 # make demo      install, then run the main job            (make demo INPUT=file)
 # make test      install, then every test
 # make check     the loop to live in: lint, types, import contracts, unit tests
+# make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make conformance  every test, and docs/conformance.md from those that passed
 # make bench     every benchmark, written to docs/benchmarks.md
 
@@ -12,7 +13,7 @@ INPUT ?=
 OUT ?= demo-data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types unit conformance bench docs clean
+.PHONY: help install demo test check sync lint types unit conformance bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -34,9 +35,13 @@ test: install
 
 check: install lint types unit
 
+sync:
+	$(BIN)/python tools/make_sync.py
+
 lint:
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/python tools/make_sync.py --check
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
 	$(BIN)/lint-imports
 
 types:

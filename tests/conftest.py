@@ -6,12 +6,14 @@ import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import psycopg
 import pytest
 
 import servicebroker as sb
 from servicebroker.store.embedded import EmbeddedServer
+from portal import open_behind_portal
 from support import Clock, define_standard_set
 
 _numbers = itertools.count(1)
@@ -77,16 +79,31 @@ def clock(module_clock: Clock) -> Clock:
 
 
 @pytest.fixture(scope="module")
-def instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
+def open_face(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[sb.Instance]]:
+    """Opens instances: as `sb.open`, and a second time behind a portal for tests that are `both_faces`."""
+    return open_behind_portal if getattr(request, "param", "threads") == "asyncio" else sb.open
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "open_face" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_faces"):
+        metafunc.parametrize("open_face", ["threads", "asyncio"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def instance(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str], module_clock: Clock
+) -> Iterator[sb.Instance]:
     """The instance that the tests of a module share."""
-    with sb.open(make_url(), clock=module_clock, upkeep=None) as instance:
+    with open_face(make_url(), clock=module_clock, upkeep=None) as instance:
         yield instance
 
 
 @pytest.fixture
-def fresh_instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
+def fresh_instance(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str], module_clock: Clock
+) -> Iterator[sb.Instance]:
     """An instance that nothing was done in."""
-    with sb.open(make_url(), clock=module_clock, upkeep=None) as instance:
+    with open_face(make_url(), clock=module_clock, upkeep=None) as instance:
         yield instance
 
 

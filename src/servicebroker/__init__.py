@@ -8,9 +8,13 @@ with sb.open("./data") as instance:
         ...
 """
 
+from servicebroker.api.aio.database import AsyncDatabase
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.api.instance import open_instance as open
+from servicebroker.api.open import open_async
+from servicebroker.api.open import open_instance as open
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.events import BrokerEvent, Events
@@ -22,6 +26,10 @@ __all__ = [
     "DIALOG_TIMER",
     "END_DIALOG",
     "ERROR",
+    "AsyncDatabase",
+    "AsyncInstance",
+    "AsyncJoinedTransaction",
+    "AsyncTransaction",
     "BrokerError",
     "BrokerEvent",
     "Database",
@@ -33,5 +41,6 @@ __all__ = [
     "ServiceBrokerError",
     "Transaction",
     "open",
+    "open_async",
     "read_error",
 ]

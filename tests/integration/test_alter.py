@@ -43,6 +43,8 @@ from support import (
     waiting_messages,
 )
 
+pytestmark = pytest.mark.both_faces
+
 BUSY = "Target queue is busy; message(s) queued for delivery."
 DISABLED = "The broker is disabled in the sender's database."
 

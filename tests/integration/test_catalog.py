@@ -11,6 +11,8 @@ from psycopg import sql
 import servicebroker as sb
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, STOCK, STOCK_QUEUE, begin, in_thread, query, refused
 
+pytestmark = pytest.mark.both_faces
+
 
 def columns(database: sb.Database, text: str, *parameters: object) -> list[object]:
     return [row[0] for row in query(database, text, *parameters)]

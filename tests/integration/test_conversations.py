@@ -32,6 +32,8 @@ from support import (
     wait_until_blocked,
 )
 
+pytestmark = pytest.mark.both_faces
+
 FORMS = [{}, {"error": (127, "Unable to <process> & 'more' ü")}, {"cleanup": True}]
 
 

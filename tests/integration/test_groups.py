@@ -37,6 +37,8 @@ from support import (
     wait_until_blocked,
 )
 
+pytestmark = pytest.mark.both_faces
+
 # ---------------------------------------------------------------- GET CONVERSATION GROUP
 
 

@@ -33,6 +33,8 @@ from support import (
     waiting_messages,
 )
 
+pytestmark = pytest.mark.both_faces
+
 EXPIRED = (-8489, "The dialog has exceeded the specified LIFETIME.")
 
 

@@ -35,6 +35,8 @@ from support import (
     tolerate_rollbacks,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 def held(database: sb.Database) -> int:
     """How many group locks anybody holds in this PostgreSQL database."""

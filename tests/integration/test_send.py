@@ -34,6 +34,8 @@ from support import (
     waiting_messages,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 @pytest.mark.feature(36, 41)
 def test_begin_dialog_makes_an_endpoint_and_nothing_else(database: sb.Database) -> None:

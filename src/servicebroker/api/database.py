@@ -1,3 +1,4 @@
+# Made from aio/database.py by tools/make_sync.py: change that file, then run `make sync`.
 """A broker database: its objects, its transactions, and the verbs outside of a transaction."""
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction, transl
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import alter, brokers, catalog, priorities, routes, services, transmission
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.statements import Steps, run_alone
+from servicebroker.store.running import run_alone
+from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
@@ -46,7 +48,11 @@ class Database(Verbs):
 
         Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
         """
-        with self.instance.connection() as connection, translated(), Transaction(self, connection) as transaction:
+        with (
+            self.instance.connection() as connection,
+            translated(),
+            Transaction(self, connection) as transaction,
+        ):
             yield transaction
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:

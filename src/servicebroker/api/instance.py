@@ -1,38 +1,40 @@
+# Made from aio/instance.py by tools/make_sync.py: change that file, then run `make sync`.
 """An instance: one PostgreSQL database with the schema of servicebroker, embedded in a folder or by URL."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
 from servicebroker.api.poison import PoisonDetector
+from servicebroker.api.preparation import prepare
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
-from servicebroker.engine.catalog import Catalog, create_database, find_database
+from servicebroker.engine.catalog import Catalog, ensure_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
+from servicebroker.store.concurrency import Lock, in_thread
 from servicebroker.store.connection import connect, is_url, pool
-from servicebroker.store.direct import DirectConnection
+from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.migrations import migrate
-from servicebroker.store.statements import execute, run
+from servicebroker.store.running import run, run_alone
 
 Clock = Callable[[], datetime]
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
-SYSTEM_DATABASE = "msdb"
 PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
 
@@ -42,7 +44,7 @@ def utc_now() -> datetime:
 
 
 class Instance:
-    """An open instance; close it, or use it in a `with` block.
+    """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
@@ -62,19 +64,36 @@ class Instance:
         self.catalog = Catalog()
         self.events = Events()
         self.poison = PoisonDetector(self.connection, clock, self.events)
-        self._server = None if is_url(os.fspath(target)) else EmbeddedServer.start(Path(target))
+        self.url = os.fspath(target)
+        self._connections = connections
+        self._interval = upkeep
+        self._looking, self._looked = Lock(), -math.inf
+        self._server: EmbeddedServer | None = None
+        self._pool: DirectPool | None = None
+        self._upkeep: Upkeep | None = None
+
+    def open(self) -> Self:
+        """Open it, unless it is open.
+
+        Raises:
+            InstanceError: it cannot be made, reached or used; the message says why.
+        """
+        if self._pool is not None:
+            return self
+        if not is_url(self.url):
+            self._server = in_thread(EmbeddedServer.start, Path(self.url))
+            self.url = self._server.url
         try:
-            self.url = self._server.url if self._server else os.fspath(target)
-            with connect(self.url) as connection:
-                migrate(connection)
-                _ensure_system_database(connection)
-            self._pool = pool(self.url, connections)
+            in_thread(prepare, self.url)
             self.doorbell = Doorbell(self.url)
-            self._upkeep = Upkeep(self.url, clock, upkeep) if upkeep else None
+            self._pool = pool(self.url, self._connections)
+            self._pool.open()
+            if self._interval:
+                self._upkeep = Upkeep(self.url, self.clock, self._interval)
         except BaseException:
-            if self._server:
-                self._server.close()
+            self.close()
             raise
+        return self
 
     def database(self, name: str, *, create: bool = False) -> Database:
         """The broker database of that name, compared without case; made when it is missing and `create` is set.
@@ -82,11 +101,9 @@ class Instance:
         Raises:
             BrokerError: 911 when it does not exist.
         """
+        find = ensure_database if create else find_database
         with self.connection() as connection:
-            if create:
-                with contextlib.suppress(_AlreadyThere), connection.transaction():
-                    _create_database(connection, name)
-            return Database(self, run(connection, find_database(name)), name)
+            return Database(self, run_alone(connection, find(name)), name)
 
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
@@ -99,17 +116,20 @@ class Instance:
 
     def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user."""
-        if self._upkeep:
+        if self._upkeep is not None:
             self._upkeep.close()
-        self.doorbell.close()
-        self._pool.close()
-        if self._server:
-            self._server.close()
+        if self._pool is not None:
+            self.doorbell.close()
+            self._pool.close()
+        if self._server is not None:
+            in_thread(self._server.close)
 
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[DirectConnection]:
+        if self._pool is None:
+            raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
         try:
-            connection = self._get()
+            connection = self._get(self._pool)
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
@@ -120,55 +140,33 @@ class Instance:
         try:
             yield connection
         finally:
-            release_kept(connection)
-            lost = connection.closed
-            self._pool.putconn(connection)
-            if lost:  # the server has gone, or will have lost the others too
-                self._pool.check()
+            self._put(self._pool, connection)
 
-    def _get(self) -> DirectConnection:
+    def _get(self, connections: DirectPool) -> DirectConnection:
         try:
-            return self._pool.getconn(timeout=FIRST_PATIENCE)
+            return connections.getconn(timeout=FIRST_PATIENCE)
         except PoolTimeout:
-            connect(self.url).close()  # says so when the server is down
-            return self._pool.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+            self._look()
+            return connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+
+    def _look(self) -> None:
+        """Find out whether the server is down; one of those who wait for a connection does it for all."""
+        with self._looking:
+            if time.monotonic() - self._looked > FIRST_PATIENCE:
+                (connect(self.url)).close()
+                self._looked = time.monotonic()
+
+    def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
+        release_kept(connection)
+        lost = connection.closed
+        connections.putconn(connection)
+        if lost:  # the server has gone, or will have lost the others too
+            connections.check()
 
     def __enter__(self) -> Self:
-        return self
+        return self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def open_instance(target: str | os.PathLike[str], *, clock: Clock = utc_now, upkeep: float | None = UPKEEP) -> Instance:
-    """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
-
-    Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
-    from, and removes closed endpoints; None for no such thread.
-
-    Raises:
-        InstanceError: it cannot be made, reached or used; the message says why.
-    """
-    return Instance(target, clock=clock, upkeep=upkeep)
-
-
-class _AlreadyThere(Exception):
-    pass
-
-
-def _create_database(connection: psycopg.Connection[Any], name: str) -> None:
-    try:
-        run(connection, create_database(name))
-    except BrokerError as refused:
-        if refused.number == 1801:
-            raise _AlreadyThere from None
-        raise
-
-
-def _ensure_system_database(connection: psycopg.Connection[Any]) -> None:
-    found = execute(connection, "select from servicebroker.databases where name = $1", SYSTEM_DATABASE)
-    if not found:
-        with contextlib.suppress(_AlreadyThere), connection.transaction():
-            _create_database(connection, SYSTEM_DATABASE)

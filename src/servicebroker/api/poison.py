@@ -1,3 +1,4 @@
+# Made from aio/poison.py by tools/make_sync.py: change that file, then run `make sync`.
 """Who counts rollbacks: one for each open instance, outside of every transaction, since a ROLLBACK undoes a count."""
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from servicebroker.engine.poison import disable_queue, outcomes
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.poison import Rollbacks
-from servicebroker.store.statements import run
+from servicebroker.store.running import run
 
 _LOG = logging.getLogger("servicebroker")
 

@@ -1,3 +1,4 @@
+# Made from aio/transaction.py by tools/make_sync.py: change that file, then run `make sync`.
 """Transactions: the application's own tables and its messages, committed together."""
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from servicebroker.api.verbs import Verbs
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
-from servicebroker.store.direct import DirectConnection
-from servicebroker.store.statements import Steps, run, run_alone
+from servicebroker.store.direct import DirectConnection, run_command
+from servicebroker.store.running import run, run_alone
+from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -91,31 +93,34 @@ class Transaction(JoinedTransaction):
 
     def __enter__(self) -> Self:
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
-        self.connection.run_command(b"begin")
+        run_command(self.connection, b"begin")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        connection = self.connection
         self._ended = True  # the connection serves somebody else from now on
-        known = not _is_idle(connection)  # else it was ended on the connection, by whatever
+        known = not _is_idle(self.connection)  # else it was ended on the connection, by whatever
+        committed = False
         try:
             if kind is None:
-                _commit(connection)
-            else:
-                with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
-                    connection.rollback()
+                _commit(self.connection)
+                committed = True
         except psycopg.errors.InFailedSqlTransaction:
-            kind = psycopg.errors.InFailedSqlTransaction
             raise
         except BaseException:
             known = False
             raise
         finally:
-            release_kept(connection)
-            if self._taken:
-                self._count(committed=kind is None, known=known)
+            self._clean_up(committed=committed, known=known)
+
+    def _clean_up(self, *, committed: bool, known: bool) -> None:
+        if not _is_idle(self.connection):
+            with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+                self.connection.rollback()
+        release_kept(self.connection)
+        if self._taken:
+            self._count(committed=committed, known=known)
 
     def _count(self, *, committed: bool, known: bool) -> None:
         """Tell the poison detection how a transaction that received has ended."""
@@ -172,7 +177,7 @@ def _commit(connection: DirectConnection) -> None:
         connection.rollback()
         raise psycopg.errors.InFailedSqlTransaction
     try:
-        connection.run_command(b"commit")
+        run_command(connection, b"commit")
     except psycopg.OperationalError as problem:
         if connection.closed:
             raise InstanceError(

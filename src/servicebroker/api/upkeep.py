@@ -1,12 +1,12 @@
-"""The background of an open instance: a thread that looks now and then for what is due."""
+# Made from aio/upkeep.py by tools/make_sync.py: change that file, then run `make sync`.
+"""The background of an open instance, which looks now and then for what is due."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 
@@ -14,10 +14,9 @@ from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.transmission import deliver_left_over
 from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
-from servicebroker.store.statements import Steps, run
-
-T = TypeVar("T")
+from servicebroker.store.running import in_transaction, run
 
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
@@ -35,10 +34,9 @@ class Upkeep:
         self._url = url
         self._clock = clock
         self._interval = interval
-        self._closed = threading.Event()
+        self._closed = Event()
         self._connection: psycopg.Connection[Any] | None = None
-        self._thread = threading.Thread(target=self._run, name="servicebroker upkeep", daemon=True)
-        self._thread.start()
+        self._background = Background(self._run, "servicebroker upkeep")
 
     def close(self) -> None:
         """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
@@ -46,7 +44,7 @@ class Upkeep:
         connection = self._connection
         if connection is not None:
             connection.cancel_safe(timeout=_PATIENCE)
-        self._thread.join(_PATIENCE)
+        self._background.stop(_PATIENCE)
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval):
@@ -73,12 +71,7 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
             break
     for work in (expire_ended, remove_closed):
         for _ in range(_ROUNDS):
-            if stopped() or not _in_transaction(connection, work(now)):
+            if stopped() or not in_transaction(connection, work(now)):
                 break
     if not stopped():
-        _in_transaction(connection, deliver_left_over(now))
-
-
-def _in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    with connection.transaction():
-        return run(connection, steps)
+        in_transaction(connection, deliver_left_over(now))

@@ -1,3 +1,4 @@
+# Made from aio/verbs.py by tools/make_sync.py: change that file, then run `make sync`.
 """The verbs as methods, the same in a transaction and on a database (where each is its own transaction)."""
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.engine import begin, end, move, receive, send
-from servicebroker.engine.catalog import find_queue
+from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
@@ -147,7 +148,7 @@ class Verbs(ABC):
         """
         _check_wait(wait)
         catalog, database_id = self.database.instance.catalog, self.database.database_id
-        found = catalog.queues.get((database_id, queue)) or self._do(find_queue(catalog, database_id, queue))
+        found = self._find(queue)
 
         def look() -> Steps[tuple[int, receive.Received]]:
             there = yield from find_queue(catalog, database_id, queue)
@@ -183,7 +184,7 @@ class Verbs(ABC):
         """
         _check_wait(wait)
         catalog, database_id = self.database.instance.catalog, self.database.database_id
-        found = self._do(find_queue(catalog, database_id, queue))
+        found = self._find(queue)
 
         def look() -> Steps[UUID | None]:
             there = yield from find_queue(catalog, database_id, queue)
@@ -204,12 +205,20 @@ class Verbs(ABC):
         """
         self._do(move.move_conversation(handle, group))
 
+    def _find(self, queue: str) -> Queue:
+        """The queue of that name; it takes no connection when this process remembers it."""
+        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        known = catalog.queues.get((database_id, queue)) if isinstance(queue, str) else None
+        if known is not None:
+            return known
+        return self._do(find_queue(catalog, database_id, queue))
+
     def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
         found = once()
         if found or wait == 0:
             return found
-        there = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+        there = self._find(queue)
         deadline = time.monotonic() + wait
         with self.database.instance.doorbell.listening(there.queue_id) as bell:
             services = self._do(receive.service_changes(there))

@@ -11,7 +11,8 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from servicebroker.api.instance import Instance, open_instance
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.report import Conditions, Line, Report
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field

@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from servicebroker.api.instance import open_instance
+from servicebroker.api.open import open_instance
 from servicebroker.engine.status import COUNT_LIMIT
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.connection import is_url

@@ -128,6 +128,16 @@ def create_database(name: str) -> Steps[int]:
     return int(database_id)
 
 
+def ensure_database(name: str) -> Steps[int]:
+    """The id of a database, which is made when it is missing."""
+    try:
+        return (yield from create_database(name))
+    except BrokerError as refused:
+        if refused.number != 1801:
+            raise
+    return (yield from find_database(name))
+
+
 def find_database(name: str) -> Steps[int]:
     """The id of a database, by name without regard to case.
 

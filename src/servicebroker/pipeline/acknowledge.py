@@ -12,7 +12,7 @@ import psycopg
 from servicebroker.engine.end import end_conversation
 from servicebroker.model.errors import BrokerError
 from servicebroker.pipeline.frontier import Slice, delete_rows
-from servicebroker.store.statements import execute, run
+from servicebroker.store.running import execute, run
 
 Ending = Callable[[psycopg.Connection[Any], UUID], None]
 

@@ -16,7 +16,7 @@ from servicebroker.pipeline.instance import OpenInstance
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
-from servicebroker.store.statements import execute, run
+from servicebroker.store.running import execute, run
 
 
 @dataclass

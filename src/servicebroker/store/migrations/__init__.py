@@ -15,7 +15,7 @@ from psycopg import sql
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_functions
-from servicebroker.store.statements import execute
+from servicebroker.store.running import execute
 
 
 class Migration(NamedTuple):

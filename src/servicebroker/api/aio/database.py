@@ -1,0 +1,297 @@
+"""A broker database: its objects, its transactions, and the verbs outside of a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
+from servicebroker.api.aio.verbs import AsyncVerbs
+from servicebroker.engine import alter, brokers, catalog, priorities, services, transmission
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.aio.running import run_alone
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.instance import AsyncInstance
+
+T = TypeVar("T")
+
+
+class AsyncDatabase(AsyncVerbs):
+    """One broker database of an instance. A verb called here is a transaction of its own.
+
+    Attributes:
+        instance: the instance it belongs to.
+        database_id: its number in the catalog.
+        name: as it was given.
+    """
+
+    def __init__(self, instance: AsyncInstance, database_id: int, name: str) -> None:
+        self.instance = instance
+        self.database_id = database_id
+        self.name = name
+
+    @property
+    def database(self) -> AsyncDatabase:  # type: ignore[override] # read-only here
+        """The database itself."""
+        return self
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncTransaction]:
+        """A transaction: committed at the end of the block, rolled back by an exception.
+
+        Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
+        """
+        async with (
+            self.instance.connection() as connection,
+            translated(),
+            AsyncTransaction(self, connection) as transaction,
+        ):
+            yield transaction
+
+    def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
+        """The verbs on a psycopg connection of the application: they belong to the transaction open there.
+
+        The connection must lead to this instance's PostgreSQL database, at READ COMMITTED.
+        """
+        return AsyncJoinedTransaction(self, connection)
+
+    async def create_message_type(self, name: str, validation: str = "NONE") -> None:
+        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY or WELL_FORMED_XML.
+
+        Raises:
+            BrokerError: 2714 name taken, 402 unknown validation.
+        """
+        await self._define(catalog.create_message_type(self.database_id, name, validation))
+
+    async def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
+
+        Raises:
+            BrokerError: 8403, 8492, 15151 unknown message type, 2714 name taken.
+        """
+        await self._define(catalog.create_contract(self.database_id, name, sent_by))
+
+    async def create_queue(self, name: str) -> None:
+        """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
+
+        Raises:
+            BrokerError: 2714 name taken, 9609, 15151 name with #.
+        """
+        await self._define(catalog.create_queue(self.database_id, name))
+
+    async def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
+        """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
+
+        Raises:
+            BrokerError: 8404, 15151 unknown queue or contract, 2714 name taken.
+        """
+
+        def steps() -> Steps[None]:
+            found = yield from alter.find_queue_now("find", self.database_id, queue)
+            yield from catalog.create_service(self.database_id, name, found.queue_id, contracts)
+            yield from transmission.deliver_to_service(self.instance.catalog, name, self.instance.clock())
+
+        await self._define(steps())
+
+    async def alter(
+        self,
+        *,
+        enable_broker: bool = False,
+        disable_broker: bool = False,
+        new_broker: bool = False,
+        error_broker_conversations: bool = False,
+        honor_broker_priority: bool | None = None,
+    ) -> None:
+        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY ON or OFF, or both.
+
+        Args:
+            enable_broker: deliver; what waited in the transmission queue goes out.
+            disable_broker: what is sent from here and to here waits in the transmission queue.
+            new_broker: another identifier, and every conversation is removed without telling its peer.
+            error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
+            honor_broker_priority: whether transmission to other instances follows the priorities.
+
+        Raises:
+            BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once.
+        """
+        chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
+        if sum(map(bool, chosen)) > 1:
+            raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+        number = self.database_id
+        if disable_broker:
+            await self._define(brokers.disable_broker(number))
+        if new_broker:
+            await self._define(brokers.new_broker(number))
+        if error_broker_conversations:
+            await self._define(brokers.error_broker_conversations(number))
+        if enable_broker or new_broker or error_broker_conversations:
+            await self._deliver(brokers.enable_broker(self.instance.catalog, number, self.instance.clock()))
+        if honor_broker_priority is not None:
+            await self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
+
+    async def alter_message_type(self, name: str, validation: str) -> None:
+        """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
+
+        Raises:
+            BrokerError: 15151 no such message type, 9663 built-in, 402 unknown validation.
+        """
+        await self._define(alter.alter_message_type(self.database_id, name, validation))
+
+    async def drop_message_type(self, name: str) -> None:
+        """DROP MESSAGE TYPE.
+
+        Raises:
+            BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
+        """
+        await self._define(alter.drop_message_type(self.database_id, name))
+
+    async def drop_contract(self, name: str) -> None:
+        """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
+
+        Raises:
+            BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
+        """
+        await self._define(alter.drop_contract(self.database_id, name))
+
+    async def alter_queue(
+        self,
+        name: str,
+        *,
+        status: bool | None = None,
+        poison_message_handling: bool | None = None,
+        rebuild: bool = False,
+    ) -> None:
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, or REBUILD.
+
+        OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
+        With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
+        REBUILD gives the table's unused space back; readers and senders wait meanwhile.
+
+        Raises:
+            BrokerError: 15151 no such queue, 402.
+        """
+        now = self.instance.clock()
+        await self._deliver(
+            alter.alter_queue(
+                self.instance.catalog,
+                self.database_id,
+                name,
+                status=status,
+                poison_message_handling=poison_message_handling,
+                rebuild=rebuild,
+                now=now,
+            )
+        )
+
+    async def drop_queue(self, name: str) -> None:
+        """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
+
+        Raises:
+            BrokerError: 3716 a service uses it, 15151 no such queue.
+        """
+        dropped = await self._define(alter.drop_queue(self.database_id, name))
+        self.instance.catalog.forget_queue(dropped.queue_id)
+        for queue_id in await self._define(alter.dropped_queues()):  # also those of a process that died here
+            await self._define(alter.remove_dropped_queue(queue_id))
+
+    async def alter_service(
+        self,
+        name: str,
+        *,
+        queue: str | None = None,
+        add_contracts: Iterable[str] = (),
+        drop_contracts: Iterable[str] = (),
+    ) -> None:
+        """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT). Its messages move to the other queue with it.
+
+        Conversations on a dropped contract go on; readers that wait at its queue get 8468.
+
+        Raises:
+            BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
+        """
+        await self._define(
+            services.alter_service(
+                self.database_id, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
+            )
+        )
+        await self._deliver(transmission.deliver_free(self.instance.catalog, self.instance.clock()))
+
+    async def drop_service(self, name: str) -> None:
+        """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
+
+        Raises:
+            BrokerError: 15151 no such service, 3716 a conversation priority names it.
+        """
+        await self._define(services.drop_service(self.database_id, name))
+
+    async def create_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str = priorities.ANY,
+        local_service_name: str = priorities.ANY,
+        remote_service_name: str = priorities.ANY,
+        priority_level: int | str = "DEFAULT",
+    ) -> None:
+        """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
+
+        Where several match, the contract counts most, then the local service, then the remote one; without any,
+        the level is 5. `priority_level` may be "DEFAULT", a criterion "ANY".
+
+        Raises:
+            BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
+        """
+        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
+        await self._define(priorities.create_broker_priority(self.database_id, name, criteria))
+
+    async def alter_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str | None = None,
+        local_service_name: str | None = None,
+        remote_service_name: str | None = None,
+        priority_level: int | str | None = None,
+    ) -> None:
+        """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
+
+        Raises:
+            BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
+        """
+        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
+        await self._define(priorities.alter_broker_priority(self.database_id, name, criteria))
+
+    async def drop_broker_priority(self, name: str) -> None:
+        """DROP BROKER PRIORITY; conversations keep the level they have.
+
+        Raises:
+            BrokerError: 15151 no such priority.
+        """
+        await self._define(priorities.drop_broker_priority(self.database_id, name))
+
+    async def _deliver(self, steps: Steps[list[UUID]]) -> None:
+        """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
+        for handle in await self._define(steps):
+            remembered, now = self.instance.catalog, self.instance.clock()
+            await self._define(transmission.deliver_conversation(remembered, handle, now))
+
+    async def _define(self, steps: Steps[T]) -> T:
+        def alone() -> Steps[T]:
+            yield alter.lock_catalog()
+            return (yield from steps)
+
+        async with self.transaction() as transaction:
+            return await transaction._do(alone())
+
+    async def _do(self, steps: Steps[T]) -> T:
+        async with self.instance.connection() as connection, translated():
+            return await run_alone(connection, steps)
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        self.instance.poison.committed([queue_id])

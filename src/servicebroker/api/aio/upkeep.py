@@ -1,0 +1,78 @@
+"""The background of an open instance, which looks now and then for what is due."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.transmission import deliver_left_over
+from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
+from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.store.aio.concurrency import Background, Event
+from servicebroker.store.aio.connection import connect
+from servicebroker.store.aio.running import in_transaction, run
+
+_LOG = logging.getLogger("servicebroker")
+_PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
+_STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
+_ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
+
+
+class Upkeep:
+    """Runs `upkeep` every `interval` seconds, on a connection of its own that it opens for each round.
+
+    A round that fails, because the server is down or restarts, is made up for by the next one.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], datetime], interval: float) -> None:
+        self._url = url
+        self._clock = clock
+        self._interval = interval
+        self._closed = Event()
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._background = Background(self._run, "servicebroker upkeep")
+
+    async def close(self) -> None:
+        """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            await connection.cancel_safe(timeout=_PATIENCE)
+        await self._background.stop(_PATIENCE)
+
+    async def _run(self) -> None:
+        while not await self._closed.wait(self._interval):
+            try:
+                async with await connect(self._url, application_name="servicebroker upkeep") as connection:
+                    self._connection = connection
+                    await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
+                    await upkeep(connection, self._clock(), self._closed.is_set)
+            except (psycopg.Error, ServiceBrokerError) as problem:
+                _LOG.debug("upkeep: %s", problem)
+            finally:
+                self._connection = None
+
+
+async def upkeep(
+    connection: psycopg.AsyncConnection[Any], now: datetime, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode."""
+    for _ in range(_ROUNDS):
+        queues = await run(connection, due_queues(now))
+        for queue_id in queues:
+            if stopped():
+                return
+            await run(connection, serve_queue(queue_id, now))
+        if not queues:
+            break
+    for work in (expire_ended, remove_closed):
+        for _ in range(_ROUNDS):
+            if stopped() or not await in_transaction(connection, work(now)):
+                break
+    if not stopped():
+        await in_transaction(connection, deliver_left_over(now))
