@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.store.embedded import EmbeddedServer
 from portal import open_behind_portal
+from servicebroker.store.embedded import EmbeddedServer
 from support import Clock, define_standard_set
 
 _numbers = itertools.count(1)

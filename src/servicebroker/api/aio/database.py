@@ -11,7 +11,7 @@ import psycopg
 
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
-from servicebroker.engine import alter, brokers, catalog, priorities, services, transmission
+from servicebroker.engine import alter, brokers, catalog, priorities, routes, services, transmission
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps
@@ -274,6 +274,65 @@ class AsyncDatabase(AsyncVerbs):
             BrokerError: 15151 no such priority.
         """
         await self._define(priorities.drop_broker_priority(self.database_id, name))
+
+    async def create_route(
+        self,
+        name: str,
+        *,
+        service_name: str | None = None,
+        broker_instance: str | UUID | None = None,
+        lifetime: int | None = None,
+        address: str,
+        mirror_address: str | None = None,
+    ) -> None:
+        """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
+
+        Args:
+            name: of the route, compared without case.
+            service_name: of the service, compared byte by byte; any service when it is not given.
+            broker_instance: identifier of the database that has the service; any when it is not given.
+            lifetime: seconds from now after which the route is ignored; never when it is not given.
+            address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
+                service's own name begins.
+            mirror_address: of the other broker of a mirrored pair.
+
+        Raises:
+            BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken.
+        """
+        clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
+        await self._deliver(
+            routes.create_route(self.instance.catalog, self.database_id, name, clauses, self.instance.clock())
+        )
+
+    async def alter_route(
+        self,
+        name: str,
+        *,
+        service_name: str | None = None,
+        broker_instance: str | UUID | None = None,
+        lifetime: int | None = None,
+        address: str | None = None,
+        mirror_address: str | None = None,
+    ) -> None:
+        """ALTER ROUTE: what is given changes, also for what already waits. A lifetime counts from now.
+
+        There is no way back to any service, any instance or no lifetime: drop the route and create it anew.
+
+        Raises:
+            BrokerError: as `create_route`, and 15151 no such route.
+        """
+        clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
+        await self._deliver(
+            routes.alter_route(self.instance.catalog, self.database_id, name, clauses, self.instance.clock())
+        )
+
+    async def drop_route(self, name: str) -> None:
+        """DROP ROUTE; conversations that would have taken it wait for another one.
+
+        Raises:
+            BrokerError: 15151 no such route.
+        """
+        await self._deliver(routes.drop_route(self.instance.catalog, self.database_id, name, self.instance.clock()))
 
     async def _deliver(self, steps: Steps[list[UUID]]) -> None:
         """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
