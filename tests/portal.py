@@ -16,6 +16,9 @@ from typing import Any
 import psycopg
 
 import servicebroker as sb
+import servicebroker.api.aio.upkeep
+import servicebroker.api.upkeep
+from servicebroker import api
 from servicebroker.api.aio.doorbell import Doorbell
 
 _STAND_INS = (
@@ -75,6 +78,24 @@ class StandIn:
 
     def _shown(self, value: Any) -> Any:
         return StandIn(value, self.loop) if isinstance(value, _STAND_INS) else value
+
+
+def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that works on what belongs to either face: by its first argument."""
+
+    def call(first: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(first, StandIn):
+            return first._call(awaited, (first, *arguments), options)
+        return blocking(first, *arguments, **options)
+
+    return call
+
+
+upkeep = both(api.upkeep.upkeep, api.aio.upkeep.upkeep)
+connect = both(  # a connection of the application
+    lambda instance, **options: psycopg.connect(instance.url, **options),
+    lambda instance, **options: psycopg.AsyncConnection.connect(instance.url, **options),
+)
 
 
 @contextlib.contextmanager

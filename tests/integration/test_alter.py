@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from portal import upkeep
 from servicebroker.engine.alter import drop_queue, set_status
 from servicebroker.store import locks
 from support import (

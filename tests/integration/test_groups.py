@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from portal import connect
 from servicebroker.store import locks
 from support import (
     CONTRACT,
@@ -115,7 +116,7 @@ def switch(database: sb.Database, *, on: bool) -> None:
 
 def pipeline_on(database: sb.Database, name: str = STOCK_QUEUE) -> psycopg.Connection[Any]:
     text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
-    connection = psycopg.connect(database.instance.url, autocommit=True)
+    connection = connect(database.instance, autocommit=True)
     queue_id = query(database, text, database.database_id, name)[0][0]
     connection.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, queue_id))
     return connection

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from portal import upkeep
 from support import (
     CONTRACT,
     ORDER,
