@@ -30,15 +30,13 @@ NAMES = {
 
 def main(arguments: list[str]) -> int:
     """Write the files, or with --check only look; 1 when they were to be written."""
-    stale = [target for target, text in made().items() if not target.exists() or target.read_text() != text]
-    for target in stale:
-        print(f"out of date: {target.relative_to(SOURCE.parent.parent)}")
-    if "--check" in arguments:
-        return 1 if stale else 0
-    for target, text in made().items():
-        if target in stale:
+    only_look = "--check" in arguments
+    stale = {target: text for target, text in made().items() if not target.exists() or target.read_text() != text}
+    for target, text in stale.items():
+        print("out of date:" if only_look else "written:", target.relative_to(SOURCE.parent.parent))
+        if not only_look:
             target.write_text(text)
-    return 0
+    return 1 if only_look and stale else 0
 
 
 def made() -> dict[Path, str]:
@@ -63,7 +61,8 @@ def without_wrappers(text: str) -> str:
     cuts: list[tuple[int, int, str]] = []  # from, to, what stands there then
 
     def cut(node: ast.expr | ast.stmt, inner: ast.expr | None) -> None:
-        start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+        before = lines[node.lineno - 1].encode()[: node.col_offset].decode()  # ast counts bytes
+        start = sum(map(len, lines[: node.lineno - 1])) + len(before)
         whole = ast.get_source_segment(text, node) or ""
         cuts.append((start, start + len(whole), "" if inner is None else ast.get_source_segment(text, inner) or ""))
 

@@ -41,9 +41,9 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
         async with self.lock:
             return await self.wait(self._prepared_statements.steps(self, sql, parameters))
 
-    async def wait(self, gen: PQGen[T], interval: float = _INTERVAL, timeout: float | None = None) -> T:
+    async def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
         """Run steps of the protocol; under a cancellation, what the server has completed is returned."""
-        return await _completed(self, gen, interval, timeout)
+        return await _completed(self, gen, *limits, **named_limits)
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
@@ -78,10 +78,7 @@ async def run_query(
 
 
 async def _completed(
-    connection: psycopg.AsyncConnection[Any],
-    steps: PQGen[T],
-    interval: float = _INTERVAL,
-    timeout: float | None = None,
+    connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = _INTERVAL, **limits: Any
 ) -> T:
     """The result of the steps. A cancellation stops the statement in the server, unless it comes too late for that."""
     results: list[T] = []
@@ -91,7 +88,7 @@ async def _completed(
 
     noting = noted()
     try:
-        await waiting.wait_async(noting, connection.pgconn.socket, interval, timeout)
+        await waiting.wait_async(noting, connection.pgconn.socket, interval, **limits)
     except asyncio.CancelledError:
         await finish(_stop(connection, noting))
         if not results:
@@ -106,9 +103,10 @@ async def _stop(connection: psycopg.AsyncConnection[Any], steps: PQGen[None]) ->
         return
     try:
         for _ in range(_ATTEMPTS):  # the first may have met its preparation, not the statement itself
-            with contextlib.suppress(psycopg.Error):  # as a rule: it was cancelled
+            with contextlib.suppress(psycopg.Error, TimeoutError):  # as a rule: it was cancelled
                 await connection.cancel_safe(timeout=_PATIENCE)
-                await waiting.wait_async(steps, connection.pgconn.socket, _INTERVAL, _PATIENCE)
+                async with asyncio.timeout(_PATIENCE):
+                    await waiting.wait_async(steps, connection.pgconn.socket, _INTERVAL)
             if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
                 return
     finally:
