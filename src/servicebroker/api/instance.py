@@ -68,6 +68,7 @@ class Instance:
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
+        self._lent = 0  # connections so far: as long as the number rises, who waits has a turn coming
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
@@ -130,6 +131,7 @@ class Instance:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
         try:
             connection = self._get(self._pool)
+            self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
@@ -147,7 +149,13 @@ class Instance:
             return connections.getconn(timeout=FIRST_PATIENCE)
         except PoolTimeout:
             self._look()
-            return connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+        while True:
+            lent = self._lent
+            try:
+                return connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+            except PoolTimeout:
+                if self._lent == lent:
+                    raise
 
     def _look(self) -> None:
         """Find out whether the server is down; one of those who wait for a connection does it for all."""

@@ -67,6 +67,7 @@ class AsyncInstance:
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
+        self._lent = 0  # connections so far: as long as the number rises, who waits has a turn coming
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
@@ -129,6 +130,7 @@ class AsyncInstance:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
         try:
             connection = await self._get(self._pool)
+            self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
@@ -146,7 +148,13 @@ class AsyncInstance:
             return await connections.getconn(timeout=FIRST_PATIENCE)
         except PoolTimeout:
             await self._look()
-            return await connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+        while True:
+            lent = self._lent
+            try:
+                return await connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+            except PoolTimeout:
+                if self._lent == lent:
+                    raise
 
     async def _look(self) -> None:
         """Find out whether the server is down; one of those who wait for a connection does it for all."""
