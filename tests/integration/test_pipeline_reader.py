@@ -1,5 +1,6 @@
 """The stream reader against a real server, driven as Spark drives it, without Spark."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -279,6 +280,34 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
     assert (feed.left(), len(ended)) == (0, 1)
 
 
+@pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])
+def test_a_large_slice_is_truncated_only_when_nothing_else_is_there(feed, reader, monkeypatch, late):
+    """A message behind the slice, one between its rows of a younger transaction, an open sender, somebody who reads."""
+    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 3)
+    slow, fast = feed.dialog(b"1"), feed.dialog(b"2")
+    with feed.database.instance.connection() as connection, contextlib.ExitStack() as stack:
+        (before,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
+        with feed.database.transaction() as older:
+            older.connection.execute("select pg_current_xact_id()")
+            if late in ("between", "open"):
+                stack.enter_context(feed.database.transaction()).send(slow, "Line", b"late")
+            older.send(fast, "Line", b"3")
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ALL)
+        assert sorted(bodies(reader, start, end)) == [b"1", b"2", b"3"]
+        if late == "between":
+            stack.close()
+        if late == "behind":
+            feed.database.send(slow, "Line", b"late")
+        if late == "reader":
+            stack.enter_context(feed.database.transaction()).connection.execute(f"select from {feed.table}")
+        reader._acknowledge(Frontier.from_json(end))
+        (after,) = connection.execute(f"select pg_relation_filenode('{feed.table}')").fetchone()
+    assert (before != after) == (late == "nothing")
+    rest = [b"late"] if late in ("behind", "between", "open") else []
+    assert bodies(reader, end, reader.latestOffset(end, ALL)) == rest
+
+
 def test_plans_use_the_arrival_index_and_never_sort(feed):
     with feed.database.instance.connection() as connection:
         connection.execute(
@@ -294,16 +323,17 @@ def test_plans_use_the_arrival_index_and_never_sort(feed):
             for name, value in {"$1": "'0'", "$2": "'9'", "$3": "100", "$4": "5000"}.items():
                 page = page.replace(name, value)
             piece = Slice(0, 9, 100, 5000)
-            delete = frontier.delete_rows(feed.queue_id, piece).replace("$1", "1").replace("$2", "'EndOfStream'")
+            ends = frontier.endings(feed.queue_id, piece).replace("$1", "1").replace("$2", "'EndOfStream'")
             for sql in (page, frontier.rows(feed.queue_id, piece, 0, 2, "queuing_order, message_body")):
                 plan = explained(connection, sql)
                 assert "Merge Append" in plan
                 assert f"queue_{feed.queue_id}_arrival" in plan
                 assert "Seq Scan" not in plan
                 assert "Sort Method" not in plan
-            plan = explained(connection, delete)
-            assert f"Index Scan using queue_{feed.queue_id}_arrival" in plan
-            assert "Seq Scan" not in plan
+            for sql in (ends, frontier.delete_rows(feed.queue_id, piece)):
+                plan = explained(connection, sql)
+                assert f"Index Scan using queue_{feed.queue_id}_arrival" in plan
+                assert f"Seq Scan on queue_{feed.queue_id}" not in plan
             ((left,),) = connection.execute(f"select count(*) from {feed.table}").fetchall()
             assert left == 20_000 - 4_900
 
