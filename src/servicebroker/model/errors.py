@@ -53,6 +53,11 @@ MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 sect
 RULES: dict[int, Rule] = {
     402: Rule("The type of {0} is {1}; it must be {2}."),
     911: Rule("Database '{0}' does not exist."),
+    1205: Rule(
+        "Transaction (Process ID {0}) was deadlocked on {1} resources with another process and has been chosen as "
+        "the deadlock victim. Rerun the transaction.",
+        13,
+    ),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
     1093: Rule("'{0}' is not a valid broker name."),
     2714: Rule("There is already an object named '{0}' in the database."),
