@@ -108,7 +108,9 @@ class Verbs(ABC):
         """
         instance = self.database.instance
         return self._remembering(
-            lambda: send.send(instance.catalog, handle, message_type, body, now=instance.clock()),
+            lambda: send.send(
+                instance.catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
             lambda: instance.catalog.forget(handle),
         )
 
@@ -120,7 +122,9 @@ class Verbs(ABC):
         """
         instance = self.database.instance
         return self._remembering(
-            lambda: send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()),
+            lambda: send.send_batch(
+                instance.catalog, handle, message_type, bodies, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
             lambda: instance.catalog.forget(handle),
         )
 

@@ -26,7 +26,8 @@ from servicebroker.model.messages import validation_failure
 from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
-MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
+MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
+HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with the rest of the row
 
 Body = bytes | bytearray | memoryview | str
 
@@ -45,8 +46,11 @@ def send(
     body: Body | Omitted = OMITTED,
     *,
     now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
 ) -> Steps[int]:
     """SEND ON CONVERSATION handle MESSAGE TYPE message_type (body). Returns the message sequence number.
+
+    `maximum_body` is in bytes.
 
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
@@ -54,7 +58,7 @@ def send(
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    content = _as_body(body)
+    content = as_body(body, maximum_body)
     channel = catalog.channels.get(handle)
     if channel is not None:
         usage = _allowed(channel.near, channel.is_initiator, message_type)
@@ -71,7 +75,13 @@ def send(
 
 
 def send_batch(
-    catalog: Catalog, handle: UUID, message_type: str, bodies: Iterable[Body], *, now: datetime
+    catalog: Catalog,
+    handle: UUID,
+    message_type: str,
+    bodies: Iterable[Body],
+    *,
+    now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
 ) -> Steps[int]:
     """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
 
@@ -81,7 +91,7 @@ def send_batch(
     names.checked("message type", message_type)
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
         raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
-    contents = [_as_body(body) for body in bodies]
+    contents = [as_body(body, maximum_body) for body in bodies]
     if not contents:
         raise BrokerError(402, "the batch", "empty", "at least one body")
     channel = catalog.channels.get(handle)
@@ -210,8 +220,12 @@ def _rejected(
     return None
 
 
-def _as_body(body: Body | Omitted | None) -> bytes | None:
-    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8."""
+def as_body(body: Body | Omitted | None, maximum: int) -> bytes | None:
+    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8.
+
+    Raises:
+        BrokerError: 8433 NULL, 402 wrong type, 8459 more than `maximum` bytes.
+    """
     if isinstance(body, Omitted):
         return None
     if body is None:
@@ -219,11 +233,20 @@ def _as_body(body: Body | Omitted | None) -> bytes | None:
     if isinstance(body, str):
         if not names.is_encodable(body):
             raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
-        content = body.encode()
-    elif isinstance(body, (bytes, bytearray, memoryview)):
-        content = bytes(body)
-    else:
+        body = body.encode()
+    elif not isinstance(body, (bytes, bytearray, memoryview)):
         raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
-    if len(content) > MAXIMUM_BODY:
-        raise BrokerError(8459, MAXIMUM_BODY)
-    return content or None
+    if memoryview(body).nbytes > maximum:  # before it is copied
+        raise BrokerError(8459, maximum)
+    return bytes(body) or None
+
+
+def checked_maximum(maximum: object) -> int:
+    """The limit of bodies that an instance may be opened with, in bytes.
+
+    Raises:
+        BrokerError: 402.
+    """
+    if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAXIMUM:
+        raise BrokerError(402, "maximum_body", repr(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
+    return maximum

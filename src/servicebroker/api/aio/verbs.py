@@ -107,7 +107,9 @@ class AsyncVerbs(ABC):
         """
         instance = self.database.instance
         return await self._remembering(
-            lambda: send.send(instance.catalog, handle, message_type, body, now=instance.clock()),
+            lambda: send.send(
+                instance.catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
             lambda: instance.catalog.forget(handle),
         )
 
@@ -119,7 +121,9 @@ class AsyncVerbs(ABC):
         """
         instance = self.database.instance
         return await self._remembering(
-            lambda: send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()),
+            lambda: send.send_batch(
+                instance.catalog, handle, message_type, bodies, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
             lambda: instance.catalog.forget(handle),
         )
 
