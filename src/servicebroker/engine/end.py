@@ -18,6 +18,7 @@ from servicebroker.engine.endpoints import (
     state_at,
 )
 from servicebroker.engine.failure import drop_waiting
+from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
@@ -125,10 +126,10 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
 
 def _purge(endpoint: Endpoint) -> Statement:
     """Every message of this conversation in this side's queue."""
-    return Statement(
-        f"delete from servicebroker.queue_{endpoint.queue_id} "
-        "where priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
-        (endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
+    return purge(
+        f"queue_{endpoint.queue_id}",
+        "priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
+        *(endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -52,6 +53,11 @@ class Endpoint(NamedTuple):
     def has_peer(self) -> bool:
         """The other endpoint exists in this instance."""
         return self.far_handle is not None
+
+    @property
+    def peer_has_ended(self) -> bool:
+        """What is sent now is for nobody; the peer could not say so yet."""
+        return self.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED)
 
 
 OBSTACLES = {
@@ -108,6 +114,20 @@ def find_endpoint(handle: UUID) -> Steps[Endpoint]:
     if not rows:
         raise BrokerError(8426, handle)
     return Endpoint(*rows[0])
+
+
+def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
+    """The endpoints of several handles.
+
+    Raises:
+        BrokerError: 8426 naming the first handle that has none.
+    """
+    rows = yield Statement(_SELECT + "where e.conversation_handle = any ($1)", (list(handles),))
+    found = {row[0]: Endpoint(*row) for row in rows}
+    for handle in handles:
+        if handle not in found:
+            raise BrokerError(8426, handle)
+    return found
 
 
 def lock_endpoint(handle: UUID) -> Steps[Endpoint]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
-from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
+from servicebroker.engine.catalog import Catalog, Channel, Usage, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
     check_handle,
@@ -23,7 +23,8 @@ from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import Event, after
+from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
@@ -115,34 +116,51 @@ def _send_slowly(
 ) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
-    near = yield from _refuse(catalog, endpoint, message_type, now)
+    yield from refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
         yield lock_parking()
-    if endpoint.has_peer and (yield from _rejected(catalog, endpoint, message_type, contents)):
+    if endpoint.has_peer and (yield from rejected(catalog, endpoint, message_type, contents)):
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
-    yield from _refuse(catalog, endpoint, message_type, now)
+    near = yield from refuse(catalog, endpoint, message_type, now)
+    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now))
+
+
+def pass_on(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    body_id: int | None = None,
+) -> Steps[int]:
+    """Messages that the sender's side allows, from an endpoint that is locked: delivered, parked or turned into Errors.
+
+    Returns the first sequence number. `body_id` is the shared body that stands for the only one of `contents`.
+    """
+    handle = endpoint.conversation_handle
     if not endpoint.has_peer:
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
             yield from fail_conversation(endpoint, outcome.refusal)
             return endpoint.send_sequence
         if outcome.waits:
-            return (yield from transmission.park(endpoint, message_type, contents, outcome.waits))
+            return (yield from transmission.park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
         opened = yield from find_endpoint(handle)
         if not (yield from transmission.deliver_waiting(catalog, opened, now)):
             return endpoint.send_sequence
         endpoint = yield from find_endpoint(handle)
-    if endpoint.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+    if endpoint.peer_has_ended:
         return (yield from transmission.discard(endpoint, len(contents)))
-    failure = yield from _rejected(catalog, endpoint, message_type, contents)
+    failure = yield from rejected(catalog, endpoint, message_type, contents)
     if failure:
         yield from fail_conversation(endpoint, failure)
         return endpoint.send_sequence
     first = endpoint.send_sequence
-    far = yield from _far_usages(catalog, endpoint)
+    far = yield from far_usages(catalog, endpoint)
     usage = far[message_type]
     portions = enqueue.portions(contents)
     while portions:
@@ -152,30 +170,23 @@ def _send_slowly(
             if endpoint.obstacle:
                 for portion in portions:
                     yield from transmission.park(
-                        endpoint, message_type, portion, endpoint.obstacle, validation=usage.validation
+                        endpoint,
+                        message_type,
+                        portion,
+                        endpoint.obstacle,
+                        validation=usage.validation,
+                        body_id=body_id,
                     )
                 return first
             if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
                 return first
-        rows = yield Statement(
-            enqueue.send_batch(endpoint.peer_queue_id),
-            (
-                handle,
-                usage.message_type_id,
-                usage.validation,
-                portions[0],
-                len(portions[0]),
-                now,
-                endpoint.catalog_version,
-            ),
-        )
-        if rows:
+        if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)):
             portions.pop(0)
         else:  # the queue or the message type was altered since we looked
             endpoint = yield from find_endpoint(handle)
-            far = yield from _far_usages(catalog, endpoint)
+            far = yield from far_usages(catalog, endpoint)
             usage = far[message_type]
-            if failure := (yield from _rejected(catalog, endpoint, message_type, portions[0])):
+            if failure := (yield from rejected(catalog, endpoint, message_type, portions[0])):
                 yield from fail_conversation(endpoint, failure)
                 return first
     if endpoint.far_queue_id:
@@ -184,12 +195,23 @@ def _send_slowly(
     return first
 
 
-def _far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
+def _enqueued(endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None) -> Steps[bool]:
+    """Deliver one portion. False when the peer's queue, or what stands behind its version, has changed."""
+    handle, version = endpoint.conversation_handle, endpoint.catalog_version
+    kind = (usage.message_type_id, usage.validation)
+    queue_id = endpoint.peer_queue_id
+    if body_id is None:
+        values = (handle, *kind, portion, len(portion), now, version)
+        return bool((yield Statement(enqueue.send_batch(queue_id), values)))
+    return bool((yield Statement(enqueue.send_shared(queue_id), ([handle], *kind, body_id, version))))
+
+
+def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
     """What the peer's contract allows, with the peer's own validation letters."""
     return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
-def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
+def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
     """Raise what the sender's own side forbids: the state, then the message type and its direction."""
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
@@ -209,11 +231,11 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     return usage is not None and (usage.by_initiator if is_initiator else usage.by_target)
 
 
-def _rejected(
+def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[BrokerError | None]:
     """What the peer says of the first of these messages that it does not take."""
-    far = yield from _far_usages(catalog, endpoint)
+    far = yield from far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
         if failure := rejection(endpoint, far, message_type, number, content):
             return failure

@@ -9,6 +9,7 @@ from servicebroker.engine.alter import find_queue_now, lock_conversations, ring
 from servicebroker.engine.catalog import checked_contracts, contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
@@ -153,7 +154,7 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
 
 
 def _purge(queue_id: int, service_id: int) -> Statement:
-    return Statement(f"delete from servicebroker.queue_{queue_id} where service_id = $1", (service_id,))
+    return purge(f"queue_{queue_id}", "service_id = $1", service_id)
 
 
 def _tell_readers(queue_id: int) -> Statement:

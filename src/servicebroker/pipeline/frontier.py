@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from servicebroker.engine.shared_bodies import READERS_GONE
 from servicebroker.model.errors import InstanceError
 
 VERSION = 1
@@ -177,7 +178,8 @@ def delete_rows(queue_id: int, piece: Slice) -> str:
     return (
         f"with gone as (delete from servicebroker.queue_{queue_id} "
         f"where priority = any ('{_every_priority()}') and {_in_slice(piece)} "
-        "returning conversation_handle, message_type_id) "
+        "returning conversation_handle, message_type_id, is_shared, message_body), "
+        f"unread as ({READERS_GONE}) "
         "select distinct conversation_handle from gone where message_type_id in (1, 2) "
         "or message_type_id = (select message_type_id from servicebroker.message_types "
         "where database_id = $1 and name = $2) order by conversation_handle"

@@ -20,15 +20,17 @@ def queue_objects(queue_id: int, schema: str, view: str) -> list[Statement]:
     """The statements that make a queue: table, indexes, functions, and the view under its own name."""
     return [
         *(_statement(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
-        *queue_functions(queue_id),
         Statement(f"create schema if not exists {quoted(schema)}", prepared=False),
-        _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
+        *queue_code(queue_id, schema, view),
     ]
 
 
-def queue_functions(queue_id: int) -> list[Statement]:
-    """The statements that make, or make anew, the functions of a queue."""
-    return [_statement(part, queue_id) for part in _FUNCTIONS]
+def queue_code(queue_id: int, schema: str, view: str) -> list[Statement]:
+    """The statements that make, or make anew, what a queue has beside its rows: functions and view."""
+    return [
+        *(_statement(part, queue_id) for part in _FUNCTIONS),
+        _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
+    ]
 
 
 def quoted(name: str) -> str:
@@ -42,6 +44,7 @@ def _statement(part: str, queue_id: int, **names: str) -> Statement:
         "id": str(queue_id),
         "group_lock": str(locks.GROUP),
         "pipeline_lock": str(locks.PIPELINE),
+        "body": "case when g.is_shared then servicebroker.take_shared_body(g.message_body) else g.message_body end",
         "expired": f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea",
         **names,
     }

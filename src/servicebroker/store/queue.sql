@@ -19,6 +19,7 @@ create table servicebroker.queue_{id} (
     rank smallint not null default 2,  -- received first: 0 DialogTimer, 1 Error
     bucket smallint not null,          -- 0 to 1023, hash of the group: splits a read among workers
     validation "char" not null,
+    is_shared boolean not null default false,  -- message_body is the key of a reader of a shared body
     message_body bytea
 ) with (
     autovacuum_vacuum_scale_factor = 0.02,
@@ -70,6 +71,10 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
     ), unsent as (
         delete from servicebroker.transmission_queue
          where conversation_handle = any (array(select conversation_handle from due))
+        returning is_shared, message_body
+    ), unread as (
+        delete from servicebroker.shared_body_readers
+         where reader = any (array(select message_body from unsent where is_shared))
     ), told as (
         insert into servicebroker.queue_{id}
             (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
@@ -166,7 +171,7 @@ begin
                 returning q.*, q.xmax as deleter)
             select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                    g.message_sequence_number, g.service_id, g.service_contract_id, g.message_type_id,
-                   g.validation, g.message_body, g.message_enqueue_time,
+                   g.validation, {body}, g.message_enqueue_time,
                    pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
               from gone g order by g.rank, g.queuing_order;
         return;
@@ -201,7 +206,7 @@ begin
                             returning q.*, q.xmax as deleter)
                         select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                                g.message_sequence_number, g.service_id, g.service_contract_id,
-                               g.message_type_id, g.validation, g.message_body, g.message_enqueue_time,
+                               g.message_type_id, g.validation, {body}, g.message_enqueue_time,
                                pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
                           from gone g order by g.conversation_handle, g.rank, g.queuing_order;
                     get diagnostics fresh = row_count;
@@ -235,11 +240,15 @@ begin
 end $$;
 
 -- name: view
-create view {schema}.{view} with (security_invoker = true) as
+create or replace view {schema}.{view} with (security_invoker = true) as
 select 1::smallint as status, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle,
        q.message_sequence_number, s.name as service_name, q.service_id, c.name as service_contract_name,
        q.service_contract_id, t.name as message_type_name, q.message_type_id, q.validation::text as validation,
-       q.message_body, q.message_enqueue_time
+       case when q.is_shared then (select b.body from servicebroker.shared_bodies b
+                                     join servicebroker.shared_body_readers r using (body_id)
+                                    where r.reader = q.message_body)
+            else q.message_body end as message_body,
+       q.message_enqueue_time
   from servicebroker.queue_{id} q
   join servicebroker.services s on s.service_id = q.service_id
   left join servicebroker.service_contracts c

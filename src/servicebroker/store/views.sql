@@ -198,7 +198,10 @@ select t.conversation_handle,
        t.message_type_name,
        t.is_conversation_error::integer::smallint as is_conversation_error,
        t.is_end_of_dialog::integer::smallint as is_end_of_dialog,
-       t.message_body,
+       case when t.is_shared then (select b.body from servicebroker.shared_bodies b
+                                     join servicebroker.shared_body_readers r using (body_id)
+                                    where r.reader = t.message_body)
+            else t.message_body end as message_body,
        t.transmission_status,
        e.priority,
        shown.broker_database
