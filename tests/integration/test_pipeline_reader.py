@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipeline_support import Feed, warehouse
+from pipeline_support import LINE, Feed, warehouse
 
 pytest.importorskip("pyspark")
 
@@ -294,7 +294,8 @@ def test_plans_use_the_arrival_index_and_never_sort(feed):
             for name, value in {"$1": "'0'", "$2": "'9'", "$3": "100", "$4": "5000"}.items():
                 page = page.replace(name, value)
             piece = Slice(0, 9, 100, 5000)
-            delete = frontier.delete_rows(feed.queue_id, piece).replace("$1", "1").replace("$2", "'EndOfStream'")
+            delete = frontier.delete_rows(feed.queue_id, piece, False)
+            delete = delete.replace("$1", "1").replace("$2", "'EndOfStream'")
             for sql in (page, frontier.rows(feed.queue_id, piece, 0, 2, "queuing_order, message_body")):
                 plan = explained(connection, sql)
                 assert "Merge Append" in plan
@@ -323,3 +324,42 @@ def test_an_offset_is_json_of_plain_values(reader):
     offset = Frontier.from_json(reader.initialOffset())
     assert offset.to_json()["version"] == 1
     assert (offset.lo, offset.hi, offset.queuing_order) == (0, 0, 0)
+
+
+def test_the_body_of_a_multicast_is_read_and_goes_with_its_last_reader(feed, reader):
+    other = Feed(feed.database)
+    handles = [feed.dialog(b"first"), feed.dialog(b"first"), other.dialog()]
+    feed.database.send(handles, LINE, b"shared")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert sorted(bodies(reader, start, end)) == [b"first", b"first", b"shared", b"shared"]
+    reader.commit(end)
+    assert feed.left() == 0
+    assert counted(feed, "shared_body_readers") == counted(feed, "shared_bodies") == 1
+    (message,) = feed.database.receive(other.queue)
+    assert message.message_body == b"shared"
+    assert counted(feed, "shared_bodies") == 0
+
+
+@pytest.mark.feature(198)
+def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader):
+    feed.database.alter_queue(feed.queue, retention=True)
+    handle = feed.dialog(b"a", b"b")
+    feed.database.send([handle, feed.dialog()], LINE, b"shared")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert len(bodies(reader, start, end)) == 4
+    reader.commit(end)
+    view = f"select status, message_body from warehouse_dbo.{feed.queue} order by queuing_order"
+    with feed.database.instance.connection() as connection:
+        assert connection.execute(view).fetchall() == [(0, b"a"), (0, b"b"), (0, b"shared"), (0, b"shared")]
+        feed.database.end_conversation(handle)
+        end = reader.latestOffset(end, ALL)  # an EndDialog, which the next acknowledgement answers
+        reader.commit(end)
+        assert connection.execute(view).fetchall() == [(0, b"shared")]
+    assert feed.left() == 0
+
+
+def counted(feed, table):
+    with feed.database.instance.connection() as connection:
+        return connection.execute(f"select count(*) from servicebroker.{table}").fetchone()[0]

@@ -114,7 +114,7 @@ class Verbs(ABC):
         None; a str is sent as UTF-8.
 
         Raises:
-            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459; 402 for a list of handles that is
+            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 9618; 402 for a list of handles that is
                 empty, holds one twice, or more than 10,000.
         """
         if not isinstance(handle, UUID | None):

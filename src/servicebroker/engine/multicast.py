@@ -125,7 +125,7 @@ def _deliver(
     """One statement for each queue that can take the message now. Returns the sequence numbers of what was sent."""
     ways: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
     for endpoint in endpoints:
-        if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended:
+        if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended or endpoint.retains:
             continue
         if (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
             usage = (yield from far_usages(catalog, endpoint))[message_type]

@@ -19,6 +19,7 @@ from servicebroker.engine.endpoints import (
 )
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
+from servicebroker.engine.retention import retain_sent
 from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -55,7 +56,7 @@ def send(
 
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
-            8433 NULL body, 8459 too large, 402 wrong type (reference 02 section 4).
+            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type (reference 02 section 4).
     """
     check_handle(handle)
     names.checked("message type", message_type)
@@ -139,8 +140,24 @@ def pass_on(
 ) -> Steps[int]:
     """Messages that the sender's side allows, from an endpoint that is locked: delivered, parked or turned into Errors.
 
-    Returns the first sequence number. `body_id` is the shared body that stands for the only one of `contents`.
+    With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
+    body that stands for the only one of `contents`.
     """
+    first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id)
+    if endpoint.retains:
+        yield from retain_sent(endpoint, message_type, first, contents, body_id)
+    return first
+
+
+def _dispatch(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    body_id: int | None,
+) -> Steps[int]:
     handle = endpoint.conversation_handle
     if not endpoint.has_peer:
         outcome = yield from open_target(catalog, endpoint, now)
@@ -189,7 +206,7 @@ def pass_on(
             if failure := (yield from rejected(catalog, endpoint, message_type, portions[0])):
                 yield from fail_conversation(endpoint, failure)
                 return first
-    if endpoint.far_queue_id:
+    if endpoint.far_queue_id and not endpoint.retains:
         channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
         catalog.remember(handle, channel)
     return first
@@ -212,7 +229,7 @@ def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
 
 
 def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
-    """Raise what the sender's own side forbids: the state, then the message type and its direction."""
+    """Raise what the sender's own side forbids: the state, the message type and its direction, a queue that is off."""
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
@@ -223,6 +240,9 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
         raise BrokerError(8431 if rows else 8428, message_type)
     if not _allowed(usages, endpoint.is_initiator, message_type):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
+    if endpoint.retains and not endpoint.is_queue_enabled:
+        rows = yield Statement("select name from servicebroker.queues where queue_id = $1", (endpoint.queue_id,))
+        raise BrokerError(9618, *rows[0])
     return usages
 
 

@@ -149,6 +149,10 @@ RULES: dict[int, Rule] = {
     ),
     8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     9617: Rule('The service queue "{0}" is currently disabled.'),
+    9618: Rule(
+        "The message cannot be sent because the service queue '{0}' associated with the dialog is currently disabled "
+        "and retention is on."
+    ),
     9659: Rule("The {0} of route '{1}' cannot be empty."),
     9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
     9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),

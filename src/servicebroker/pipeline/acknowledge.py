@@ -39,7 +39,9 @@ def acknowledge(
     Whoever is ended already stays as it is, and a second call with the same slice changes nothing.
     """
     with connection.transaction():
-        over = execute(connection, delete_rows(queue_id, piece), database_id, end_of_stream)
+        option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
+        ((retention,),) = execute(connection, option, queue_id)
+        over = execute(connection, delete_rows(queue_id, piece, retention), database_id, end_of_stream)
         for handle in _open_ones(connection, [handle for (handle,) in over]):
             try:
                 ending(connection, handle)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from servicebroker.engine.shared_bodies import READERS_GONE
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.queue import retain_gone
 
 VERSION = 1
 PRIORITIES = range(1, 11)
@@ -170,16 +171,17 @@ def rows(queue_id: int, piece: Slice, partition: int, partitions: int, columns: 
     return _merged(queue_id, columns, f"{_in_slice(piece)} and bucket % {int(partitions)} = {int(partition)}")
 
 
-def delete_rows(queue_id: int, piece: Slice) -> str:
+def delete_rows(queue_id: int, piece: Slice, retention: bool) -> str:
     """Delete a slice; the rows that come back are the conversation handles that its control messages end.
 
+    With `retention` the queue keeps the messages where RECEIVE does not find them.
     Parameters: database id, name of the message type that ends a stream.
     """
+    and_then = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
     return (
         f"with gone as (delete from servicebroker.queue_{queue_id} "
         f"where priority = any ('{_every_priority()}') and {_in_slice(piece)} "
-        "returning conversation_handle, message_type_id, is_shared, message_body), "
-        f"unread as ({READERS_GONE}) "
+        f"returning *){and_then} "
         "select distinct conversation_handle from gone where message_type_id in (1, 2) "
         "or message_type_id = (select message_type_id from servicebroker.message_types "
         "where database_id = $1 and name = $2) order by conversation_handle"

@@ -71,7 +71,7 @@ select q.name,
        0::smallint as is_activation_enabled,
        q.is_receive_enabled::integer::smallint as is_receive_enabled,
        q.is_enqueue_enabled::integer::smallint as is_enqueue_enabled,
-       0::smallint as is_retention_enabled,
+       q.is_retention_enabled::integer::smallint as is_retention_enabled,
        q.is_poison_message_handling_enabled::integer::smallint as is_poison_message_handling_enabled,
        shown.broker_database
   from servicebroker.queues q

@@ -41,3 +41,8 @@ begin
         execute format('alter table servicebroker.queue_%s add column is_shared boolean not null default false', number);
     end loop;
 end $$;
+
+-- keeps_retained: RETENTION is on, or was once and rows may be left
+alter table servicebroker.queues
+    add column is_retention_enabled boolean not null default false,
+    add column keeps_retained boolean not null default false;
