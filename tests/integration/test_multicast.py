@@ -138,7 +138,7 @@ def test_both_sides_of_one_conversation_and_several_databases(fresh_database: sb
 # ---------------------------------------------------------------- what is refused
 
 
-@pytest.mark.feature(49, 52)
+@pytest.mark.feature(49)
 def test_a_list_that_is_none_of_handles_is_refused(database: sb.Database) -> None:
     handle = begin(database)
     wrong: list[tuple[Any, int, str]] = [
@@ -157,7 +157,7 @@ def test_a_list_that_is_none_of_handles_is_refused(database: sb.Database) -> Non
     assert state(database, handle) == "SO"
 
 
-@pytest.mark.feature(49, 50, 51, 52)
+@pytest.mark.feature(49)
 def test_when_one_handle_is_refused_nothing_is_sent(fresh_database: sb.Database, clock: Clock) -> None:
     database = fresh_database
     good, target = open_dialog(database)

@@ -73,7 +73,7 @@ def rows(database: sb.Database, queue: str = STOCK_QUEUE, handle: UUID | None = 
 # ---------------------------------------------------------------- what is kept
 
 
-@pytest.mark.feature(55, 74, 198)
+@pytest.mark.feature(55, 198)
 def test_received_messages_stay_with_status_0_and_sent_copies_with_3(database: sb.Database) -> None:
     initiator = begin(database)
     database.send(initiator, ORDER, b"one")
@@ -130,7 +130,7 @@ def test_timers_errors_and_empty_bodies_are_kept_too(database: sb.Database, cloc
     assert rows(database) == []
 
 
-@pytest.mark.feature(13, 198)
+@pytest.mark.feature(198)
 def test_the_option_is_made_altered_and_shown(fresh_database: sb.Database) -> None:
     database = fresh_database
 
