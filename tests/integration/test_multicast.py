@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.multicast import MAXIMUM_HANDLES
+from servicebroker.store.direct import DirectConnection
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -35,6 +37,7 @@ from support import (
     query,
     refused,
     state,
+    stopped,
     tolerate_rollbacks,
     undone,
     waiting_messages,
@@ -362,6 +365,41 @@ def test_last_readers_that_go_at_once_leave_a_body_to_the_background(fresh_datab
         upkeep(connection, database.instance.clock())
     assert stored(database) == (1, 2)
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
+
+
+@pytest.mark.feature(49)
+def test_a_connection_lost_before_any_statement_leaves_nothing(
+    fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = fresh_database
+    handles = [open_dialog(database)[0], begin(database), begin(database, "//nobody"), begin(database)]
+    sent = "select conversation_handle, send_sequence, state from servicebroker.conversation_endpoints order by 1"
+    before = query(database, sent)
+    run_prepared = DirectConnection.run_prepared
+    left = 0
+
+    def cut(connection: DirectConnection, text: str, parameters: tuple[object, ...]) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            stopped(connection)
+        return run_prepared(connection, text, parameters)
+
+    for statements in itertools.count():
+        left = statements
+        with monkeypatch.context() as patched:
+            patched.setattr(DirectConnection, "run_prepared", cut)
+            try:
+                database.send(handles, DOCUMENT, "<x/>")
+            except sb.InstanceError:
+                pass
+            else:
+                break
+        assert query(database, sent) == before
+        assert (stored(database), waiting_messages(database)) == ((0, 0), 0)
+    assert statements > 8
+    assert stored(database) == (1, 4)
+    assert list(received(database).values()) == [[b"<x/>"]] * 3
 
 
 # ---------------------------------------------------------------- many at once

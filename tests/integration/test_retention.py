@@ -13,6 +13,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
+from servicebroker.store.direct import DirectConnection
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -177,6 +178,28 @@ def test_switched_on_under_conversations_that_have_sent_already(fresh_database: 
     database.end_conversation(target)
     database.end_conversation(initiator)
     assert rows(database) == rows(database, ORDERS_QUEUE) == []
+
+
+def test_a_queue_without_the_option_pays_nothing(fresh_database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEND to and RECEIVE beside a queue that retains are one statement, on a way that is known."""
+    database = fresh_database
+    initiator, _ = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, retention=True)
+    database.send(initiator, ORDER, b"looks up what has changed")
+    statements: list[str] = []
+    run_prepared = DirectConnection.run_prepared
+
+    def counted(connection: DirectConnection, text: str, parameters: tuple[object, ...]) -> Any:
+        statements.append(text)
+        return run_prepared(connection, text, parameters)
+
+    monkeypatch.setattr(DirectConnection, "run_prepared", counted)
+    database.send(initiator, ORDER, b"x")
+    assert len(statements) == 1
+    database.receive(STOCK_QUEUE)
+    assert len(statements) == 2
+    database.end_conversation(initiator)
+    assert [text for text in statements if "retained_" in text] == []
 
 
 # ---------------------------------------------------------------- 9618 and SENDs that go other ways
