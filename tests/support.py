@@ -105,7 +105,9 @@ def waiting_messages(database: sb.Database) -> int:
 def leftovers(database: sb.Database) -> dict[str, int]:
     """The rows that conversations have left behind anywhere in the instance, by table."""
     tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
-    tables += [f"queue_{number}" for (number,) in query(database, "select queue_id from servicebroker.queues")]
+    tables += ["shared_bodies", "shared_body_readers"]
+    for (number,) in query(database, "select queue_id from servicebroker.queues"):
+        tables += [f"queue_{number}", f"retained_{number}"]
     counts = {table: query(database, f"select count(*) from servicebroker.{table}")[0][0] for table in tables}
     return {table: count for table, count in counts.items() if count}
 

@@ -6,17 +6,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import psycopg
 
 from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.shared_bodies import remove_unread
 from servicebroker.engine.transmission import deliver_left_over
 from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
 from servicebroker.store.running import in_transaction, run
+from servicebroker.store.statements import Steps
 
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
@@ -69,9 +72,10 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    for work in (expire_ended, remove_closed):
+    pieces: list[Callable[[], Steps[int]]] = [partial(expire_ended, now), partial(remove_closed, now), remove_unread]
+    for piece in pieces:
         for _ in range(_ROUNDS):
-            if stopped() or not in_transaction(connection, work(now)):
+            if stopped() or not in_transaction(connection, piece()):
                 break
     if not stopped():
         in_transaction(connection, deliver_left_over(now))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog import VALIDATIONS, Catalog, Queue, split_queue_name
+from servicebroker.engine.catalog import VALIDATIONS, Catalog, Queue, checked_switch, split_queue_name
 from servicebroker.engine.failure import fail_endpoints
+from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -130,11 +131,12 @@ def alter_queue(
     name: str,
     *,
     status: bool | None = None,
+    retention: bool | None = None,
     poison_message_handling: bool | None = None,
     rebuild: bool = False,
     now: datetime,
 ) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, POISON_MESSAGE_HANDLING (STATUS = ON | OFF), or REBUILD.
+    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF), or REBUILD.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
     that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
@@ -143,9 +145,10 @@ def alter_queue(
     Raises:
         BrokerError: 15151 when it does not exist, 402 for a wrong type.
     """
-    for option, given in (("STATUS", status), ("POISON_MESSAGE_HANDLING", poison_message_handling)):
-        if given is not None and not isinstance(given, bool):
-            raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+    switches = {"STATUS": status, "RETENTION": retention, "POISON_MESSAGE_HANDLING": poison_message_handling}
+    for option, given in switches.items():
+        if given is not None:
+            checked_switch(option, given)
     queue = yield from find_queue_now("alter", database_id, name)
     left: list[UUID] = []
     if poison_message_handling is not None:
@@ -153,6 +156,9 @@ def alter_queue(
             "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
             (queue.queue_id, poison_message_handling),
         )
+    if retention is not None:
+        yield from set_retention(queue.queue_id, retention)
+        yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
     if status is not None:
         left = yield from set_status(catalog, queue.queue_id, status, now)
     if rebuild:
@@ -217,7 +223,8 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
     )
     for (function,) in rows:
         yield Statement(f"drop function if exists {function}", prepared=False)
-    yield Statement(f"drop table if exists servicebroker.queue_{queue_id}", prepared=False)
+    for table in ("retained", "queue"):
+        yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
     yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_order", prepared=False)
 
 

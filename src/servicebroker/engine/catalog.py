@@ -198,12 +198,14 @@ def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | It
     return contract_id
 
 
-def create_queue(database_id: int, name: str) -> Steps[int]:
+def create_queue(database_id: int, name: str, retention: bool = False) -> Steps[int]:
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
 
     Raises:
-        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with #.
+        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with #, 402 for a
+            wrong type.
     """
+    checked_switch("RETENTION", retention)
     schema, queue = split_queue_name(name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
@@ -215,12 +217,14 @@ def create_queue(database_id: int, name: str) -> Steps[int]:
     )
     postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
     rows = yield Statement(
-        "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name) "
-        "values ($1, $2, $3, $4, $5) on conflict do nothing returning queue_id",
-        (database_id, schema, queue, postgres_schema, postgres_name),
+        "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
+        "is_retention_enabled, keeps_retained) "
+        "values ($1, $2, $3, $4, $5, $6, $6) on conflict do nothing returning queue_id",
+        (database_id, schema, queue, postgres_schema, postgres_name, retention),
     )
     queue_id = _created(rows, queue)
-    for statement in queue_objects(queue_id, postgres_schema, postgres_name):  # noqa: UP028 # a list takes no rows
+    made = queue_objects(queue_id, postgres_schema, postgres_name, retention)
+    for statement in made:  # noqa: UP028 # a list takes no rows
         yield statement
     return queue_id
 
@@ -272,6 +276,16 @@ def lock_service_alone(name: str) -> Statement:
         "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock($2, hashtext($3))",
         (locks.DELIVERY, locks.SERVICE, name),
     )
+
+
+def checked_switch(option: str, given: object) -> None:
+    """Refuse what is neither ON nor OFF.
+
+    Raises:
+        BrokerError: 402.
+    """
+    if not isinstance(given, bool):
+        raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
 
 
 # ---------------------------------------------------------------- finding

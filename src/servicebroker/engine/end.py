@@ -18,6 +18,7 @@ from servicebroker.engine.endpoints import (
     state_at,
 )
 from servicebroker.engine.failure import drop_waiting
+from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
@@ -43,7 +44,7 @@ def end_conversation(
     _check(handle, error, cleanup)
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
-    yield _purge(endpoint)
+    yield from _purge(endpoint)
     if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
         yield drop_waiting([handle])
     if peer is not None:  # what the peer sent and still waits has nobody to go to
@@ -123,13 +124,15 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
         yield from remove_endpoint(endpoint)
 
 
-def _purge(endpoint: Endpoint) -> Statement:
-    """Every message of this conversation in this side's queue."""
-    return Statement(
-        f"delete from servicebroker.queue_{endpoint.queue_id} "
-        "where priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
-        (endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
+def _purge(endpoint: Endpoint) -> Steps[None]:
+    """Every message of this conversation in this side's queue, retained ones too."""
+    yield purge(
+        f"queue_{endpoint.queue_id}",
+        "priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
+        *(endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
     )
+    if endpoint.keeps_retained:
+        yield purge(f"retained_{endpoint.queue_id}", "conversation_handle = $1", endpoint.conversation_handle)
 
 
 def _forget_address(endpoint: Endpoint) -> Statement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -13,7 +14,11 @@ from servicebroker.store.statements import Statement, Steps
 
 
 class Endpoint(NamedTuple):
-    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none)."""
+    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none).
+
+    Of its own queue: `retains` and `is_queue_enabled` are its options RETENTION and STATUS, `keeps_retained` says that
+    it may hold retained messages, from now or from earlier.
+    """
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -37,6 +42,9 @@ class Endpoint(NamedTuple):
     peer_state: str
     catalog_version: int
     blocked_by: int
+    retains: bool
+    keeps_retained: bool
+    is_queue_enabled: bool
 
     @property
     def obstacle(self) -> str:
@@ -52,6 +60,11 @@ class Endpoint(NamedTuple):
     def has_peer(self) -> bool:
         """The other endpoint exists in this instance."""
         return self.far_handle is not None
+
+    @property
+    def peer_has_ended(self) -> bool:
+        """What is sent now is for nobody; the peer could not say so yet."""
+        return self.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED)
 
 
 OBSTACLES = {
@@ -77,9 +90,11 @@ _SELECT = (
     "coalesce(e.far_contract_id, 0), e.send_sequence, coalesce(p.database_id, 0), "
     "coalesce(p.queue_id, 0), coalesce(p.state, ''), coalesce(q.catalog_version, 0), "
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
-    "when not q.is_enqueue_enabled then 9749 else 0 end "
+    "when not q.is_enqueue_enabled then 9749 else 0 end, "
+    "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
+    "join servicebroker.queues mine on mine.queue_id = e.queue_id "
     "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
     "left join servicebroker.databases far on far.database_id = p.database_id "
     "left join servicebroker.queues q on q.queue_id = p.queue_id "
@@ -108,6 +123,20 @@ def find_endpoint(handle: UUID) -> Steps[Endpoint]:
     if not rows:
         raise BrokerError(8426, handle)
     return Endpoint(*rows[0])
+
+
+def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
+    """The endpoints of several handles.
+
+    Raises:
+        BrokerError: 8426 naming the first handle that has none.
+    """
+    rows = yield Statement(_SELECT + "where e.conversation_handle = any ($1)", (list(handles),))
+    found = {row[0]: Endpoint(*row) for row in rows}
+    for handle in handles:
+        if handle not in found:
+            raise BrokerError(8426, handle)
+    return found
 
 
 def lock_endpoint(handle: UUID) -> Steps[Endpoint]:

@@ -12,6 +12,7 @@ from servicebroker.engine.endpoints import (
     remove_empty_groups,
 )
 from servicebroker.engine.receive import refuse_pipeline
+from servicebroker.engine.retention import move_to_group
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import Event, State, after
 from servicebroker.store import locks
@@ -46,6 +47,8 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
         (handle, group, endpoint.far_handle),
     )
     yield _move_messages(endpoint, group)
+    if endpoint.keeps_retained:
+        yield move_to_group(endpoint, group)
     yield remove_empty_groups([endpoint.conversation_group_id])
 
 

@@ -53,6 +53,11 @@ MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 sect
 RULES: dict[int, Rule] = {
     402: Rule("The type of {0} is {1}; it must be {2}."),
     911: Rule("Database '{0}' does not exist."),
+    1205: Rule(
+        "Transaction (Process ID {0}) was deadlocked on {1} resources with another process and has been chosen as "
+        "the deadlock victim. Rerun the transaction.",
+        13,
+    ),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
     1093: Rule("'{0}' is not a valid broker name."),
     2714: Rule("There is already an object named '{0}' in the database."),
@@ -144,6 +149,10 @@ RULES: dict[int, Rule] = {
     ),
     8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     9617: Rule('The service queue "{0}" is currently disabled.'),
+    9618: Rule(
+        "The message cannot be sent because the service queue '{0}' associated with the dialog is currently disabled "
+        "and retention is on."
+    ),
     9659: Rule("The {0} of route '{1}' cannot be empty."),
     9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
     9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),

@@ -43,15 +43,25 @@ def acknowledge(
     Whoever is ended already stays as it is, and a second call with the same slice changes nothing.
     """
     with connection.transaction():
-        ((count, over),) = execute(connection, frontier.endings(queue_id, piece), database_id, end_of_stream)
+        option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
+        ((retention,),) = execute(connection, option, queue_id)
+        ((count, shared, over),) = execute(connection, frontier.endings(queue_id, piece), database_id, end_of_stream)
+        keeps_or_shares = retention or shared
+        if keeps_or_shares:  # first: what is kept leaves with the ENDs
+            execute(connection, frontier.take_rows(queue_id, piece, retention))
         for handle in _open_ones(connection, over or []):
             try:
                 ending(connection, handle)
             except BrokerError as refused:
                 if refused.number not in _NOTHING_TO_END:
                     raise
-        if count and not (count >= WORTH_TRUNCATING and _truncate(connection, queue_id, piece)):
-            execute(connection, frontier.delete_rows(queue_id, piece))
+        if count and not keeps_or_shares:
+            _remove(connection, queue_id, piece, count)
+
+
+def _remove(connection: psycopg.Connection[Any], queue_id: int, piece: Slice, count: int) -> None:
+    if count < WORTH_TRUNCATING or not _truncate(connection, queue_id, piece):
+        execute(connection, frontier.delete_rows(queue_id, piece))
 
 
 def _truncate(connection: psycopg.Connection[Any], queue_id: int, piece: Slice) -> bool:

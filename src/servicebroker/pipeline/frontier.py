@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from servicebroker.engine.shared_bodies import READERS_GONE
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.queue import retain_gone
 
 VERSION = 1
 PRIORITIES = range(1, 11)
@@ -170,12 +172,13 @@ def rows(queue_id: int, piece: Slice, partition: int, partitions: int, columns: 
 
 
 def endings(queue_id: int, piece: Slice) -> str:
-    """How many rows a slice has, and the handles of the conversations that its control messages end, in order.
+    """How many rows a slice has, how many of them have shared bodies, and whom its control messages end, in order.
 
     Parameters: database id, name of the message type that ends a stream.
     """
     return (
-        "select count(*), array_agg(distinct conversation_handle order by conversation_handle) filter ("
+        "select count(*), count(*) filter (where is_shared), "
+        "array_agg(distinct conversation_handle order by conversation_handle) filter ("
         "where message_type_id in (1, 2) or message_type_id = (select message_type_id "
         "from servicebroker.message_types where database_id = $1 and name = $2)) "
         f"from servicebroker.queue_{queue_id} where {_scanned(piece)}"
@@ -183,8 +186,17 @@ def endings(queue_id: int, piece: Slice) -> str:
 
 
 def delete_rows(queue_id: int, piece: Slice) -> str:
-    """Delete a slice."""
+    """Delete a slice of rows that have their bodies to themselves."""
     return f"delete from servicebroker.queue_{queue_id} where {_scanned(piece)}"
+
+
+def take_rows(queue_id: int, piece: Slice, retention: bool) -> str:
+    """Delete a slice of any rows; with `retention` the queue keeps the messages where RECEIVE does not find them."""
+    and_then = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
+    return (
+        f"with gone as (delete from servicebroker.queue_{queue_id} where {_scanned(piece)} returning *){and_then} "
+        "select count(*) from gone"
+    )
 
 
 def has_later(queue_id: int, piece: Slice) -> str:

@@ -19,6 +19,7 @@ create table servicebroker.queue_{id} (
     rank smallint not null default 2,  -- received first: 0 DialogTimer, 1 Error
     bucket smallint not null,          -- 0 to 1023, hash of the group: splits a read among workers
     validation "char" not null,
+    is_shared boolean not null default false,  -- message_body is the key of a reader of a shared body
     message_body bytea
 ) with (
     autovacuum_vacuum_scale_factor = 0.02,
@@ -32,6 +33,28 @@ create index queue_{id}_arrival on servicebroker.queue_{id} (priority desc, queu
 -- name: group
 create index queue_{id}_group on servicebroker.queue_{id}
     (priority, conversation_group_id, conversation_handle, rank, queuing_order);
+
+-- name: retained
+-- What RETENTION keeps until the conversation ends: received messages have the status 0, sent ones 3. A table of its
+-- own, which RECEIVE never reads.
+create table if not exists servicebroker.retained_{id} (
+    status smallint not null,
+    priority smallint not null,
+    queuing_order bigint not null default nextval('servicebroker.queue_{id}_order'),
+    conversation_group_id uuid not null,
+    conversation_handle uuid not null,
+    message_sequence_number bigint not null,
+    service_id integer not null,
+    service_contract_id integer not null,
+    message_type_id integer not null,
+    validation "char" not null,
+    message_enqueue_time timestamptz not null default clock_timestamp(),
+    is_shared boolean not null default false,
+    message_body bytea
+);
+
+-- name: retained_conversation
+create index if not exists retained_{id}_conversation on servicebroker.retained_{id} (conversation_handle);
 
 -- name: fire_timers
 -- DialogTimer messages for the timers of this queue that are due. A row that another transaction holds is
@@ -70,6 +93,10 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
     ), unsent as (
         delete from servicebroker.transmission_queue
          where conversation_handle = any (array(select conversation_handle from due))
+        returning is_shared, message_body
+    ), unread as (
+        delete from servicebroker.shared_body_readers
+         where reader = any (array(select message_body from unsent where is_shared))
     ), told as (
         insert into servicebroker.queue_{id}
             (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
@@ -163,10 +190,10 @@ begin
                                              where e.conversation_handle = handle)
                           and m.conversation_group_id = candidate and m.conversation_handle = handle
                         order by m.rank, m.queuing_order limit top))
-                returning q.*, q.xmax as deleter)
+                returning q.*, q.xmax as deleter){retain}
             select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                    g.message_sequence_number, g.service_id, g.service_contract_id, g.message_type_id,
-                   g.validation, g.message_body, g.message_enqueue_time,
+                   g.validation, {body}, g.message_enqueue_time,
                    pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
               from gone g order by g.rank, g.queuing_order;
         return;
@@ -198,10 +225,10 @@ begin
                                     where m.priority = lower_level and m.conversation_group_id = candidate
                                     order by m.conversation_handle, m.rank, m.queuing_order
                                     limit top - taken))
-                            returning q.*, q.xmax as deleter)
+                            returning q.*, q.xmax as deleter){retain}
                         select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
                                g.message_sequence_number, g.service_id, g.service_contract_id,
-                               g.message_type_id, g.validation, g.message_body, g.message_enqueue_time,
+                               g.message_type_id, g.validation, {body}, g.message_enqueue_time,
                                pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
                           from gone g order by g.conversation_handle, g.rank, g.queuing_order;
                     get diagnostics fresh = row_count;
@@ -234,13 +261,42 @@ begin
     end loop;
 end $$;
 
+-- name: take
+-- The body of a received row `g`, which leaves nothing behind.
+case when g.is_shared then servicebroker.take_shared_body(g.message_body) else g.message_body end
+
+-- name: keep
+-- The body of a received row `g` that RETENTION keeps.
+case when g.is_shared then (select b.body from servicebroker.shared_bodies b
+                              join servicebroker.shared_body_readers r using (body_id)
+                             where r.reader = g.message_body)
+     else g.message_body end
+
+-- name: retain
+-- A part of the statement that receives the rows `gone`, with RETENTION on.
+, retained as (
+    insert into servicebroker.retained_{id}
+    select 0, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle, q.message_sequence_number,
+           q.service_id, q.service_contract_id, q.message_type_id, q.validation, q.message_enqueue_time, q.is_shared,
+           q.message_body
+      from gone q)
+
 -- name: view
-create view {schema}.{view} with (security_invoker = true) as
-select 1::smallint as status, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle,
+create or replace view {schema}.{view} with (security_invoker = true) as
+select q.status, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle,
        q.message_sequence_number, s.name as service_name, q.service_id, c.name as service_contract_name,
        q.service_contract_id, t.name as message_type_name, q.message_type_id, q.validation::text as validation,
-       q.message_body, q.message_enqueue_time
-  from servicebroker.queue_{id} q
+       case when q.is_shared then (select b.body from servicebroker.shared_bodies b
+                                     join servicebroker.shared_body_readers r using (body_id)
+                                    where r.reader = q.message_body)
+            else q.message_body end as message_body,
+       q.message_enqueue_time
+  from (select 1::smallint as status, priority, queuing_order, conversation_group_id, conversation_handle,
+               message_sequence_number, service_id, service_contract_id, message_type_id, validation,
+               message_enqueue_time, is_shared, message_body
+          from servicebroker.queue_{id}
+         union all
+        select * from servicebroker.retained_{id}) q
   join servicebroker.services s on s.service_id = q.service_id
   left join servicebroker.service_contracts c
     on c.database_id = s.database_id and c.service_contract_id = q.service_contract_id

@@ -71,7 +71,7 @@ select q.name,
        0::smallint as is_activation_enabled,
        q.is_receive_enabled::integer::smallint as is_receive_enabled,
        q.is_enqueue_enabled::integer::smallint as is_enqueue_enabled,
-       0::smallint as is_retention_enabled,
+       q.is_retention_enabled::integer::smallint as is_retention_enabled,
        q.is_poison_message_handling_enabled::integer::smallint as is_poison_message_handling_enabled,
        shown.broker_database
   from servicebroker.queues q
@@ -198,7 +198,10 @@ select t.conversation_handle,
        t.message_type_name,
        t.is_conversation_error::integer::smallint as is_conversation_error,
        t.is_end_of_dialog::integer::smallint as is_end_of_dialog,
-       t.message_body,
+       case when t.is_shared then (select b.body from servicebroker.shared_bodies b
+                                     join servicebroker.shared_body_readers r using (body_id)
+                                    where r.reader = t.message_body)
+            else t.message_body end as message_body,
        t.transmission_status,
        e.priority,
        shown.broker_database

@@ -77,13 +77,15 @@ class AsyncDatabase(AsyncVerbs):
         """
         await self._define(catalog.create_contract(self.database_id, name, sent_by))
 
-    async def create_queue(self, name: str) -> None:
+    async def create_queue(self, name: str, *, retention: bool = False) -> None:
         """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
 
+        With `retention`, what its services receive and send stays visible there until the conversation ends.
+
         Raises:
-            BrokerError: 2714 name taken, 9609, 15151 name with #.
+            BrokerError: 2714 name taken, 9609, 15151 name with #, 402.
         """
-        await self._define(catalog.create_queue(self.database_id, name))
+        await self._define(catalog.create_queue(self.database_id, name, retention))
 
     async def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
         """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
@@ -164,12 +166,15 @@ class AsyncDatabase(AsyncVerbs):
         name: str,
         *,
         status: bool | None = None,
+        retention: bool | None = None,
         poison_message_handling: bool | None = None,
         rebuild: bool = False,
     ) -> None:
-        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, or REBUILD.
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), RETENTION, POISON_MESSAGE_HANDLING, or REBUILD.
 
         OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
+        Retention keeps what is received and sent from now on visible until the conversation ends; off again, what is
+        kept stays until then.
         With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
         REBUILD gives the table's unused space back; readers and senders wait meanwhile.
 
@@ -183,6 +188,7 @@ class AsyncDatabase(AsyncVerbs):
                 self.database_id,
                 name,
                 status=status,
+                retention=retention,
                 poison_message_handling=poison_message_handling,
                 rebuild=rebuild,
                 now=now,

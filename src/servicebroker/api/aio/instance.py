@@ -22,6 +22,7 @@ from servicebroker.api.aio.transaction import release_kept
 from servicebroker.api.aio.upkeep import Upkeep
 from servicebroker.api.preparation import prepare
 from servicebroker.engine.catalog import Catalog, ensure_database, find_database
+from servicebroker.engine.send import MAXIMUM_BODY, checked_maximum
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
@@ -49,6 +50,7 @@ class AsyncInstance:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
         clock: gives every rule its time.
         events: what happened in this process that an administrator wants to know.
+        maximum_body: how many bytes the body of a message may have that is sent here.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class AsyncInstance:
         clock: Clock = utc_now,
         connections: int = 20,
         upkeep: float | None = UPKEEP,
+        maximum_body: int = MAXIMUM_BODY,
     ) -> None:
         self.clock = clock
+        self.maximum_body = checked_maximum(maximum_body)
         self.catalog = Catalog()
         self.events = Events()
         self.poison = PoisonDetector(self.connection, clock, self.events)

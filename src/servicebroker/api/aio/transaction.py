@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -12,7 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.verbs import AsyncVerbs
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.connection import one_line
@@ -189,17 +190,25 @@ async def _commit(connection: AsyncDirectConnection) -> None:
 
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """A lost connection and an aborted transaction in our own words; other errors of PostgreSQL as they are."""
+    """A deadlock, a lost connection and an aborted transaction in our own words; other errors as they are."""
     try:
         yield
+    except psycopg.errors.DeadlockDetected as deadlock:
+        raise BrokerError(1205, _victim(deadlock), "lock") from deadlock
     except psycopg.errors.InFailedSqlTransaction:
         raise InstanceError(
             "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again."
         ) from None
     except psycopg.OperationalError as problem:
         if problem.sqlstate and not problem.sqlstate.startswith(("08", "57P")):
-            raise  # a deadlock, a timeout, a full disk: the connection lives
+            raise  # a timeout, a full disk: the connection lives
         raise InstanceError(
             f"PostgreSQL went away or refused ({one_line(problem)}): what was not committed is undone; "
             "begin the transaction again."
         ) from problem
+
+
+def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
+    """The server's process that gave way: PostgreSQL names it first."""
+    found = re.search(r"\d+", deadlock.diag.message_detail or "")
+    return found[0] if found else "unknown"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
 import psycopg
 
-from servicebroker.engine import begin, end, move, receive, send
+from servicebroker.engine import begin, end, move, multicast, receive, send
 from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
@@ -97,18 +97,42 @@ class AsyncVerbs(ABC):
             )
         )
 
-    async def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> int:
+    @overload
+    async def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
+
+    @overload
+    async def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
+
+    async def send(
+        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
+    ) -> int | list[int]:
         """SEND one message; returns its sequence number, from 0 in each direction.
 
-        A body that is omitted or empty is received as None; a str is sent as UTF-8.
+        A list of handles sends it on each of these conversations, or on none when one of them is refused, and
+        stores its body once; the numbers come back in their order. A body that is omitted or empty is received as
+        None; a str is sent as UTF-8.
 
         Raises:
-            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459.
+            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 9618; 402 for a list of handles that is
+                empty, holds one twice, or more than 10,000.
         """
+        if not isinstance(handle, UUID | None):
+            return await self._multicast(handle, message_type, body)
         instance = self.database.instance
         return await self._remembering(
-            lambda: send.send(instance.catalog, handle, message_type, body, now=instance.clock()),
+            lambda: send.send(
+                instance.catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
             lambda: instance.catalog.forget(handle),
+        )
+
+    async def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
+        instance = self.database.instance
+        return await self._remembering(
+            lambda: multicast.send_multicast(
+                instance.catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
+            lambda: None,
         )
 
     async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
@@ -119,7 +143,9 @@ class AsyncVerbs(ABC):
         """
         instance = self.database.instance
         return await self._remembering(
-            lambda: send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()),
+            lambda: send.send_batch(
+                instance.catalog, handle, message_type, bodies, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
             lambda: instance.catalog.forget(handle),
         )
 

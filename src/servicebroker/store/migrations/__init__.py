@@ -14,7 +14,7 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
-from servicebroker.store.queue import queue_functions
+from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute
 
 
@@ -86,8 +86,11 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
 
 
 def _make_anew(connection: psycopg.Connection[object]) -> None:
-    for (queue_id,) in execute(connection, "select queue_id from servicebroker.queues"):
-        for statement in queue_functions(queue_id):
+    queues = execute(
+        connection, "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues"
+    )
+    for queue in queues:
+        for statement in renewed_objects(*queue):
             execute(connection, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
 
