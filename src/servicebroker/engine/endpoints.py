@@ -13,7 +13,10 @@ from servicebroker.store.statements import Statement, Steps
 
 
 class Endpoint(NamedTuple):
-    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none)."""
+    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none).
+
+    `owner_id` is the principal that owns the endpoint's service.
+    """
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -37,6 +40,8 @@ class Endpoint(NamedTuple):
     peer_state: str
     catalog_version: int
     blocked_by: int
+    owner_id: int
+    far_service_id: int
 
     @property
     def obstacle(self) -> str:
@@ -77,9 +82,11 @@ _SELECT = (
     "coalesce(e.far_contract_id, 0), e.send_sequence, coalesce(p.database_id, 0), "
     "coalesce(p.queue_id, 0), coalesce(p.state, ''), coalesce(q.catalog_version, 0), "
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
-    "when not q.is_enqueue_enabled then 9749 else 0 end "
+    "when not q.is_enqueue_enabled then 9749 else 0 end, coalesce(s.owner_id, 1), "
+    "coalesce(e.far_service_id, 0) "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
+    "left join servicebroker.services s on s.service_id = e.service_id "
     "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
     "left join servicebroker.databases far on far.database_id = p.database_id "
     "left join servicebroker.queues q on q.queue_id = p.queue_id "

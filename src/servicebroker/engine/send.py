@@ -7,6 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
+from servicebroker.engine.authorization import authorize, conversation, refused_arrival
 from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
@@ -23,6 +24,7 @@ from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
+from servicebroker.model.permissions import DBO
 from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
@@ -105,6 +107,9 @@ def _send_slowly(
 ) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
+    if catalog.user is not None:
+        yield from authorize(catalog.user, "SEND", conversation(handle))
+    looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
     near = yield from _refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
@@ -168,7 +173,8 @@ def _send_slowly(
             if failure := (yield from _rejected(catalog, endpoint, message_type, portions[0])):
                 yield from fail_conversation(endpoint, failure)
                 return first
-    if endpoint.far_queue_id:
+    is_checked = catalog.user is not None or endpoint.owner_id != DBO
+    if endpoint.far_queue_id and (endpoint.catalog_version == looked_at or not is_checked):
         channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
         catalog.remember(handle, channel)
     return first
@@ -202,7 +208,9 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
 def _rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[BrokerError | None]:
-    """What the peer says of the first of these messages that it does not take."""
+    """What the peer says of the first of these messages that it does not take, or of who sends them."""
+    if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
+        return refused
     far = yield from _far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
         if failure := rejection(endpoint, far, message_type, number, content):
