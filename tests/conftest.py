@@ -14,7 +14,7 @@ import pytest
 import servicebroker as sb
 from portal import open_behind_portal
 from servicebroker.store.embedded import EmbeddedServer
-from support import Clock, define_standard_set
+from support import APP, Clock, as_user, define_standard_set
 
 _numbers = itertools.count(1)
 
@@ -117,3 +117,21 @@ def database(instance: sb.Instance) -> sb.Database:
 def fresh_database(fresh_instance: sb.Instance) -> sb.Database:
     """The standard set in an instance that holds nothing else."""
     return define_standard_set(fresh_instance.database("Test", create=True))
+
+
+@pytest.fixture
+def app(database: sb.Database) -> sb.Database:
+    """`database` as a user that nothing was granted to."""
+    database.create_user(APP)
+    return as_user(database, APP)
+
+
+@pytest.fixture
+def postgres_role(database: sb.Database) -> Iterator[str]:
+    """A role of the server, dropped after the test."""
+    name = f"role_{database.name.lower()}"
+    with database.instance.connection() as connection:
+        connection.execute(f"create role {name}")  # type: ignore[arg-type]
+    yield name
+    with database.instance.connection() as connection:
+        connection.execute(f"drop role {name}")  # type: ignore[arg-type]

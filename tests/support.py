@@ -23,6 +23,8 @@ ORDERS_QUEUE, STOCK_QUEUE = "OrdersQueue", "StockQueue"
 CONTRACT = "//test/Contract"
 ORDER, REPLY = "//test/Order", "//test/Reply"  # any bytes: by the initiator, by the target
 DOCUMENT, MARK = "//test/Document", "//test/Mark"  # XML and empty, by any side
+APP = "App"  # a user that is not dbo
+ROUTE = "AutoCreatedLocal"  # the route that every database has
 
 
 class Clock:
@@ -65,6 +67,16 @@ def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
 
 def bodies(messages: list[sb.Message]) -> list[bytes | None]:
     return [message.message_body for message in messages]
+
+
+def errors(messages: list[sb.Message]) -> list[int]:
+    """The codes of the Error messages among these."""
+    return [sb.read_error(message.message_body)[0] for message in messages if message.is_error]
+
+
+def as_user(database: sb.Database, name: str) -> sb.Database:
+    """The same database for another principal."""
+    return database.instance.database(database.name, user=name)
 
 
 def query(database: sb.Database, text: str, *parameters: object) -> list[tuple[Any, ...]]:

@@ -30,6 +30,7 @@ from support import (
     begin,
     bodies,
     define_standard_set,
+    errors,
     eventually,
     far_handle,
     group_of,
@@ -83,10 +84,6 @@ def tried(verb: Callable[[], Any], *refusals: int) -> Any:
         if refusal.number not in refusals:
             raise
         return None
-
-
-def errors(messages: list[sb.Message]) -> list[int]:
-    return [sb.read_error(message.message_body)[0] for message in messages if message.is_error]
 
 
 # ---------------------------------------------------------------- queue status

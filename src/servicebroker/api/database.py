@@ -10,10 +10,13 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine import alter, brokers, catalog, priorities, routes, services, transmission
+from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
+from servicebroker.engine import authorization as rights
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -21,21 +24,26 @@ if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
-class Database(Verbs):
-    """One broker database of an instance. A verb called here is a transaction of its own.
+class Database(Verbs, Security):
+    """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
         instance: the instance it belongs to.
         database_id: its number in the catalog.
         name: as it was given.
+        user: the principal whose permissions count.
+        catalog: what this process remembers for that principal.
     """
 
-    def __init__(self, instance: Instance, database_id: int, name: str) -> None:
+    def __init__(self, instance: Instance, name: str, user: User) -> None:
         self.instance = instance
-        self.database_id = database_id
+        self.database_id = user.database_id
         self.name = name
+        self.user = user
+        self.catalog = instance.catalog_of(user)
 
     @property
     def database(self) -> Database:  # type: ignore[override] # read-only here
@@ -62,21 +70,40 @@ class Database(Verbs):
         """
         return JoinedTransaction(self, connection)
 
-    def create_message_type(self, name: str, validation: str = "NONE") -> None:
+    def create_message_type(self, name: str, validation: str = "NONE", *, authorization: str | None = None) -> None:
         """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY or WELL_FORMED_XML.
 
-        Raises:
-            BrokerError: 2714 name taken, 402 unknown validation.
-        """
-        self._define(catalog.create_message_type(self.database_id, name, validation))
+        `authorization` is the owner, a user or a role; without it the user that this object works as.
 
-    def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        Raises:
+            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such owner, 262.
+        """
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from catalog.create_message_type(self.database_id, name, validation, owner)
+
+        self._define(steps(), "CREATE MESSAGE TYPE")
+
+    def create_contract(
+        self,
+        name: str,
+        sent_by: Mapping[str, str] | Iterable[tuple[str, str]],
+        *,
+        authorization: str | None = None,
+    ) -> None:
         """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
 
         Raises:
-            BrokerError: 8403, 8492, 15151 unknown message type, 2714 name taken.
+            BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262.
         """
-        self._define(catalog.create_contract(self.database_id, name, sent_by))
+        given = _read_once(sent_by)
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from catalog.create_contract(self.database_id, name, given, owner)
+
+        self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
 
     def create_queue(self, name: str, *, retention: bool = False) -> None:
         """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
@@ -84,23 +111,27 @@ class Database(Verbs):
         With `retention`, what its services receive and send stays visible there until the conversation ends.
 
         Raises:
-            BrokerError: 2714 name taken, 9609, 15151 name with #, 402.
+            BrokerError: 2714 name taken, 9609, 15151 name with #, 402, 262.
         """
-        self._define(catalog.create_queue(self.database_id, name, retention))
+        self._define(catalog.create_queue(self.database_id, name, retention, self.user.principal_id), "CREATE QUEUE")
 
-    def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
+    def create_service(
+        self, name: str, queue: str, contracts: Iterable[str] = (), *, authorization: str | None = None
+    ) -> None:
         """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
 
         Raises:
-            BrokerError: 8404, 15151 unknown queue or contract, 2714 name taken.
+            BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
         """
+        given = _read_once(contracts)
 
         def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
             found = yield from alter.find_queue_now("find", self.database_id, queue)
-            yield from catalog.create_service(self.database_id, name, found.queue_id, contracts)
-            yield from transmission.deliver_to_service(self.instance.catalog, name, self.instance.clock())
+            yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
+            yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
-        self._define(steps())
+        self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
 
     def alter(
         self,
@@ -121,22 +152,23 @@ class Database(Verbs):
             honor_broker_priority: whether transmission to other instances follows the priorities.
 
         Raises:
-            BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once.
+            BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once, 5011 no
+                permission.
         """
         chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
         if sum(map(bool, chosen)) > 1:
             raise BrokerError(402, "SET", "two of the broker's options", "one of them")
-        number = self.database_id
+        number, statement = self.database_id, "ALTER DATABASE"
         if disable_broker:
-            self._define(brokers.disable_broker(number))
+            self._define(brokers.disable_broker(number), statement)
         if new_broker:
-            self._define(brokers.new_broker(number))
+            self._define(brokers.new_broker(number), statement)
         if error_broker_conversations:
-            self._define(brokers.error_broker_conversations(number))
+            self._define(brokers.error_broker_conversations(number), statement)
         if enable_broker or new_broker or error_broker_conversations:
-            self._deliver(brokers.enable_broker(self.instance.catalog, number, self.instance.clock()))
+            self._deliver(brokers.enable_broker(self.catalog, number, self.instance.clock()), statement)
         if honor_broker_priority is not None:
-            self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
+            self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)), statement)
 
     def alter_message_type(self, name: str, validation: str) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
@@ -144,7 +176,11 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such message type, 9663 built-in, 402 unknown validation.
         """
-        self._define(alter.alter_message_type(self.database_id, name, validation))
+        self._define(
+            alter.alter_message_type(self.database_id, name, validation),
+            "ALTER MESSAGE TYPE",
+            rights.message_types([name]),
+        )
 
     def drop_message_type(self, name: str) -> None:
         """DROP MESSAGE TYPE.
@@ -152,7 +188,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
         """
-        self._define(alter.drop_message_type(self.database_id, name))
+        self._define(alter.drop_message_type(self.database_id, name), "DROP MESSAGE TYPE", rights.message_types([name]))
 
     def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
@@ -160,7 +196,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
         """
-        self._define(alter.drop_contract(self.database_id, name))
+        self._define(alter.drop_contract(self.database_id, name), "DROP CONTRACT", rights.contracts([name]))
 
     def alter_queue(
         self,
@@ -185,7 +221,7 @@ class Database(Verbs):
         now = self.instance.clock()
         self._deliver(
             alter.alter_queue(
-                self.instance.catalog,
+                self.catalog,
                 self.database_id,
                 name,
                 status=status,
@@ -193,7 +229,9 @@ class Database(Verbs):
                 poison_message_handling=poison_message_handling,
                 rebuild=rebuild,
                 now=now,
-            )
+            ),
+            "ALTER QUEUE",
+            rights.queue(name),
         )
 
     def drop_queue(self, name: str) -> None:
@@ -202,10 +240,10 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a service uses it, 15151 no such queue.
         """
-        dropped = self._define(alter.drop_queue(self.database_id, name))
-        self.instance.catalog.forget_queue(dropped.queue_id)
-        for queue_id in self._define(alter.dropped_queues()):  # also those of a process that died here
-            self._define(alter.remove_dropped_queue(queue_id))
+        dropped = self._define(alter.drop_queue(self.database_id, name), "DROP QUEUE", rights.queue(name))
+        self.catalog.forget_queue(dropped.queue_id)
+        for queue_id in self._alone(alter.dropped_queues()):  # also those of a process that died here
+            self._alone(alter.remove_dropped_queue(queue_id))
 
     def alter_service(
         self,
@@ -222,12 +260,18 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
         """
+        to_add = _read_once(add_contracts)
+        new = [] if queue is None else [rights.queue(queue)]
         self._define(
             services.alter_service(
-                self.database_id, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
-            )
+                self.database_id, name, queue=queue, add_contracts=to_add, drop_contracts=drop_contracts
+            ),
+            "ALTER SERVICE",
+            rights.service(name),
+            rights.contracts(to_add),
+            *new,
         )
-        self._deliver(transmission.deliver_free(self.instance.catalog, self.instance.clock()))
+        self._deliver_left(self._alone(transmission.deliver_free(self.catalog, self.instance.clock())))
 
     def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -235,7 +279,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such service, 3716 a conversation priority names it.
         """
-        self._define(services.drop_service(self.database_id, name))
+        self._define(services.drop_service(self.database_id, name), "DROP SERVICE", rights.service(name))
 
     def create_broker_priority(
         self,
@@ -255,7 +299,7 @@ class Database(Verbs):
             BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
         """
         criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
-        self._define(priorities.create_broker_priority(self.database_id, name, criteria))
+        self._define(priorities.create_broker_priority(self.database_id, name, criteria), "CREATE BROKER PRIORITY")
 
     def alter_broker_priority(
         self,
@@ -272,7 +316,7 @@ class Database(Verbs):
             BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
         """
         criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
-        self._define(priorities.alter_broker_priority(self.database_id, name, criteria))
+        self._define(priorities.alter_broker_priority(self.database_id, name, criteria), "ALTER BROKER PRIORITY")
 
     def drop_broker_priority(self, name: str) -> None:
         """DROP BROKER PRIORITY; conversations keep the level they have.
@@ -280,7 +324,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such priority.
         """
-        self._define(priorities.drop_broker_priority(self.database_id, name))
+        self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
 
     def create_route(
         self,
@@ -291,6 +335,7 @@ class Database(Verbs):
         lifetime: int | None = None,
         address: str,
         mirror_address: str | None = None,
+        authorization: str | None = None,
     ) -> None:
         """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
 
@@ -302,14 +347,20 @@ class Database(Verbs):
             address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
                 service's own name begins.
             mirror_address: of the other broker of a mirrored pair.
+            authorization: the owner; the user that this object works as when it is not given.
 
         Raises:
-            BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken.
+            BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
+                owner, 262.
         """
         clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
-        self._deliver(
-            routes.create_route(self.instance.catalog, self.database_id, name, clauses, self.instance.clock())
-        )
+
+        def steps() -> Steps[list[UUID]]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            now = self.instance.clock()
+            return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
+
+        self._deliver(steps(), "CREATE ROUTE")
 
     def alter_route(
         self,
@@ -329,7 +380,11 @@ class Database(Verbs):
             BrokerError: as `create_route`, and 15151 no such route.
         """
         clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
-        self._deliver(routes.alter_route(self.instance.catalog, self.database_id, name, clauses, self.instance.clock()))
+        self._deliver(
+            routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
+            "ALTER ROUTE",
+            rights.route(name),
+        )
 
     def drop_route(self, name: str) -> None:
         """DROP ROUTE; conversations that would have taken it wait for another one.
@@ -337,15 +392,26 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such route.
         """
-        self._deliver(routes.drop_route(self.instance.catalog, self.database_id, name, self.instance.clock()))
+        self._deliver(
+            routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
+            "DROP ROUTE",
+            rights.route(name),
+        )
 
-    def _deliver(self, steps: Steps[list[UUID]]) -> None:
-        """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
-        for handle in self._define(steps):
-            remembered, now = self.instance.catalog, self.instance.clock()
-            self._define(transmission.deliver_conversation(remembered, handle, now))
+    def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+        """Do what delivers waiting messages, then the conversations that somebody was sending on."""
+        self._deliver_left(self._define(steps, statement, *objects))
 
-    def _define(self, steps: Steps[T]) -> T:
+    def _deliver_left(self, handles: list[UUID]) -> None:
+        for handle in handles:
+            remembered, now = self.catalog, self.instance.clock()
+            self._alone(transmission.deliver_conversation(remembered, handle, now))
+
+    def _define(self, steps: Steps[T], statement: str, *objects: rights.Lookup) -> T:
+        """DDL that is authorized by what `NEEDS` says of the statement."""
+        return self._alone(rights.authorized(steps, self.user, statement, *objects))
+
+    def _alone(self, steps: Steps[T]) -> T:
         def alone() -> Steps[T]:
             yield alter.lock_catalog()
             return (yield from steps)
@@ -359,3 +425,8 @@ class Database(Verbs):
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])
+
+
+def _read_once(given: Given) -> Given | list[Any]:
+    """What an iterator gives, kept: it is read by who checks permissions and again by the statement."""
+    return list(given) if isinstance(given, Iterator) else given

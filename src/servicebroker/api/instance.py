@@ -23,10 +23,12 @@ from servicebroker.api.preparation import prepare
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog, ensure_database, find_database
+from servicebroker.engine.principals import find_user
 from servicebroker.engine.send import MAXIMUM_BODY, checked_maximum
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
+from servicebroker.model.permissions import User
 from servicebroker.store.concurrency import Lock, in_thread
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
@@ -66,6 +68,7 @@ class Instance:
         self.clock = clock
         self.maximum_body = checked_maximum(maximum_body)
         self.catalog = Catalog()
+        self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
         self.poison = PoisonDetector(self.connection, clock, self.events)
         self.url = os.fspath(target)
@@ -100,15 +103,24 @@ class Instance:
             raise
         return self
 
-    def database(self, name: str, *, create: bool = False) -> Database:
+    def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
         """The broker database of that name, compared without case; made when it is missing and `create` is set.
 
+        `user` is the principal to work as. Without it, it is the one that the connection's PostgreSQL role is mapped
+        to (`Database.create_user`), else dbo for a role with the rights of the schema's owner, else guest.
+
         Raises:
-            BrokerError: 911 when it does not exist.
+            BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
+                this role may not act as.
         """
         find = ensure_database if create else find_database
         with self.connection() as connection:
-            return Database(self, run_alone(connection, find(name)), name)
+            database_id = run_alone(connection, find(name))
+            return Database(self, name, run_alone(connection, find_user(database_id, user)))
+
+    def catalog_of(self, user: User) -> Catalog:
+        """What this process remembers of the catalog for a principal."""
+        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
 
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import VALIDATIONS, Catalog, Queue, checked_switch, split_queue_name
 from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
@@ -56,6 +58,7 @@ def drop_message_type(database_id: int, name: str) -> Steps[None]:
     )
     if used:
         raise BrokerError(3716, "message type", name, "service contracts")
+    yield forget_permissions(database_id, Kind.MESSAGE_TYPE, type_id)
     yield Statement(
         "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",
         (database_id, type_id),
@@ -77,6 +80,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
         )
         if used:
             raise BrokerError(3716, "service contract", name, users)
+    yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))
     for table in ("service_contract_message_usages", "service_contracts"):
@@ -194,6 +198,7 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
     if used:
         raise BrokerError(3716, "queue", name, "services")
+    yield forget_permissions(database_id, Kind.QUEUE, queue.queue_id)
     rows = yield Statement(
         "delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name",
         (queue.queue_id,),

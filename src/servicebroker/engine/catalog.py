@@ -11,6 +11,7 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, User
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
@@ -64,8 +65,14 @@ class Labels(NamedTuple):
 
 @dataclass
 class Catalog:
-    """What one process remembers of the catalog. All of it is immutable in the database, or verified on use."""
+    """What one process remembers of the catalog. All of it is immutable in the database, or verified on use.
 
+    `user` is the principal that it was looked up for, with its permissions; None for dbo. `receivable` holds the
+    catalog version under which that principal may receive from a queue, by the queue's number.
+    """
+
+    user: User | None = None
+    receivable: dict[int, int] = field(default_factory=dict)
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
@@ -81,6 +88,7 @@ class Catalog:
     def forget_queue(self, queue_id: int) -> None:
         """The queue was dropped: its names are looked up again."""
         self.queues = {key: queue for key, queue in self.queues.items() if queue.queue_id != queue_id}
+        self.receivable.pop(queue_id, None)
 
     def forget(self, handle: UUID) -> None:
         """The next SEND on `handle` looks everything up; another thread may have said so already."""
@@ -104,6 +112,16 @@ def create_database(name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(1801, name)
     (database_id,) = rows[0]
+    yield Statement(
+        "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
+        "select $1, * from unnest($2::int[], $3::text[], $4::bool[])",
+        (
+            database_id,
+            [row.principal_id for row in FIXED_PRINCIPALS],
+            [row.name for row in FIXED_PRINCIPALS],
+            [row.is_role for row in FIXED_PRINCIPALS],
+        ),
+    )
     types = names.SYSTEM_MESSAGE_TYPES
     yield Statement(
         "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
@@ -129,7 +147,12 @@ def create_database(name: str) -> Steps[int]:
 
 
 def ensure_database(name: str) -> Steps[int]:
-    """The id of a database, which is made when it is missing."""
+    """The id of a database, which is made when it is missing. Who may make none finds those that are there."""
+    try:
+        return (yield from find_database(name))
+    except BrokerError as refused:
+        if refused.number != 911:
+            raise
     try:
         return (yield from create_database(name))
     except BrokerError as refused:
@@ -156,20 +179,22 @@ def find_database(name: str) -> Steps[int]:
 # ---------------------------------------------------------------- DDL
 
 
-def create_message_type(database_id: int, name: str, validation: str = "NONE") -> Steps[int]:
+def create_message_type(database_id: int, name: str, validation: str = "NONE", owner: int = DBO) -> Steps[int]:
     """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY or WELL_FORMED_XML (reference 01 section 2)."""
     names.checked("message type", name)
     if not isinstance(validation, str) or validation not in VALIDATIONS:
         raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
     rows = yield Statement(
-        "insert into servicebroker.message_types (database_id, name, validation) values ($1, $2, $3) "
+        "insert into servicebroker.message_types (database_id, name, validation, owner_id) values ($1, $2, $3, $4) "
         "on conflict do nothing returning message_type_id",
-        (database_id, name, VALIDATIONS[validation]),
+        (database_id, name, VALIDATIONS[validation], owner),
     )
     return _created(rows, name)
 
 
-def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> Steps[int]:
+def create_contract(
+    database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], owner: int = DBO
+) -> Steps[int]:
     """CREATE CONTRACT: each message type with INITIATOR, TARGET or ANY (reference 01 section 3).
 
     Raises:
@@ -189,16 +214,16 @@ def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | It
         raise BrokerError(8492, name)
     ids = yield from _ids("message type", database_id, given)
     rows = yield Statement(
-        "insert into servicebroker.service_contracts (database_id, name) values ($1, $2) "
+        "insert into servicebroker.service_contracts (database_id, name, owner_id) values ($1, $2, $3) "
         "on conflict do nothing returning service_contract_id",
-        (database_id, name),
+        (database_id, name, owner),
     )
     contract_id = _created(rows, name)
     yield _insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
     return contract_id
 
 
-def create_queue(database_id: int, name: str, retention: bool = False) -> Steps[int]:
+def create_queue(database_id: int, name: str, retention: bool = False, owner: int = DBO) -> Steps[int]:
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
 
     Raises:
@@ -218,9 +243,9 @@ def create_queue(database_id: int, name: str, retention: bool = False) -> Steps[
     postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
     rows = yield Statement(
         "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
-        "is_retention_enabled, keeps_retained) "
-        "values ($1, $2, $3, $4, $5, $6, $6) on conflict do nothing returning queue_id",
-        (database_id, schema, queue, postgres_schema, postgres_name, retention),
+        "is_retention_enabled, keeps_retained, owner_id) "
+        "values ($1, $2, $3, $4, $5, $6, $6, $7) on conflict do nothing returning queue_id",
+        (database_id, schema, queue, postgres_schema, postgres_name, retention, owner),
     )
     queue_id = _created(rows, queue)
     made = queue_objects(queue_id, postgres_schema, postgres_name, retention)
@@ -229,7 +254,9 @@ def create_queue(database_id: int, name: str, retention: bool = False) -> Steps[
     return queue_id
 
 
-def create_service(database_id: int, name: str, queue_id: int, contracts: Iterable[str] = ()) -> Steps[int]:
+def create_service(
+    database_id: int, name: str, queue_id: int, contracts: Iterable[str] = (), owner: int = DBO
+) -> Steps[int]:
     """CREATE SERVICE on a queue; `contracts` are those it can be a target of (reference 01 section 5).
 
     Raises:
@@ -241,9 +268,9 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
     rows = yield Statement(
-        "insert into servicebroker.services (database_id, name, queue_id) values ($1, $2, $3) "
+        "insert into servicebroker.services (database_id, name, queue_id, owner_id) values ($1, $2, $3, $4) "
         "on conflict do nothing returning service_id",
-        (database_id, name, queue_id),
+        (database_id, name, queue_id, owner),
     )
     service_id = _created(rows, name)
     yield Statement(

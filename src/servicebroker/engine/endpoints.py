@@ -17,7 +17,7 @@ class Endpoint(NamedTuple):
     """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none).
 
     Of its own queue: `retains` and `is_queue_enabled` are its options RETENTION and STATUS, `keeps_retained` says that
-    it may hold retained messages, from now or from earlier.
+    it may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service.
     """
 
     conversation_handle: UUID
@@ -45,6 +45,8 @@ class Endpoint(NamedTuple):
     retains: bool
     keeps_retained: bool
     is_queue_enabled: bool
+    owner_id: int
+    far_service_id: int
 
     @property
     def obstacle(self) -> str:
@@ -91,10 +93,12 @@ _SELECT = (
     "coalesce(p.queue_id, 0), coalesce(p.state, ''), coalesce(q.catalog_version, 0), "
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
     "when not q.is_enqueue_enabled then 9749 else 0 end, "
-    "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled "
+    "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled, coalesce(s.owner_id, 1), "
+    "coalesce(e.far_service_id, 0) "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
     "join servicebroker.queues mine on mine.queue_id = e.queue_id "
+    "left join servicebroker.services s on s.service_id = e.service_id "
     "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
     "left join servicebroker.databases far on far.database_id = p.database_id "
     "left join servicebroker.queues q on q.queue_id = p.queue_id "

@@ -8,6 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue, shared_bodies
+from servicebroker.engine.authorization import authorize, conversation
 from servicebroker.engine.catalog import Catalog, Usage
 from servicebroker.engine.endpoints import Endpoint, check_handle, find_endpoints, lock_parking
 from servicebroker.engine.opening import lock_service
@@ -26,7 +27,8 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
-Verdicts = dict[Usage | None, bool]  # whether a peer takes this message, by what it says of the message type
+# whether a peer takes this message, by what it says of the message type, the sender's owner and the peer's service
+Verdicts = dict[tuple[Usage | None, int, int], bool]
 
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 
@@ -52,6 +54,9 @@ def send_multicast(
     check_handles(handles)
     names.checked("message type", message_type)
     content = as_body(body, maximum_body)
+    if catalog.user is not None:
+        for handle in handles:
+            yield from authorize(catalog.user, "SEND", conversation(handle))
     verdicts: Verdicts = {}
     yield from _lock(catalog, handles, message_type, content, verdicts, now)
     endpoints = yield from find_endpoints(handles)
@@ -144,6 +149,7 @@ def _accepted(
 ) -> Steps[bool]:
     """Whether the peer takes the message; it is validated once for peers that say the same of its type."""
     usage = (yield from far_usages(catalog, endpoint)).get(message_type)
-    if usage not in verdicts:
-        verdicts[usage] = (yield from rejected(catalog, endpoint, message_type, [content])) is None
-    return verdicts[usage]
+    key = usage, endpoint.owner_id, endpoint.far_service_id
+    if key not in verdicts:
+        verdicts[key] = (yield from rejected(catalog, endpoint, message_type, [content])) is None
+    return verdicts[key]

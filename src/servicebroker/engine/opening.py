@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_routes
 from servicebroker.engine.endpoints import Endpoint, never_opened
 from servicebroker.engine.priorities import PRIORITY
@@ -69,6 +70,8 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         number = 9770 if isinstance(destination, Ask) else destination.number
         return Outcome(waits=RULES[number].text.format(initiator.far_service))
     service_id, queue_id, database_id, contract_id, accepted, contract, is_open = targets[destination.broker_instance]
+    if refused := (yield from refused_arrival(initiator, service_id)):
+        return Outcome(refusal=refused)
     if not accepted:
         return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
     if not is_open:

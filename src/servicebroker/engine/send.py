@@ -7,6 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
+from servicebroker.engine.authorization import authorize, conversation, refused_arrival
 from servicebroker.engine.catalog import Catalog, Channel, Usage, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
@@ -24,6 +25,7 @@ from servicebroker.engine.validation import rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
+from servicebroker.model.permissions import DBO
 from servicebroker.model.states import Event, after
 from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
@@ -117,6 +119,9 @@ def _send_slowly(
 ) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
+    if catalog.user is not None:
+        yield from authorize(catalog.user, "SEND", conversation(handle))
+    looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
     yield from refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
@@ -126,7 +131,7 @@ def _send_slowly(
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
     near = yield from refuse(catalog, endpoint, message_type, now)
-    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now))
+    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, looked_at=looked_at))
 
 
 def pass_on(
@@ -137,13 +142,15 @@ def pass_on(
     contents: Sequence[bytes | None],
     now: datetime,
     body_id: int | None = None,
+    looked_at: int = -1,
 ) -> Steps[int]:
     """Messages that the sender's side allows, from an endpoint that is locked: delivered, parked or turned into Errors.
 
     With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
-    body that stands for the only one of `contents`.
+    body that stands for the only one of `contents`; `looked_at` the catalog version that permissions were asked under:
+    with another one the next SEND asks again.
     """
-    first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id)
+    first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
     if endpoint.retains:
         yield from retain_sent(endpoint, message_type, first, contents, body_id)
     return first
@@ -157,6 +164,7 @@ def _dispatch(
     contents: Sequence[bytes | None],
     now: datetime,
     body_id: int | None,
+    looked_at: int,
 ) -> Steps[int]:
     handle = endpoint.conversation_handle
     if not endpoint.has_peer:
@@ -206,7 +214,8 @@ def _dispatch(
             if failure := (yield from rejected(catalog, endpoint, message_type, portions[0])):
                 yield from fail_conversation(endpoint, failure)
                 return first
-    if endpoint.far_queue_id and not endpoint.retains:
+    is_checked = catalog.user is not None or endpoint.owner_id != DBO
+    if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
         channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
         catalog.remember(handle, channel)
     return first
@@ -254,7 +263,9 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
 def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[BrokerError | None]:
-    """What the peer says of the first of these messages that it does not take."""
+    """What the peer says of the first of these messages that it does not take, or of who sends them."""
+    if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
+        return refused
     far = yield from far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
         if failure := rejection(endpoint, far, message_type, number, content):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from servicebroker.engine.alter import find_queue_now, lock_conversations, ring
+from servicebroker.engine.alter import find_queue_now, lock_conversations, renew_versions, ring
+from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import checked_contracts, contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
 from servicebroker.engine.retention import move_to_queue, purge_queue
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -49,6 +51,7 @@ def alter_service(
         yield from _drop_contract(service_id, contract, contract_id)
     if new_queue != old_queue:
         yield from _move(service_id, old_queue, new_queue)
+        yield renew_versions()  # who may send on its conversations depends on the queue
     yield _tell_readers(old_queue)
     yield ring(old_queue)
 
@@ -70,6 +73,7 @@ def drop_service(database_id: int, name: str) -> Steps[None]:
     yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
     yield from _purge(queue_id, service_id)
     yield Statement("delete from servicebroker.conversation_groups where service_id = $1", (service_id,))
+    yield forget_permissions(database_id, Kind.SERVICE, service_id)
     yield Statement("delete from servicebroker.services where service_id = $1", (service_id,))
     yield _tell_readers(queue_id)
     yield ring(queue_id)

@@ -51,6 +51,8 @@ MINIMUM_LIFETIME = 1
 MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 section 3)
 
 RULES: dict[int, Rule] = {
+    229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
+    262: Rule("{0} permission denied in database '{1}'.", 14),
     402: Rule("The type of {0} is {1}; it must be {2}."),
     911: Rule("Database '{0}' does not exist."),
     1205: Rule(
@@ -58,10 +60,26 @@ RULES: dict[int, Rule] = {
         "the deadlock victim. Rerun the transaction.",
         13,
     ),
+    916: Rule(
+        'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
+        14,
+    ),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
     1093: Rule("'{0}' is not a valid broker name."),
     2714: Rule("There is already an object named '{0}' in the database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
+    4606: Rule("Granted or revoked privilege {0} is not compatible with object."),
+    4611: Rule("To revoke or deny grantable privileges, specify the CASCADE option."),
+    4613: Rule("Grantor does not have GRANT permission."),
+    4617: Rule("Cannot grant, deny or revoke permissions to or from special roles."),
+    4624: Rule(
+        "Cannot grant, deny, or revoke permissions to sa, dbo, entity owner, information_schema, sys, or yourself."
+    ),
+    5011: Rule(
+        "User does not have permission to alter database '{0}', the database does not exist, "
+        "or the database is not in a state that allows access checks.",
+        14,
+    ),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
     8405: Rule(
@@ -136,6 +154,7 @@ RULES: dict[int, Rule] = {
     8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
+    8494: Rule("You do not have permission to access the service '{0}'."),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
@@ -190,7 +209,29 @@ RULES: dict[int, Rule] = {
         "in the local SQL Server instance.",
         10,
     ),
+    15007: Rule("'{0}' is not a valid login or you do not have permission."),
+    15023: Rule("User, group, or role '{0}' already exists in the current database."),
+    15063: Rule("The login already has an account under a different user name."),
+    15081: Rule("Membership of the public role cannot be changed."),
+    15138: Rule("The database principal owns a {0} in the database, and cannot be dropped."),
+    15144: Rule("The role has members. It must be empty before it can be dropped."),
+    15150: Rule("Cannot {0} the {1} '{2}'."),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
+    15247: Rule("User does not have permission to perform this action."),
+    15284: Rule(
+        "The database principal has granted or denied permissions to objects in the database and cannot be dropped."
+    ),
+    15405: Rule("Cannot use the special principal '{0}'.", 11),
+    15413: Rule("Cannot make a role a member of itself.", 11),
+    15517: Rule(
+        'Cannot execute as the database principal because the principal "{0}" does not exist, '
+        "this type of principal cannot be impersonated, or you do not have permission."
+    ),
+    28006: Rule(
+        "User does not have permission to {0} the conversation '{1}' in state '{2}'. Only members of the sysadmin "
+        "fixed server role and the db_owner fixed database role have this permission.",
+        14,
+    ),
     28012: Rule("The Service Broker in the target database is unavailable: '{0}'."),
     33301: Rule(
         "The {0} specified for conversation priority '{1}' is not valid. "

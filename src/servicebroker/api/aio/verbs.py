@@ -10,6 +10,7 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.engine import authorization as rights
 from servicebroker.engine import begin, end, move, multicast, receive, send
 from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.engine.send import OMITTED, Body, Omitted
@@ -80,20 +81,24 @@ class AsyncVerbs(ABC):
             encryption: whether dialog security is wanted; it matters only between instances.
 
         Raises:
-            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093.
+            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093; 8494 without RECEIVE on the
+                service's queue, 229 without REFERENCES on the contract.
         """
+        steps = begin.begin_dialog(
+            self.database.database_id,
+            from_service,
+            to_service,
+            broker_instance=broker_instance,
+            contract=contract,
+            related_conversation=related_conversation,
+            related_conversation_group=related_conversation_group,
+            lifetime=lifetime,
+            encryption=encryption,
+            now=self.database.instance.clock(),
+        )
         return await self._do(
-            begin.begin_dialog(
-                self.database.database_id,
-                from_service,
-                to_service,
-                broker_instance=broker_instance,
-                contract=contract,
-                related_conversation=related_conversation,
-                related_conversation_group=related_conversation_group,
-                lifetime=lifetime,
-                encryption=encryption,
-                now=self.database.instance.clock(),
+            rights.authorized(
+                steps, self.database.user, "BEGIN DIALOG", rights.queue_of(from_service), rights.contracts([contract])
             )
         )
 
@@ -113,24 +118,24 @@ class AsyncVerbs(ABC):
         None; a str is sent as UTF-8.
 
         Raises:
-            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 9618; 402 for a list of handles that is
-                empty, holds one twice, or more than 10,000.
+            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 8494, 9618; 402 for a list of handles
+                that is empty, holds one twice, or more than 10,000.
         """
         if not isinstance(handle, UUID | None):
             return await self._multicast(handle, message_type, body)
-        instance = self.database.instance
+        catalog, instance = self.database.catalog, self.database.instance
         return await self._remembering(
             lambda: send.send(
-                instance.catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+                catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
             ),
-            lambda: instance.catalog.forget(handle),
+            lambda: catalog.forget(handle),
         )
 
     async def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
-        instance = self.database.instance
+        catalog, instance = self.database.catalog, self.database.instance
         return await self._remembering(
             lambda: multicast.send_multicast(
-                instance.catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+                catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
             ),
             lambda: None,
         )
@@ -141,12 +146,17 @@ class AsyncVerbs(ABC):
         Raises:
             BrokerError: as `send`.
         """
-        instance = self.database.instance
+        database = self.database
         return await self._remembering(
             lambda: send.send_batch(
-                instance.catalog, handle, message_type, bodies, now=instance.clock(), maximum_body=instance.maximum_body
+                database.catalog,
+                handle,
+                message_type,
+                bodies,
+                now=database.instance.clock(),
+                maximum_body=database.instance.maximum_body,
             ),
-            lambda: instance.catalog.forget(handle),
+            lambda: database.catalog.forget(handle),
         )
 
     async def receive(
@@ -168,11 +178,11 @@ class AsyncVerbs(ABC):
             wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
 
         Raises:
-            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue; while waiting also 8468 when a
-                service of the queue was altered or dropped.
+            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue, 229 no permission; while waiting also
+                8468 when a service of the queue was altered or dropped.
         """
         _check_wait(wait)
-        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        catalog, database_id = self.database.catalog, self.database.database_id
         found = await self._find(queue)
 
         def look() -> Steps[tuple[int, receive.Received]]:
@@ -206,15 +216,16 @@ class AsyncVerbs(ABC):
         lock several groups. `wait` is in seconds, as for `receive`.
 
         Raises:
-            BrokerError: 9617 queue disabled, 15151 no such queue; while waiting also 8468 when a service of the
-                queue was altered or dropped.
+            BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
+                service of the queue was altered or dropped.
         """
         _check_wait(wait)
-        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        catalog, database_id = self.database.catalog, self.database.database_id
         found = await self._find(queue)
 
         def look() -> Steps[UUID | None]:
             there = yield from find_queue(catalog, database_id, queue)
+            yield from rights.authorize(self.database.user, "GET CONVERSATION GROUP", rights.queue(there.queue_id))
             return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
 
         async def once() -> UUID | None:
@@ -228,13 +239,20 @@ class AsyncVerbs(ABC):
         Both groups are locked until the transaction ends.
 
         Raises:
-            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439.
+            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
         """
-        await self._do(move.move_conversation(handle, group))
+        await self._do(
+            rights.authorized(
+                move.move_conversation(handle, group),
+                self.database.user,
+                "MOVE CONVERSATION",
+                rights.conversation(handle),
+            )
+        )
 
     async def _find(self, queue: str) -> Queue:
         """The queue of that name; it takes no connection when this process remembers it."""
-        catalog, database_id = self.database.instance.catalog, self.database.database_id
+        catalog, database_id = self.database.catalog, self.database.database_id
         known = catalog.queues.get((database_id, queue)) if isinstance(queue, str) else None
         if known is not None:
             return known
@@ -264,17 +282,26 @@ class AsyncVerbs(ABC):
         """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
 
         Raises:
-            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427.
+            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427, 8494; 28006 for WITH CLEANUP of a conversation that has
+                ended on this side, by others than db_owner.
         """
-        await self._do(end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup))
+
+        def steps() -> Steps[None]:
+            yield from rights.authorize_end(self.database.user, handle, cleanup=cleanup)
+            yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
+
+        await self._do(steps())
 
     async def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
         """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
 
         Raises:
-            BrokerError: 8410, 8418, 8426, 8458.
+            BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
         """
-        await self._do(begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock()))
+        steps = begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock())
+        await self._do(
+            rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle))
+        )
 
 
 def _check_wait(wait: object) -> None:
