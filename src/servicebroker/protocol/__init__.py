@@ -12,7 +12,7 @@ One `Dialog` (the transmission object) for each conversation endpoint that sends
    the transmission queue, `encode(header, payload, protection)`, `connection.send(body, now)`; if it `has_work` still,
    `add` it again. The payload of a cut with `fragments == 1` is one `Part` for each message first..last; else one
    `Part` whose body is `length` bytes at `offset`. When there is no connection, and each time one is lost:
-   `link_down(now, status)`; when there is one: `link_up()`.
+   `link_down(now, status)`, and leave the line; when there is one: `link_up()`.
 3. To receive: `parse(body)`, find the endpoint by conversation and side (the peer's `is_from_initiator` reversed),
    `open_payload` with the conversation's protection; where there is no endpoint, make the target's from a sequenced
    frame with an `opening`, else answer with `refusal`; then `arrived(header, payload)`. A `CorruptedMessage`

@@ -281,6 +281,7 @@ class SimulatedBroker:
                 if self._route(key) == event.instance:
                     dialog.link_up()
                     self._set_going(key)
+            self._later(0.0, lambda: self._pump(event.instance))
 
     def _closed(self, link: _Link, event: Closed) -> None:
         self._trace(*event)
@@ -298,6 +299,8 @@ class SimulatedBroker:
         for key, dialog in list(self._memory.dialogs.items()):
             if self._route(key) == peer:
                 dialog.link_down(self._now, UNREACHABLE)
+                if peer in self._memory.lines:
+                    self._memory.lines[peer].discard(key)
                 self._set_alarm(key, dialog.wake_at)
 
     # --- sending
