@@ -400,3 +400,12 @@ def size_of(thing: object, seen: set[int]) -> int:
     elif isinstance(thing, (list, tuple)):
         inner += thing
     return sys.getsizeof(thing) + sum(size_of(one, seen) for one in inner if not isinstance(one, (bool, type(None))))
+
+
+def test_an_acknowledgement_that_says_nothing_new_changes_nothing() -> None:
+    initiator, other = conversing()
+    initiator.save()
+    other.offer(0, 10)
+    transmission = send(other)
+    assert initiator.arrived(transmission.header, None) == []
+    assert not initiator.dirty

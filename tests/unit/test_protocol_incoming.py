@@ -193,3 +193,11 @@ def test_any_order_and_any_commits_deliver_the_same(order: list[tuple[int, int]]
     assert delivered == [0, 1, 2, 3]
     assert into.stored.acknowledgement() == Acknowledgement(4)
     assert into.stored.held == into.stored.ahead == 0
+
+
+def test_whole_messages_side_by_side_are_one_range() -> None:
+    into = incoming()
+    for number in (4, 1, 2):
+        whole(into, number)
+    commit(into)
+    assert into.stored.acknowledgement() == Acknowledgement(0, ((1, 2), (4, 4)))

@@ -178,3 +178,22 @@ def test_skipping_drops_what_waits() -> None:
     assert cuts(out, 1.0) == [Cut(5, 5, 0, 1, 0, 20)]
     assert not out.acknowledged(Acknowledgement(2))
     assert out.acknowledged(Acknowledgement(6))
+
+
+def test_after_a_lost_link_what_was_acknowledged_stays_at_home() -> None:
+    out = outgoing(10, 250, 10)
+    cuts(out)
+    out.acknowledged(Acknowledgement(0, ((0, 0), (2, 2)), ((1, 0, 1),)))
+    out.rewind()
+    assert pieces(cuts(out, 1.0)) == [(1, 2)]
+    assert not out.has_work(1.0)
+
+
+def test_a_message_in_parts_that_was_acknowledged_in_part_is_dropped_whole() -> None:
+    out = outgoing(250)
+    out.cut(0.0)
+    out.acknowledged(Acknowledgement(0, (), ((0, 2, 2),)))
+    out.acknowledged(Acknowledgement(1))
+    assert out.room == 1_000
+    out.tick(100.0)
+    assert not out.has_work(100.0)
