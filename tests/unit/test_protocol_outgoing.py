@@ -134,6 +134,7 @@ def test_without_a_link_nothing_travels_until_the_next_attempt() -> None:
     for _ in range(6):
         out.hold(now)
         out.hold(now + 1)  # told twice
+        out.tick(now + 1)
         assert out.cut(now + 1) is None
         assert not out.has_work(now + 1)
         waits.append(out.wake_at() - now)
