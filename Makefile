@@ -4,6 +4,7 @@
 # make check     the loop to live in: lint, types, import contracts, unit tests
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make conformance  every test, and docs/conformance.md from those that passed
+# make simulate 100,000 seeds of the simulator          (make simulate SEEDS=0:1000000)
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -11,9 +12,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUT ?=
 OUT ?= demo-data
+SEEDS ?= 0:100000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sync lint types unit conformance bench docs clean
+.PHONY: help install demo test check sync lint types unit conformance simulate bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -52,6 +54,9 @@ unit:
 
 conformance: install
 	$(BIN)/python -m pytest -q -p conformance --conformance docs/conformance.md
+
+simulate: install
+	$(BIN)/servicebroker simulate --seeds $(SEEDS)
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

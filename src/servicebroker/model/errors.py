@@ -50,22 +50,24 @@ class Rule(NamedTuple):
 MINIMUM_LIFETIME = 1
 MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 section 3)
 
+_UNDELIVERABLE = "This message could not be delivered because "
+
 RULES: dict[int, Rule] = {
     229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
     262: Rule("{0} permission denied in database '{1}'.", 14),
     402: Rule("The type of {0} is {1}; it must be {2}."),
     911: Rule("Database '{0}' does not exist."),
+    916: Rule(
+        'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
+        14,
+    ),
+    1093: Rule("'{0}' is not a valid broker name."),
     1205: Rule(
         "Transaction (Process ID {0}) was deadlocked on {1} resources with another process and has been chosen as "
         "the deadlock victim. Rerun the transaction.",
         13,
     ),
-    916: Rule(
-        'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
-        14,
-    ),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
-    1093: Rule("'{0}' is not a valid broker name."),
     2714: Rule("There is already an object named '{0}' in the database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     4606: Rule("Granted or revoked privilege {0} is not compatible with object."),
@@ -155,18 +157,18 @@ RULES: dict[int, Rule] = {
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
     8494: Rule("You do not have permission to access the service '{0}'."),
+    8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
-    9616: Rule(
-        "A message of type '{0}' was received and failed XML validation. {1} This occurred in the message "
-        "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
-    ),
     9615: Rule(
         "A message of type '{0}' failed XML validation on the target service. {1} This occurred in the message "
         "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
     ),
-    8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
+    9616: Rule(
+        "A message of type '{0}' was received and failed XML validation. {1} This occurred in the message "
+        "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
+    ),
     9617: Rule('The service queue "{0}" is currently disabled.'),
     9618: Rule(
         "The message cannot be sent because the service queue '{0}' associated with the dialog is currently disabled "
@@ -191,10 +193,21 @@ RULES: dict[int, Rule] = {
         "service name for messages in this conversation to be delivered.",
         10,
     ),
+    9753: Rule("The target service broker is unreachable.", 10),
     9770: Rule("Locating routes and security information via the Broker Configuration Service.", 10),
     9772: Rule(
         'The Service Broker in database "{0}" cannot be enabled because there is already an enabled Service Broker '
         "with the same ID."
+    ),
+    9779: Rule(
+        "Service Broker received an END CONVERSATION message on this conversation. "
+        "Service Broker will not transmit the message; it will be held until the application ends the conversation.",
+        10,
+    ),
+    9784: Rule(
+        "Service Broker received an error message on this conversation. "
+        "Service Broker will not transmit the message; it will be held until the application ends the conversation.",
+        10,
     ),
     9785: Rule("Invalid address specified: '{0}'.", 10),
     9791: Rule("The broker is disabled in the sender's database.", 10),
@@ -207,6 +220,37 @@ RULES: dict[int, Rule] = {
     9796: Rule(
         "The target service name matched a LOCAL route, but there is no service by that name "
         "in the local SQL Server instance.",
+        10,
+    ),
+    11212: Rule(_UNDELIVERABLE + "the conversation endpoint has already been closed."),
+    11213: Rule(_UNDELIVERABLE + "this is not the first message in the conversation."),
+    11217: Rule(
+        _UNDELIVERABLE + "it is out of sequence with respect to the conversation. "
+        "Conversation receive sequence number: {0}, Message sequence number: {1}."
+    ),
+    11218: Rule(_UNDELIVERABLE + "it is a duplicate."),
+    11221: Rule(_UNDELIVERABLE + "there is an inconsistency in the message header: {0}."),
+    11222: Rule(
+        _UNDELIVERABLE + "the TO service name '{0}' in the message does not match the name in the conversation "
+        "endpoint, '{1}'."
+    ),
+    11223: Rule(
+        _UNDELIVERABLE + "the service contract name '{0}' in the message does not match the name in the conversation "
+        "endpoint, '{1}'."
+    ),
+    11224: Rule(
+        _UNDELIVERABLE + "another instance of this service program has already started conversing with this endpoint."
+    ),
+    11230: Rule(_UNDELIVERABLE + "the message could not be decrypted and validated."),
+    11231: Rule(_UNDELIVERABLE + "the conversation endpoint is not secured, however the message is secured."),
+    11232: Rule(_UNDELIVERABLE + "the conversation endpoint is secured, however the message is not secured."),
+    11235: Rule("Received a malformed message: {0}."),
+    11277: Rule(
+        "A corrupted message has been received: "
+        "End of Conversation and Error flags may not be set in the first sequenced message."
+    ),
+    11299: Rule(
+        "A corrupted message has been received: an unsequenced message had a non-zero sequence number.",
         10,
     ),
     15007: Rule("'{0}' is not a valid login or you do not have permission."),
@@ -227,12 +271,23 @@ RULES: dict[int, Rule] = {
         'Cannot execute as the database principal because the principal "{0}" does not exist, '
         "this type of principal cannot be impersonated, or you do not have permission."
     ),
+    28000: Rule("The session key has an unexpected size: {0} bytes instead of {1}."),
+    28004: Rule("This message could not be delivered because the '{0}' action cannot be performed in the '{1}' state."),
     28006: Rule(
         "User does not have permission to {0} the conversation '{1}' in state '{2}'. Only members of the sysadmin "
         "fixed server role and the db_owner fixed database role have this permission.",
         14,
     ),
+    28010: Rule(
+        _UNDELIVERABLE + "it contains an invalid acknowledged message number. "
+        "Highest expected message number: {0}. Acknowledged message number: {1}, fragment number: {2}."
+    ),
     28012: Rule("The Service Broker in the target database is unavailable: '{0}'."),
+    28027: Rule("Connection handshake failed. There is no compatible {0}.", 10),
+    28028: Rule("Connection handshake failed. The connection was closed by the peer.", 10),
+    28029: Rule("Connection handshake failed. Received unexpected event {0} in state {1}.", 10),
+    28032: Rule("Connection handshake failed. The connection lost arbitration to a previously existing one.", 10),
+    28033: Rule("A new connection was established with the same peer. This connection lost the arbitration.", 10),
     33301: Rule(
         "The {0} specified for conversation priority '{1}' is not valid. "
         "The value must be between 1 and {2} characters long."
