@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from servicebroker.engine import begin, catalog, end, receive, send
+from servicebroker.model import arguments
 from servicebroker.store.statements import Steps
 from support import refused
 
@@ -116,7 +117,7 @@ def test_a_batch_is_a_list_of_bodies(wrong: Any) -> None:
 
 
 def test_a_body_has_a_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send, "MAXIMUM_BODY", 10)
+    monkeypatch.setattr(arguments, "MAXIMUM_BODY", 10)
     start(send.send(catalog.Catalog(), HANDLE, "t", b"x" * 10, now=NOW))
     with refused(8459, "10"):
         start(send.send(catalog.Catalog(), HANDLE, "t", b"x" * 11, now=NOW))

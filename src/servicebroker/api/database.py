@@ -13,7 +13,7 @@ import psycopg
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import alter, brokers, catalog, priorities, routes, services, transmission
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import ANY, check_broker_options
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -121,9 +121,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once.
         """
-        chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
-        if sum(map(bool, chosen)) > 1:
-            raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
         number = self.database_id
         if disable_broker:
             self._define(brokers.disable_broker(number))
@@ -235,9 +233,9 @@ class Database(Verbs):
         self,
         name: str,
         *,
-        contract_name: str = priorities.ANY,
-        local_service_name: str = priorities.ANY,
-        remote_service_name: str = priorities.ANY,
+        contract_name: str = ANY,
+        local_service_name: str = ANY,
+        remote_service_name: str = ANY,
         priority_level: int | str = "DEFAULT",
     ) -> None:
         """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.

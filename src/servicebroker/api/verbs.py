@@ -13,8 +13,8 @@ import psycopg
 
 from servicebroker.engine import begin, end, move, receive, send
 from servicebroker.engine.catalog import Queue, find_queue
-from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
@@ -146,7 +146,7 @@ class Verbs(ABC):
             BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue; while waiting also 8468 when a
                 service of the queue was altered or dropped.
         """
-        _check_wait(wait)
+        check_wait(wait)
         catalog, database_id = self.database.instance.catalog, self.database.database_id
         found = self._find(queue)
 
@@ -182,7 +182,7 @@ class Verbs(ABC):
             BrokerError: 9617 queue disabled, 15151 no such queue; while waiting also 8468 when a service of the
                 queue was altered or dropped.
         """
-        _check_wait(wait)
+        check_wait(wait)
         catalog, database_id = self.database.instance.catalog, self.database.database_id
         found = self._find(queue)
 
@@ -246,8 +246,3 @@ class Verbs(ABC):
             BrokerError: 8410, 8418, 8426, 8458.
         """
         self._do(begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock()))
-
-
-def _check_wait(wait: object) -> None:
-    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")

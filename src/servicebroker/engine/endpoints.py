@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.states import TRANSITIONS, Event, State
+from servicebroker.model import waiting
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import State, at
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -54,20 +55,12 @@ class Endpoint(NamedTuple):
         return self.far_handle is not None
 
 
-OBSTACLES = {
-    0: "",
-    9749: RULES[9749].text,
-    9791: RULES[9791].text,
-    28012: RULES[28012].text.format("Service broker is administratively disabled."),
-}
+OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLED, 28012: waiting.TARGET_DISABLED}
 
 
 def state_at(endpoint: Endpoint, now: datetime) -> State:
     """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
-    state = State(endpoint.state)
-    if endpoint.lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
-        return State.ERROR
-    return state
+    return at(State(endpoint.state), endpoint.lifetime, now)
 
 
 _SELECT = (
@@ -84,18 +77,6 @@ _SELECT = (
     "left join servicebroker.databases far on far.database_id = p.database_id "
     "left join servicebroker.queues q on q.queue_id = p.queue_id "
 )
-
-
-def check_handle(handle: object) -> None:
-    """Refuse what cannot be a conversation handle, before anything is asked of the database.
-
-    Raises:
-        BrokerError: 8418 when it is missing, 402 for another type.
-    """
-    if handle is None:
-        raise BrokerError(8418)
-    if not isinstance(handle, UUID):
-        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
 
 
 def find_endpoint(handle: UUID) -> Steps[Endpoint]:

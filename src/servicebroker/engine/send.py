@@ -10,7 +10,6 @@ from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
-    check_handle,
     find_endpoint,
     lock_endpoint,
     lock_parking,
@@ -21,21 +20,11 @@ from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import rejection
 from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_handle, stored_bodies, stored_body
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
 from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
-
-MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
-
-Body = bytes | bytearray | memoryview | str
-
-
-class Omitted:
-    """Stands for a body that was not given, which is not the same as NULL."""
-
-
-OMITTED = Omitted()
 
 
 def send(
@@ -54,7 +43,7 @@ def send(
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    content = _as_body(body)
+    content = stored_body(body)
     channel = catalog.channels.get(handle)
     if channel is not None:
         usage = _allowed(channel.near, channel.is_initiator, message_type)
@@ -79,11 +68,7 @@ def send_batch(
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
-        raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
-    contents = [_as_body(body) for body in bodies]
-    if not contents:
-        raise BrokerError(402, "the batch", "empty", "at least one body")
+    contents = stored_bodies(bodies)
     channel = catalog.channels.get(handle)
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
@@ -208,22 +193,3 @@ def _rejected(
         if failure := rejection(endpoint, far, message_type, number, content):
             return failure
     return None
-
-
-def _as_body(body: Body | Omitted | None) -> bytes | None:
-    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8."""
-    if isinstance(body, Omitted):
-        return None
-    if body is None:
-        raise BrokerError(8433)
-    if isinstance(body, str):
-        if not names.is_encodable(body):
-            raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
-        content = body.encode()
-    elif isinstance(body, (bytes, bytearray, memoryview)):
-        content = bytes(body)
-    else:
-        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
-    if len(content) > MAXIMUM_BODY:
-        raise BrokerError(8459, MAXIMUM_BODY)
-    return content or None

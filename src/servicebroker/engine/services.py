@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from servicebroker.engine.alter import find_queue_now, lock_conversations, ring
-from servicebroker.engine.catalog import checked_contracts, contract_ids, lock_service_alone
+from servicebroker.engine.catalog import contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
 from servicebroker.model import names
+from servicebroker.model.arguments import checked_contracts
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 

@@ -12,7 +12,7 @@ import psycopg
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine import alter, brokers, catalog, priorities, routes, services, transmission
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import ANY, check_broker_options
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -120,9 +120,7 @@ class AsyncDatabase(AsyncVerbs):
         Raises:
             BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once.
         """
-        chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
-        if sum(map(bool, chosen)) > 1:
-            raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
         number = self.database_id
         if disable_broker:
             await self._define(brokers.disable_broker(number))
@@ -234,9 +232,9 @@ class AsyncDatabase(AsyncVerbs):
         self,
         name: str,
         *,
-        contract_name: str = priorities.ANY,
-        local_service_name: str = priorities.ANY,
-        remote_service_name: str = priorities.ANY,
+        contract_name: str = ANY,
+        local_service_name: str = ANY,
+        remote_service_name: str = ANY,
         priority_level: int | str = "DEFAULT",
     ) -> None:
         """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
