@@ -122,12 +122,20 @@ def serve(session: Session, queue: Queue) -> None:
             endpoint = session.update(endpoint, dialog_timer=None)
             session.enqueue(endpoint, endpoint.broker.message_types[names.DIALOG_TIMER], rank=0)
     for endpoint in _endpoints(session, queue):
-        is_over = endpoint.state in _EXPIRING and endpoint.lifetime <= session.now
-        if is_over and session.try_lock("endpoint", endpoint.conversation_handle):
+        if _is_over(endpoint, session.now) and session.try_lock("endpoint", endpoint.conversation_handle):
             session.drop_waiting(endpoint.conversation_handle)
             expired = BrokerError(8489)
             endpoint = session.update(endpoint, state=State.ERROR, dialog_timer=None)
             tell_error(session, endpoint, -expired.number, expired.text)
+
+
+def is_due(endpoint: Endpoint, now: datetime) -> bool:
+    """Whether its timer or its lifetime is due."""
+    return bool(endpoint.dialog_timer and endpoint.dialog_timer <= now) or _is_over(endpoint, now)
+
+
+def _is_over(endpoint: Endpoint, now: datetime) -> bool:
+    return endpoint.state in _EXPIRING and endpoint.lifetime <= now
 
 
 def next_due(session: Session, queue: Queue) -> datetime | None:
