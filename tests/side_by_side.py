@@ -166,17 +166,19 @@ def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
 def _arrive_as(real: Rows, database: Any, queue: str) -> None:
     """Which conversation comes first is not said where many are told at once: the double takes the engine's order."""
     rows = database.queue_messages(queue)
-    memory = database.database.instance._memory.messages
-    numbers = sorted(row["queuing_order"] for row in rows)
+    with database._verb() as session:
+        messages = {row["queuing_order"]: session.messages.get(row["queuing_order"]) for row in rows}
     renumbered = {}
-    for number, message in zip(numbers, real, strict=True):
+    for number, message in zip(sorted(messages), real, strict=True):
         row = next((row for row in rows if _picked(row, _MESSAGE) == message), None)
         assert row is not None, f"only the engine has {message}"
         first = next(other for other in rows if other["conversation_handle"] == row["conversation_handle"])
         assert _picked(first, _MESSAGE) == message, "the order within a conversation is another one"
-        rows.remove(row)
-        renumbered[number] = replace(memory[row["queuing_order"]], queuing_order=number)
-    memory.update(renumbered)
+        rows.remove(first)
+        renumbered[number] = replace(messages[first["queuing_order"]], queuing_order=number)
+    committed = session.memory.messages
+    for number, message in renumbered.items():  # only new ones change places, so each stays committed or not
+        (session.messages.changes if number in session.messages.changes else committed)[number] = message
 
 
 def _picked(row: dict[str, Any], columns: str) -> tuple[Any, ...]:
