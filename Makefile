@@ -4,6 +4,7 @@
 # make check     the loop to live in: lint, types, import contracts, unit tests
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make conformance  every test, and docs/conformance.md from those that passed
+# make simulate  hours of the same: 500,000 random steps of engine and double, 100,000 conversations that leave nothing
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ INPUT ?=
 OUT ?= demo-data
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sync lint types unit conformance bench docs clean
+.PHONY: help install demo test check sync lint types unit conformance simulate bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -52,6 +53,9 @@ unit:
 
 conformance: install
 	$(BIN)/python -m pytest -q -p conformance --conformance docs/conformance.md
+
+simulate: install
+	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py --model-steps 500000 --leak-conversations 100000
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

@@ -125,10 +125,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
         return None, why
     service = _find_service(session.memory, initiator)
     if service is None:
-        wanted = initiator.far_broker_instance
-        if any(str(broker.service_broker_guid) == wanted and broker.is_enabled for broker in session.memory.brokers):
-            return BrokerError(8490, initiator.far_service), ""
-        return None, waiting.NOT_HERE
+        return _missing(session.memory, initiator)
     contract = service.contracts.get(initiator.contract.name)
     if contract is None:
         return BrokerError(8408, initiator.far_service, initiator.contract.name), ""
@@ -159,6 +156,15 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
         far_broker_instance=str(service.broker.service_broker_guid),
     )
     return None, ""
+
+
+def _missing(memory: Memory, initiator: Endpoint) -> tuple[BrokerError | None, str]:
+    """A database that was named and is here, but has no such service, is an error; anything else waits."""
+    enabled = [broker for broker in memory.brokers if broker.is_enabled]
+    if initiator.far_broker_instance in [str(broker.service_broker_guid) for broker in enabled]:
+        return BrokerError(8490, initiator.far_service), ""
+    elsewhere = any(initiator.far_service in broker.services for broker in enabled)
+    return None, waiting.INSTANCE_NOT_HERE if elsewhere else waiting.NOT_HERE
 
 
 def _find_service(memory: Memory, initiator: Endpoint) -> Service | None:
