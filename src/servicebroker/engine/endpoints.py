@@ -206,16 +206,9 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
         "returning conversation_group_id",
         (now, limit),
     )
-    groups = [group for (group,) in rows]
-    if groups:
-        # a dialog may be beginning in one of them: wait for it, so that the next statement sees it
-        yield Statement(
-            "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
-            "order by conversation_group_id for update",
-            (groups,),
-        )
-        yield remove_empty_groups(groups)
-    return len(groups)
+    if rows:
+        yield from _leave_groups([group for (group,) in rows])
+    return len(rows)
 
 
 def remove_endpoints(handles: list[UUID]) -> Steps[None]:
@@ -229,7 +222,20 @@ def remove_endpoints(handles: list[UUID]) -> Steps[None]:
         (handles,),
     )
     if rows:
-        yield remove_empty_groups([group for (group,) in rows])
+        yield from _leave_groups([group for (group,) in rows])
+
+
+def _leave_groups(groups: list[UUID]) -> Steps[None]:
+    """Delete those of the groups that are left empty; their locks are not ours.
+
+    A dialog may be beginning in one of them: wait for it, so that the next statement sees it.
+    """
+    yield Statement(
+        "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
+        "order by conversation_group_id for update",
+        (groups,),
+    )
+    yield remove_empty_groups(groups)
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

@@ -39,15 +39,15 @@ def remove_closed(session: Session) -> None:
         until = endpoint.security_timestamp
         if until and until <= session.now and session.try_lock("endpoint", handle):
             session.endpoints.remove(handle)
-            session.lock("row of the group", group)
             remove_empty_group(session, group)
 
 
 def remove_empty_group(session: Session, group: UUID) -> None:
-    """Delete the group when no conversation is in it."""
-    if session.groups.get(group) and not any(e.conversation_group_id == group for e in session.endpoints.all()):
+    """Delete the group when no conversation is in it; a dialog that is beginning in it has to be waited for."""
+    if session.groups.get(group):
         session.lock("row of the group", group)
-        session.groups.remove(group)
+        if not any(endpoint.conversation_group_id == group for endpoint in session.endpoints.all()):
+            session.groups.remove(group)
 
 
 def _leave_last_number(session: Session, endpoint: Endpoint) -> None:
