@@ -30,10 +30,12 @@ from support import (
     Clock,
     begin,
     define_standard_set,
+    in_thread,
     open_dialog,
     query,
     stopped,
     tolerate_rollbacks,
+    wait_until_blocked,
 )
 
 pytestmark = pytest.mark.slow
@@ -308,3 +310,34 @@ def cut_once(
         assert shown(database) == after
     assert lost <= cut.done
     return cut.done
+
+
+def test_a_cut_in_the_middle_of_commit(places: Places, clock: Clock) -> None:
+    """COMMIT waits in a deferred trigger of the application's table, and is killed there."""
+    database = places.next()
+    handles = with_messages(database, clock)
+    before = shown(database)
+    with database.instance.connection() as connection:
+        connection.execute(
+            "create function wait() returns trigger language plpgsql as "
+            "'begin perform pg_advisory_xact_lock(1, 1); return null; end'"
+        )
+        connection.execute(
+            "create constraint trigger wait after insert on work deferrable initially deferred "
+            "for each row execute function wait()"
+        )
+        connection.execute("select pg_advisory_lock(1, 1)")
+        working = in_thread(work, database, handles)
+        wait_until_blocked(database)
+        text = (
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where query = 'commit' and state = 'active'"
+        )
+        assert query(database, text) == [(True,)]
+        with pytest.raises(sb.InstanceError, match="during COMMIT"):
+            working.result(10)
+        connection.execute("select pg_advisory_unlock(1, 1)")
+        connection.execute("drop function wait() cascade")
+    assert shown(database) == before
+    assert locks_held(database) == []
+    work(database, handles)
+    assert shown(database) != before
