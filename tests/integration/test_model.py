@@ -149,7 +149,7 @@ class Model(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ verbs
 
-    @initialize(texts=st.lists(st.sampled_from(["//far", "//far", "//second", "//other"]), max_size=4))
+    @initialize(texts=st.lists(st.sampled_from(["//far", "//far", "//second", "//other"]), min_size=2, max_size=5))
     def begin_some(self, texts: list[str]) -> None:
         for to in texts:
             self.step("begin", self.databases["A"], lambda db, to=to: db.begin_dialog("//near", to, contract=CONTRACT))

@@ -35,36 +35,42 @@ def _send(session: Session, handle: UUID, message_type: str, contents: list[byte
     _refuse(endpoint, message_type, session)
     session.lock("endpoint", handle)
     first = endpoint.send_sequence
-    if endpoint.far_handle is None:
-        refusal, why = _open_target(session, endpoint)
-        if refusal:
-            _fail(session, endpoint, refusal)
-            return first
-        if why:
-            park(session, endpoint, message_type, contents, why)
-            return first
-        if not deliver_waiting(session, session.endpoint(handle)):
-            return first
-        endpoint = session.endpoint(handle)
+    if endpoint.far_handle is not None or _reach(session, endpoint, message_type, contents):
+        _deliver(session, session.endpoint(handle), message_type, contents)
+    return first
+
+
+def _reach(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> bool:
+    """Make the other side of a new conversation. False when the conversation fails, or the messages have to wait."""
+    refusal, why = _open_target(session, endpoint)
+    if refusal:
+        _fail(session, endpoint, refusal)
+    elif why:
+        park(session, endpoint, message_type, contents, why)
+    else:
+        return deliver_waiting(session, session.endpoint(endpoint.conversation_handle))
+    return False
+
+
+def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> None:
+    """Into the peer's queue, when it takes them and nothing is in the way."""
+    first = endpoint.send_sequence
     peer = session.peer(endpoint)
     assert peer is not None  # who loses it in the state CO loses its address too
     if peer.state in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
         session.update(endpoint, send_sequence=first + len(contents))  # nobody reads it any more
-        return first
+        return
     for number, content in enumerate(contents, first):
         if rejected := _rejection(endpoint, peer, message_type, number, content):
             _fail(session, endpoint, rejected)
-            return first
+            return
     if why := obstacle(endpoint, peer):
         park(session, endpoint, message_type, contents, why)
-        return first
-    if endpoint.is_parked and not deliver_waiting(session, endpoint):
-        return first
-    kind, _, _ = peer.contract.usages[message_type]
-    for number, content in enumerate(contents, first):
-        session.enqueue(peer, kind, content, number=number)
-    session.update(endpoint, send_sequence=first + len(contents))
-    return first
+    elif not endpoint.is_parked or deliver_waiting(session, endpoint):
+        kind, _, _ = peer.contract.usages[message_type]
+        for number, content in enumerate(contents, first):
+            session.enqueue(peer, kind, content, number=number)
+        session.update(endpoint, send_sequence=first + len(contents))
 
 
 def _refuse(endpoint: Endpoint, message_type: str, session: Session) -> None:
