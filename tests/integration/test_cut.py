@@ -1,7 +1,7 @@
 """The connection is cut before and after every exchange with the server: what a verb did is there as a whole, or not.
 
 An exchange is a BEGIN, a statement, a COMMIT. Cut before: the server's process is killed when the client
-begins to wait for the answer. Cut after: the answer is lost on its way.
+begins. Cut after: the answer is lost on its way.
 """
 
 from __future__ import annotations
@@ -53,28 +53,17 @@ class Cut:
         self.done = False
         self._seen = itertools.count()
         self._thread = threading.get_ident()
-        self._wait, self._prepare = DirectConnection.wait, DirectConnection._prepare
-        self._resting = False
+        self._wait = DirectConnection.wait
         self._monkeypatch = monkeypatch
 
     @contextmanager
     def active(self) -> Iterator[None]:
         with self._monkeypatch.context() as patch:
             patch.setattr(DirectConnection, "wait", lambda *given, **options: self.exchange(*given, **options))
-            patch.setattr(DirectConnection, "_prepare", lambda *given: self.prepare(*given))
             yield
 
-    def prepare(self, connection: DirectConnection, *given: Any) -> Any:
-        """Not to be cut at: it does nothing that could be half-done."""
-        self._resting = True
-        try:
-            return self._prepare(connection, *given)
-        finally:
-            self._resting = False
-
     def exchange(self, connection: DirectConnection, *given: Any, **options: Any) -> Any:
-        is_ours = threading.get_ident() == self._thread and not self._resting
-        if not is_ours or self.done or next(self._seen) != self.number:
+        if threading.get_ident() != self._thread or self.done or next(self._seen) != self.number:
             return self._wait(connection, *given, **options)
         self.done = True
         if not self.after:
