@@ -19,6 +19,7 @@ CATALOG = {  # what definitions need, and nothing of a conversation
     "services",
     "queues",
     "broker_priorities",
+    "routes",
     "migrations",
 }
 SESSIONS = {"savepoint_probes"}  # one row for each process number of the server
