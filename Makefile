@@ -4,7 +4,8 @@
 # make check     the loop to live in: lint, types, import contracts, unit tests
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make conformance  every test, and docs/conformance.md from those that passed
-# make simulate 100,000 seeds of the simulator          (make simulate SEEDS=0:1000000)
+# make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
+#                and double, 100,000 conversations that leave nothing
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -57,6 +58,7 @@ conformance: install
 
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
+	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py --model-steps 500000 --leak-conversations 100000
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

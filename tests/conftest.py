@@ -21,6 +21,8 @@ _numbers = itertools.count(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of the randomized tests, to repeat a run")
+    parser.addoption("--leak-conversations", type=int, default=700, help="conversations of the test for leaks")
+    parser.addoption("--model-steps", type=int, default=10_000, help="steps of the engine beside the double")
 
 
 @pytest.hookimpl(tryfirst=True)

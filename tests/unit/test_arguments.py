@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from servicebroker.engine import begin, catalog, end, receive, send
+from servicebroker.model import arguments
 from servicebroker.store.statements import Steps
 from support import refused
 
@@ -132,8 +133,8 @@ def test_a_body_has_a_maximum(made: Callable[[bytes], Any]) -> None:
 @pytest.mark.parametrize("wrong", [0, -1, None, True, 1.5, "9", 900 * 1024 * 1024 + 1], ids=repr)
 def test_the_maximum_of_bodies_has_bounds(wrong: Any) -> None:
     with refused(402, "maximum_body"):
-        send.checked_maximum(wrong)
-    assert send.checked_maximum(900 * 1024 * 1024)
+        arguments.checked_maximum(wrong)
+    assert arguments.checked_maximum(900 * 1024 * 1024)
 
 
 @pytest.mark.parametrize(

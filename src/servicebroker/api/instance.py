@@ -24,8 +24,8 @@ from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog, ensure_database, find_database
 from servicebroker.engine.principals import find_user
-from servicebroker.engine.send import MAXIMUM_BODY, checked_maximum
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
+from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.permissions import User

@@ -6,7 +6,7 @@ import os
 
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import UPKEEP, Clock, Instance, utc_now
-from servicebroker.engine.send import MAXIMUM_BODY
+from servicebroker.model.arguments import MAXIMUM_BODY
 
 
 def open_instance(

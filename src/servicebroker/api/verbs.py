@@ -14,8 +14,8 @@ import psycopg
 from servicebroker.engine import authorization as rights
 from servicebroker.engine import begin, end, move, multicast, receive, send
 from servicebroker.engine.catalog import Queue, find_queue
-from servicebroker.engine.send import OMITTED, Body, Omitted
 from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
@@ -182,7 +182,7 @@ class Verbs(ABC):
             BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue, 229 no permission; while waiting also
                 8468 when a service of the queue was altered or dropped.
         """
-        _check_wait(wait)
+        check_wait(wait)
         catalog, database_id = self.database.catalog, self.database.database_id
         found = self._find(queue)
 
@@ -218,7 +218,7 @@ class Verbs(ABC):
             BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
                 service of the queue was altered or dropped.
         """
-        _check_wait(wait)
+        check_wait(wait)
         catalog, database_id = self.database.catalog, self.database.database_id
         found = self._find(queue)
 
@@ -297,8 +297,3 @@ class Verbs(ABC):
         """
         steps = begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock())
         self._do(rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle)))
-
-
-def _check_wait(wait: object) -> None:
-    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")

@@ -9,11 +9,12 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.authorization import forget_permissions
-from servicebroker.engine.catalog import VALIDATIONS, Catalog, Queue, checked_switch, split_queue_name
+from servicebroker.engine.catalog import Catalog, Queue
 from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
+from servicebroker.model.arguments import check_switch, validation_letter
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
@@ -35,12 +36,11 @@ def alter_message_type(database_id: int, name: str, validation: str) -> Steps[No
     Raises:
         BrokerError: 15151 when it does not exist, 9663 for a built-in one, 402 for an unknown validation.
     """
-    if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+    letter = validation_letter(validation)
     type_id = yield from _user_object("alter", "message type", database_id, name)
     yield Statement(
         "update servicebroker.message_types set validation = $3 where database_id = $1 and message_type_id = $2",
-        (database_id, type_id, VALIDATIONS[validation]),
+        (database_id, type_id, letter),
     )
     yield renew_versions(database_id)
 
@@ -149,10 +149,9 @@ def alter_queue(
     Raises:
         BrokerError: 15151 when it does not exist, 402 for a wrong type.
     """
-    switches = {"STATUS": status, "RETENTION": retention, "POISON_MESSAGE_HANDLING": poison_message_handling}
-    for option, given in switches.items():
-        if given is not None:
-            checked_switch(option, given)
+    check_switch("STATUS", status)
+    check_switch("RETENTION", retention)
+    check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
     queue = yield from find_queue_now("alter", database_id, name)
     left: list[UUID] = []
     if poison_message_handling is not None:
@@ -235,7 +234,7 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
 
 def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
     """The queue of that name as it is, not as somebody remembers it."""
-    schema, queue = split_queue_name(name)
+    schema, queue = names.split_queue_name(name)
     rows = yield Statement(
         "select queue_id, database_id, name from servicebroker.queues "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from servicebroker.engine.catalog import split_queue_name
-from servicebroker.engine.endpoints import Endpoint, check_handle
+from servicebroker.engine.endpoints import Endpoint
+from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.names import is_encodable
+from servicebroker.model.names import is_encodable, split_queue_name
 from servicebroker.model.permissions import (
     DBO,
     GUEST,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
+from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by, validation_letter
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, User
 from servicebroker.protocol.routing import Route, RoutingTable
@@ -17,12 +17,7 @@ from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
 
-VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X"}
-SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
-
 _CHANNELS_KEPT = 10_000
-_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a queue's name, in brackets or plain
-_LONGEST_WRITTEN = 2 * (2 * names.MAXIMUM_NAME + 2) + 1
 
 
 class Usage(NamedTuple):
@@ -182,12 +177,11 @@ def find_database(name: str) -> Steps[int]:
 def create_message_type(database_id: int, name: str, validation: str = "NONE", owner: int = DBO) -> Steps[int]:
     """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY or WELL_FORMED_XML (reference 01 section 2)."""
     names.checked("message type", name)
-    if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+    letter = validation_letter(validation)
     rows = yield Statement(
         "insert into servicebroker.message_types (database_id, name, validation, owner_id) values ($1, $2, $3, $4) "
         "on conflict do nothing returning message_type_id",
-        (database_id, name, VALIDATIONS[validation], owner),
+        (database_id, name, letter, owner),
     )
     return _created(rows, name)
 
@@ -202,17 +196,8 @@ def create_contract(
             that does not exist, 2714 when the name is taken.
     """
     names.checked("contract", name)
-    pairs = _pairs(sent_by)
-    given = [names.checked("message type", message_type) for message_type, _ in pairs]
-    for message_type in given:
-        if given.count(message_type) > 1:
-            raise BrokerError(8403, message_type)
-    for _, side in pairs:
-        if not isinstance(side, str) or side not in SENT_BY:
-            raise BrokerError(402, "SENT BY", repr(side), "one of " + ", ".join(SENT_BY))
-    if not any(SENT_BY[side][0] for _, side in pairs):
-        raise BrokerError(8492, name)
-    ids = yield from _ids("message type", database_id, given)
+    pairs = checked_sent_by(name, sent_by)
+    ids = yield from _ids("message type", database_id, [message_type for message_type, _ in pairs])
     rows = yield Statement(
         "insert into servicebroker.service_contracts (database_id, name, owner_id) values ($1, $2, $3) "
         "on conflict do nothing returning service_contract_id",
@@ -230,8 +215,8 @@ def create_queue(database_id: int, name: str, retention: bool = False, owner: in
         BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with #, 402 for a
             wrong type.
     """
-    checked_switch("RETENTION", retention)
-    schema, queue = split_queue_name(name)
+    check_switch("RETENTION", retention)
+    schema, queue = names.split_queue_name(name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
     rows = yield Statement("select name from servicebroker.databases where database_id = $1 for update", (database_id,))
@@ -281,17 +266,6 @@ def create_service(
     return service_id
 
 
-def checked_contracts(contracts: Iterable[str]) -> list[str]:
-    """A list of contract names, none twice."""
-    if isinstance(contracts, str) or not isinstance(contracts, Iterable):
-        raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
-    given = [names.checked("service contract", contract) for contract in contracts]
-    for contract in given:
-        if given.count(contract) > 1:
-            raise BrokerError(8404, contract)
-    return given
-
-
 def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, int]]:
     """The numbers of these contracts, by name."""
     return _ids("service contract", database_id, checked_contracts(contracts))
@@ -305,33 +279,7 @@ def lock_service_alone(name: str) -> Statement:
     )
 
 
-def checked_switch(option: str, given: object) -> None:
-    """Refuse what is neither ON nor OFF.
-
-    Raises:
-        BrokerError: 402.
-    """
-    if not isinstance(given, bool):
-        raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
-
-
 # ---------------------------------------------------------------- finding
-
-
-def split_queue_name(name: object) -> tuple[str, str]:
-    """Schema and name of `queue`, `schema.queue` or `[schema].[queue]`; the schema is dbo when not given.
-
-    Raises:
-        BrokerError: 9609 for more than two parts, 15151 for an empty part or a stray bracket.
-    """
-    text = names.checked("queue", name, _LONGEST_WRITTEN)
-    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
-        raise BrokerError(15151, "use", "queue", text, hint="Write a name with dots or brackets as [name]; ] is ]].")
-    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
-    if len(parts) > 2:
-        raise BrokerError(9609, "queue", text, 1)
-    schema, queue = ("dbo", *parts)[-2:]
-    return names.checked("schema", schema), queue
 
 
 def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
@@ -343,7 +291,7 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     known = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
     if known is not None:
         return known
-    schema, queue = split_queue_name(name)
+    schema, queue = names.split_queue_name(name)
     rows = yield Statement(
         "select queue_id, database_id, name from servicebroker.queues "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
@@ -416,14 +364,6 @@ _TABLES = {
     "message type": ("message_types", "message_type_id"),
     "service contract": ("service_contracts", "service_contract_id"),
 }
-
-
-def _pairs(sent_by: object) -> list[tuple[str, str]]:
-    """Message types with their senders, from a mapping or from pairs."""
-    given = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
-        raise BrokerError(402, "the message types", type(sent_by).__name__, "a mapping or pairs of type and sender")
-    return given
 
 
 def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]]:

@@ -8,7 +8,6 @@ from uuid import UUID
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
     Endpoint,
-    check_handle,
     find_endpoint,
     lock_conversation,
     lock_parking,
@@ -20,12 +19,10 @@ from servicebroker.engine.endpoints import (
 from servicebroker.engine.failure import drop_waiting
 from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import check_end
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import TRANSITIONS, Event, State, after
 from servicebroker.store.statements import Statement, Steps
-
-MAXIMUM_DESCRIPTION = 3000  # characters
 
 
 def end_conversation(
@@ -41,7 +38,7 @@ def end_conversation(
         BrokerError: 8418 no handle, 8426 unknown handle, 8427 wrong state, 8419, 8422, 8424 a half-given or
             impossible error, 402 for wrong types.
     """
-    _check(handle, error, cleanup)
+    check_end(handle, error, cleanup)
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield from _purge(endpoint)
@@ -149,29 +146,3 @@ def _set_state(endpoint: Endpoint, state: State) -> Statement:
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (endpoint.conversation_handle, state.value),
     )
-
-
-def _check(handle: object, error: tuple[int, str] | None, cleanup: bool) -> None:
-    check_handle(handle)
-    if error is None:
-        return
-    if cleanup:
-        raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
-    if not isinstance(error, tuple) or len(error) != 2:
-        raise BrokerError(402, "the error", repr(error), "a tuple of code and description")
-    code, description = error
-    if code is None and description is None:
-        raise BrokerError(8424)
-    if code is None:
-        raise BrokerError(8419)
-    if description is None:
-        raise BrokerError(8422)
-    if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
-        raise BrokerError(402, "the error code", repr(code), "a positive int")
-    if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
-        raise BrokerError(
-            402,
-            "the error description",
-            type(description).__name__,
-            f"str, at most {MAXIMUM_DESCRIPTION} characters",
-        )

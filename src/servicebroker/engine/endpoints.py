@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.states import TRANSITIONS, Event, State
+from servicebroker.model import waiting
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import State, at
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -69,20 +70,12 @@ class Endpoint(NamedTuple):
         return self.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED)
 
 
-OBSTACLES = {
-    0: "",
-    9749: RULES[9749].text,
-    9791: RULES[9791].text,
-    28012: RULES[28012].text.format("Service broker is administratively disabled."),
-}
+OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLED, 28012: waiting.TARGET_DISABLED}
 
 
 def state_at(endpoint: Endpoint, now: datetime) -> State:
     """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
-    state = State(endpoint.state)
-    if endpoint.lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
-        return State.ERROR
-    return state
+    return at(State(endpoint.state), endpoint.lifetime, now)
 
 
 _SELECT = (
@@ -103,18 +96,6 @@ _SELECT = (
     "left join servicebroker.databases far on far.database_id = p.database_id "
     "left join servicebroker.queues q on q.queue_id = p.queue_id "
 )
-
-
-def check_handle(handle: object) -> None:
-    """Refuse what cannot be a conversation handle, before anything is asked of the database.
-
-    Raises:
-        BrokerError: 8418 when it is missing, 402 for another type.
-    """
-    if handle is None:
-        raise BrokerError(8418)
-    if not isinstance(handle, UUID):
-        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
 
 
 def find_endpoint(handle: UUID) -> Steps[Endpoint]:
@@ -258,16 +239,9 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
         "returning conversation_group_id",
         (now, limit),
     )
-    groups = [group for (group,) in rows]
-    if groups:
-        # a dialog may be beginning in one of them: wait for it, so that the next statement sees it
-        yield Statement(
-            "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
-            "order by conversation_group_id for update",
-            (groups,),
-        )
-        yield remove_empty_groups(groups)
-    return len(groups)
+    if rows:
+        yield from _leave_groups([group for (group,) in rows])
+    return len(rows)
 
 
 def remove_endpoints(handles: list[UUID]) -> Steps[None]:
@@ -281,7 +255,20 @@ def remove_endpoints(handles: list[UUID]) -> Steps[None]:
         (handles,),
     )
     if rows:
-        yield remove_empty_groups([group for (group,) in rows])
+        yield from _leave_groups([group for (group,) in rows])
+
+
+def _leave_groups(groups: list[UUID]) -> Steps[None]:
+    """Delete those of the groups that are left empty; their locks are not ours.
+
+    A dialog may be beginning in one of them: wait for it, so that the next statement sees it.
+    """
+    yield Statement(
+        "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
+        "order by conversation_group_id for update",
+        (groups,),
+    )
+    yield remove_empty_groups(groups)
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

@@ -10,20 +10,16 @@ from uuid import UUID
 from servicebroker.engine import enqueue, shared_bodies
 from servicebroker.engine.authorization import authorize, conversation
 from servicebroker.engine.catalog import Catalog, Usage
-from servicebroker.engine.endpoints import Endpoint, check_handle, find_endpoints, lock_parking
+from servicebroker.engine.endpoints import Endpoint, find_endpoints, lock_parking
 from servicebroker.engine.opening import lock_service
 from servicebroker.engine.send import (
-    MAXIMUM_BODY,
-    OMITTED,
-    Body,
-    Omitted,
-    as_body,
     far_usages,
     pass_on,
     refuse,
     rejected,
 )
 from servicebroker.model import names
+from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handle, stored_body
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
@@ -53,7 +49,7 @@ def send_multicast(
     """
     check_handles(handles)
     names.checked("message type", message_type)
-    content = as_body(body, maximum_body)
+    content = stored_body(body, maximum_body)
     if catalog.user is not None:
         for handle in handles:
             yield from authorize(catalog.user, "SEND", conversation(handle))

@@ -11,6 +11,7 @@ from servicebroker.engine.authorization import authorize
 from servicebroker.engine.authorization import queue as this_queue
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
 from servicebroker.engine.endpoints import keep_lock
+from servicebroker.model.arguments import check_receive
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
@@ -45,13 +46,7 @@ def receive(
         BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 229 no permission, 402 wrong types.
         InstanceError: a pipeline reads the queue.
     """
-    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
-        raise BrokerError(402, "TOP", repr(top), "an int of 0 or more")
-    for given in (conversation_handle, conversation_group_id):
-        if given is not None and not isinstance(given, UUID):
-            raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
-    if conversation_handle is not None and conversation_group_id is not None:
-        raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+    check_receive(top, conversation_handle, conversation_group_id)
     labels = yield from find_labels(catalog, queue.database_id)  # first: it must not fail between take and return
     arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
     if catalog.user is None:

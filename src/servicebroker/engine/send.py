@@ -11,7 +11,6 @@ from servicebroker.engine.authorization import authorize, conversation, refused_
 from servicebroker.engine.catalog import Catalog, Channel, Usage, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
-    check_handle,
     find_endpoint,
     lock_endpoint,
     lock_parking,
@@ -23,24 +22,21 @@ from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.retention import retain_sent
 from servicebroker.engine.validation import rejection
 from servicebroker.model import names
+from servicebroker.model.arguments import (
+    MAXIMUM_BODY,
+    OMITTED,
+    Body,
+    Omitted,
+    check_handle,
+    stored_bodies,
+    stored_body,
+)
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import validation_failure
 from servicebroker.model.permissions import DBO
 from servicebroker.model.states import Event, after
 from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
-
-MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
-HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with the rest of the row
-
-Body = bytes | bytearray | memoryview | str
-
-
-class Omitted:
-    """Stands for a body that was not given, which is not the same as NULL."""
-
-
-OMITTED = Omitted()
 
 
 def send(
@@ -62,7 +58,7 @@ def send(
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    content = as_body(body, maximum_body)
+    content = stored_body(body, maximum_body)
     channel = catalog.channels.get(handle)
     if channel is not None:
         usage = _allowed(channel.near, channel.is_initiator, message_type)
@@ -93,11 +89,7 @@ def send_batch(
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
-        raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
-    contents = [as_body(body, maximum_body) for body in bodies]
-    if not contents:
-        raise BrokerError(402, "the batch", "empty", "at least one body")
+    contents = stored_bodies(bodies, maximum_body)
     channel = catalog.channels.get(handle)
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
@@ -271,35 +263,3 @@ def rejected(
         if failure := rejection(endpoint, far, message_type, number, content):
             return failure
     return None
-
-
-def as_body(body: Body | Omitted | None, maximum: int) -> bytes | None:
-    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8.
-
-    Raises:
-        BrokerError: 8433 NULL, 402 wrong type, 8459 more than `maximum` bytes.
-    """
-    if isinstance(body, Omitted):
-        return None
-    if body is None:
-        raise BrokerError(8433)
-    if isinstance(body, str):
-        if not names.is_encodable(body):
-            raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
-        body = body.encode()
-    elif not isinstance(body, (bytes, bytearray, memoryview)):
-        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
-    if memoryview(body).nbytes > maximum:  # before it is copied
-        raise BrokerError(8459, maximum)
-    return bytes(body) or None
-
-
-def checked_maximum(maximum: object) -> int:
-    """The limit of bodies that an instance may be opened with, in bytes.
-
-    Raises:
-        BrokerError: 402.
-    """
-    if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAXIMUM:
-        raise BrokerError(402, "maximum_body", repr(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
-    return maximum

@@ -7,11 +7,12 @@ from uuid import UUID
 
 from servicebroker.engine.alter import find_queue_now, lock_conversations, renew_versions, ring
 from servicebroker.engine.authorization import forget_permissions
-from servicebroker.engine.catalog import checked_contracts, contract_ids, lock_service_alone
+from servicebroker.engine.catalog import contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
 from servicebroker.engine.retention import move_to_queue, purge_queue
 from servicebroker.model import names
+from servicebroker.model.arguments import checked_contracts
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store.statements import Statement, Steps

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue
@@ -27,10 +27,9 @@ from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, NEW_READER, purge
 from servicebroker.engine.validation import rejection
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
-
-REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
 
 
 def park(

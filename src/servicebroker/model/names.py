@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import NamedTuple
 
 from servicebroker.model.errors import BrokerError
@@ -10,6 +11,9 @@ from servicebroker.model.errors import BrokerError
 MAXIMUM_NAME = 128  # characters of a name in DDL
 MAXIMUM_SERVICE_NAME = 256  # characters of a service name given as a literal
 POSTGRES_IDENTIFIER = 63  # bytes
+
+_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a queue's name, in brackets or plain
+_LONGEST_WRITTEN = 2 * (2 * MAXIMUM_NAME + 2) + 1
 
 _BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"
 _NOTIFICATIONS = "http://schemas.microsoft.com/SQL/Notifications/"
@@ -96,6 +100,22 @@ def checked_queue(name: object) -> str:
     if text.startswith("#"):
         raise BrokerError(15151, "use", "queue", text, hint="A queue name may not begin with #.")
     return text
+
+
+def split_queue_name(name: object) -> tuple[str, str]:
+    """Schema and name of `queue`, `schema.queue` or `[schema].[queue]`; the schema is dbo when not given.
+
+    Raises:
+        BrokerError: 9609 for more than two parts, 15151 for an empty part or a stray bracket.
+    """
+    text = checked("queue", name, _LONGEST_WRITTEN)
+    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
+        raise BrokerError(15151, "use", "queue", text, hint="Write a name with dots or brackets as [name]; ] is ]].")
+    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
+    if len(parts) > 2:
+        raise BrokerError(9609, "queue", text, 1)
+    schema, queue = ("dbo", *parts)[-2:]
+    return checked("schema", schema), queue
 
 
 def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:

@@ -14,7 +14,7 @@ from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTrans
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import ANY, check_broker_options
 from servicebroker.model.permissions import User
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps
@@ -158,9 +158,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once, 5011 no
                 permission.
         """
-        chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
-        if sum(map(bool, chosen)) > 1:
-            raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
         number, statement = self.database_id, "ALTER DATABASE"
         if disable_broker:
             await self._define(brokers.disable_broker(number), statement)
@@ -290,9 +288,9 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
         self,
         name: str,
         *,
-        contract_name: str = priorities.ANY,
-        local_service_name: str = priorities.ANY,
-        remote_service_name: str = priorities.ANY,
+        contract_name: str = ANY,
+        local_service_name: str = ANY,
+        remote_service_name: str = ANY,
         priority_level: int | str = "DEFAULT",
     ) -> None:
         """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.

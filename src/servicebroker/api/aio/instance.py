@@ -23,8 +23,8 @@ from servicebroker.api.aio.upkeep import Upkeep
 from servicebroker.api.preparation import prepare
 from servicebroker.engine.catalog import Catalog, ensure_database, find_database
 from servicebroker.engine.principals import find_user
-from servicebroker.engine.send import MAXIMUM_BODY, checked_maximum
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
+from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
 from servicebroker.model.permissions import User
