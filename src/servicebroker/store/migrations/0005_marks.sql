@@ -6,27 +6,37 @@ create type servicebroker.survey as (
     drawn bigint,
     drawn_at timestamptz,
     looked_at timestamptz,
-    writers text[],
-    held text[],
+    writers xid8[],
+    held xid8[],
     base bigint[],
     patience interval
 );
 
--- The transactions of others that have this table open for writing; a lock is given back only after the commit can
--- be seen. A prepared transaction has changed its number, so there any prepared one counts as all of them.
-create function servicebroker.writers(queue regclass) returns text[] language sql as $$
+-- The unfinished transactions of others that have this table open for writing. One that is missing has ended so that
+-- the next snapshot sees it, or has drawn no number yet: the lock and the id come before the number. pg_locks shows
+-- the lower half of an id, that of savepoints too, which are younger.
+create function servicebroker.writers(queue regclass) returns xid8[] language sql as $$
+    with locks as materialized (select * from pg_locks),
+    latest as materialized (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as id)
     select array(
-        select case when l.pid is null then 'prepared' else l.virtualtransaction end
-          from pg_locks l
-         where l.locktype = 'relation' and l.relation = queue and l.mode = 'RowExclusiveLock'
-           and l.database = (select d.oid from pg_database d where d.datname = current_database())
-           and l.pid is distinct from pg_backend_pid());
+        select min(id + (transactionid::text::bigint - id % 4294967296 + 6442450944) % 4294967296 - 2147483648)::text::xid8
+          from locks, latest
+         where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted and virtualtransaction in (
+               select virtualtransaction from locks
+                where locktype = 'relation' and relation = queue and mode = 'RowExclusiveLock'
+                  and database = (select oid from pg_database where datname = current_database())
+                  and pid is distinct from pg_backend_pid())
+         group by virtualtransaction);
+$$;
+
+create function servicebroker.unfinished(transactions xid8[]) returns xid8[] language sql as $$
+    select array(select id from unnest(transactions) id where pg_xact_status(id) = 'in progress');
 $$;
 
 -- Whether every transaction on which the session's marks of the queue depend is still open.
 create function servicebroker.marks_hold(queue_id integer) returns boolean language sql as $$
-    select (current_setting(format('servicebroker.survey_%s', queue_id))::servicebroker.survey).held
-        <@ servicebroker.writers(format('servicebroker.queue_%s', queue_id)::regclass);
+    select held = servicebroker.unfinished(held)
+      from (select (current_setting(format('servicebroker.survey_%s', queue_id))::servicebroker.survey).held) survey;
 $$;
 
 -- Go back to the marks that depend on nobody. The next time it takes longer until an open transaction is given up.
