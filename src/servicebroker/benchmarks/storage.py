@@ -135,8 +135,9 @@ class Storage:
 
     def _consumed(self, held_by: str | None, messages: int) -> None:
         """A queue through which a hundred times as many messages have gone, while somebody held vacuum back."""
-        self._fill(GROUPS, messages * CONSUMED)
-        self._insert(messages, GROUPS, "later ", row=10)
+        self._empty(messages)
+        self._insert(messages * CONSUMED, messages * CONSUMED, "", row=1000)
+        self._insert(messages, messages, "later ", row=10)
         if held_by is not None:
             other = self._connection()
             other.execute("set transaction isolation level repeatable read")
