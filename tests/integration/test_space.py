@@ -14,7 +14,7 @@ import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.upkeep import WORTH_GIVING_BACK, give_space_back
 from servicebroker.store import locks
-from servicebroker.store.statements import run
+from servicebroker.store.running import run
 from support import (
     ORDER,
     STOCK_QUEUE,

@@ -27,6 +27,7 @@ _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
 _TICK = 1.0  # seconds between two looks whether a queue was drained
+_TRIES = 10  # one in each tick
 _DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
@@ -44,7 +45,7 @@ class Upkeep:
         self._interval = interval
         self._closed = Event()
         self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
-        self._drained = False
+        self._tries = 0  # left, to find nobody at a table that was drained
         self._connection: psycopg.Connection[Any] | None = None
         self._background = Background(self._run, "servicebroker upkeep")
 
@@ -53,7 +54,7 @@ class Upkeep:
         if messages:
             self._taken[queue_id] += messages
         elif self._taken.pop(queue_id, 0) >= _DRAINED:
-            self._drained = True
+            self._tries = _TRIES
 
     def close(self) -> None:
         """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
@@ -67,14 +68,16 @@ class Upkeep:
         due = time.monotonic() + self._interval
         while not self._closed.wait(min(self._interval, _TICK)):
             whole = time.monotonic() >= due
-            if not whole and not self._drained:
+            if not whole and not self._tries:
                 continue
             try:
                 with connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
                     connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
-                    if self._drained:
-                        self._drained = not give_back(connection)
+                    if self._tries:
+                        self._tries -= 1
+                        if give_back(connection):
+                            self._tries = 0
                     if whole:
                         upkeep(connection, self._clock(), self._closed.is_set)
             except (psycopg.Error, ServiceBrokerError) as problem:

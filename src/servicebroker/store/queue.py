@@ -37,7 +37,13 @@ def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> l
 def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
     """The statements that make, or make anew, the functions of a queue, for RETENTION on or off."""
     delete, deleted = f"delete from servicebroker.queue_{queue_id} g where", "returning"
-    slots = {"delete": delete, "returning": deleted, "body": _part("take", queue_id), "deleter": "g.xmax", "from_gone": ""}
+    slots = {
+        "delete": delete,
+        "returning": deleted,
+        "body": _part("take", queue_id),
+        "deleter": "g.xmax",
+        "from_gone": "",
+    }
     if retention:
         slots = {
             "delete": f"with gone as ({delete}",
