@@ -104,6 +104,12 @@ def group_of(database: sb.Database, handle: UUID) -> UUID:
     return found
 
 
+def queue_number(database: sb.Database, name: str) -> int:
+    text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
+    found: int = query(database, text, database.database_id, name)[0][0]
+    return found
+
+
 def waiting_messages(database: sb.Database) -> int:
     """How many messages of a database stand in the transmission queue."""
     text = (
@@ -167,6 +173,13 @@ def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def together(*work: Callable[[], Any], seconds: float = 60) -> None:
+    """Run all at once; the first problem of any is raised."""
+    futures: list[Future[Any]] = [in_thread(one) for one in work]
+    for future in futures:
+        future.result(seconds)
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10) -> None:

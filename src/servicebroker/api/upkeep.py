@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -14,7 +16,7 @@ import psycopg
 from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.shared_bodies import remove_unread
 from servicebroker.engine.transmission import deliver_left_over
-from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
+from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
@@ -24,12 +26,16 @@ from servicebroker.store.statements import Steps
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
+_TICK = 1.0  # seconds between two looks whether a queue was drained
+_TRIES = 10  # one in each tick
+_DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
 
 class Upkeep:
     """Runs `upkeep` every `interval` seconds, on a connection of its own that it opens for each round.
 
+    A queue that this process has drained gives its space back within a second or so.
     A round that fails, because the server is down or restarts, is made up for by the next one.
     """
 
@@ -38,8 +44,17 @@ class Upkeep:
         self._clock = clock
         self._interval = interval
         self._closed = Event()
+        self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._tries = 0  # left, to find nobody at a table that was drained
         self._connection: psycopg.Connection[Any] | None = None
         self._background = Background(self._run, "servicebroker upkeep")
+
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE of this process has taken so many messages; none: the queue is empty."""
+        if messages:
+            self._taken[queue_id] += messages
+        elif self._taken.pop(queue_id, 0) >= _DRAINED:
+            self._tries = _TRIES
 
     def close(self) -> None:
         """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
@@ -50,16 +65,35 @@ class Upkeep:
         self._background.stop(_PATIENCE)
 
     def _run(self) -> None:
-        while not self._closed.wait(self._interval):
+        due = time.monotonic() + self._interval
+        while not self._closed.wait(min(self._interval, _TICK)):
+            whole = time.monotonic() >= due
+            if not whole and not self._tries:
+                continue
             try:
                 with connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
                     connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
-                    upkeep(connection, self._clock(), self._closed.is_set)
+                    if self._tries:
+                        self._tries -= 1
+                        if give_back(connection):
+                            self._tries = 0
+                    if whole:
+                        upkeep(connection, self._clock(), self._closed.is_set)
             except (psycopg.Error, ServiceBrokerError) as problem:
                 _LOG.debug("upkeep: %s", problem)
             finally:
                 self._connection = None
+                if whole:
+                    due = time.monotonic() + self._interval
+
+
+def give_back(connection: psycopg.Connection[Any]) -> bool:
+    """Give back the space of queues that are large and empty. Returns whether no large one is left."""
+    left = 0
+    for queue_id in run(connection, bloated_queues()):
+        left += not run(connection, give_space_back(queue_id))
+    return not left
 
 
 def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -79,3 +113,4 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
                 break
     if not stopped():
         in_transaction(connection, deliver_left_over(now))
+        give_back(connection)

@@ -204,6 +204,7 @@ class Verbs(ABC):
             queue_id, (messages, transaction) = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
             if messages:
                 self._received(queue_id, transaction)
+            self.database.instance.took(queue_id, len(messages))
             return messages
 
         return self._waiting(queue, once, 0 if top == 0 else wait)

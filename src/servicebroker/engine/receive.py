@@ -56,7 +56,7 @@ def receive(
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
         return Received([], 0)
-    _, _, group, *_, transaction_id, under_savepoint = rows[0]
+    group, _, transaction_id, under_savepoint = rows[0][-4:]
     transaction = int.from_bytes(transaction_id, "big")  # the driver leaves an xid8 as it came
     if under_savepoint:
         yield keep_lock(group)
@@ -123,18 +123,31 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
 
 
 def _messages(rows: Rows, labels: Labels) -> list[Message]:
+    """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql)."""
     services, contracts, types = labels
+    group, service, *_ = rows[0][-4:]
+    service_name = services[service]
+    handles = {handle: UUID(bytes=handle) for handle in {row[1] for row in rows}}
+    kinds = {
+        kind: (contracts[kind >> 32], kind >> 32, types[kind & _TYPE], kind & _TYPE)
+        for kind in {row[4] for row in rows}
+    }
     new = tuple.__new__  # Message(...) takes twice as long
     return [
         new(
             Message,
             (
-                *(0, priority, order, group, handle, number, services[service], service),
-                *(contracts[contract], contract, types[kind], kind, validation, body, time),
+                *(0, -descent, place & _ORDER, group, handles[handle], number, service_name, service),
+                *kinds[kind],
+                *(validation, body, time),
             ),
         )
-        for priority, order, group, handle, number, service, contract, kind, validation, body, time, *_ in rows
+        for descent, handle, place, number, kind, validation, body, time, _, _, _, _ in sorted(rows)
     ]
+
+
+_ORDER = (1 << 61) - 1
+_TYPE = (1 << 32) - 1
 
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:

@@ -51,7 +51,7 @@ class PreparedStatements:
         if result.status != ExecStatus.TUPLES_OK:
             return []
         transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
-        return transformer.load_rows(0, result.ntuples, tuple_row_maker)
+        return transformer.load_rows(0, result.ntuples, tuple)
 
     def _run(
         self,
@@ -131,11 +131,6 @@ def _result(connection: AnyConnection) -> PQGen[PGresult]:
     if result.status == ExecStatus.FATAL_ERROR:
         raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
     return result
-
-
-def tuple_row_maker(values: Any) -> Row:
-    """The row as the driver made it."""
-    return tuple(values)
 
 
 def adapt(adapters: AdaptersMap) -> None:

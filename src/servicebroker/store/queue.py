@@ -13,7 +13,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "expire", "receive")
+_FUNCTIONS = ("fire_timers", "expire", "survey", "receive")
 
 
 def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
@@ -36,10 +36,22 @@ def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> l
 
 def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
     """The statements that make, or make anew, the functions of a queue, for RETENTION on or off."""
+    delete, deleted = f"delete from servicebroker.queue_{queue_id} g where", "returning"
     slots = {
-        "body": _part("keep" if retention else "take", queue_id),
-        "retain": retain_gone(queue_id) if retention else "",
+        "delete": delete,
+        "returning": deleted,
+        "body": _part("take", queue_id),
+        "deleter": "g.xmax",
+        "from_gone": "",
     }
+    if retention:
+        slots = {
+            "delete": f"with gone as ({delete}",
+            "returning": f"returning g.*, g.xmax as deleter){retain_gone(queue_id)} select",
+            "body": _part("keep", queue_id),
+            "deleter": "g.deleter",
+            "from_gone": "from gone g",
+        }
     return [_statement(part, queue_id, **slots) for part in _FUNCTIONS]
 
 

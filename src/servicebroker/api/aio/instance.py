@@ -130,6 +130,11 @@ class AsyncInstance:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
 
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
+        if self._upkeep is not None:
+            self._upkeep.took(queue_id, messages)
+
     async def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user."""
         if self._upkeep is not None:

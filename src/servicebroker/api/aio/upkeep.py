@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -13,7 +15,7 @@ import psycopg
 from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.shared_bodies import remove_unread
 from servicebroker.engine.transmission import deliver_left_over
-from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
+from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
@@ -23,12 +25,16 @@ from servicebroker.store.statements import Steps
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
+_TICK = 1.0  # seconds between two looks whether a queue was drained
+_TRIES = 10  # one in each tick
+_DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
 
 class Upkeep:
     """Runs `upkeep` every `interval` seconds, on a connection of its own that it opens for each round.
 
+    A queue that this process has drained gives its space back within a second or so.
     A round that fails, because the server is down or restarts, is made up for by the next one.
     """
 
@@ -37,8 +43,17 @@ class Upkeep:
         self._clock = clock
         self._interval = interval
         self._closed = Event()
+        self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._tries = 0  # left, to find nobody at a table that was drained
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._background = Background(self._run, "servicebroker upkeep")
+
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE of this process has taken so many messages; none: the queue is empty."""
+        if messages:
+            self._taken[queue_id] += messages
+        elif self._taken.pop(queue_id, 0) >= _DRAINED:
+            self._tries = _TRIES
 
     async def close(self) -> None:
         """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
@@ -49,16 +64,35 @@ class Upkeep:
         await self._background.stop(_PATIENCE)
 
     async def _run(self) -> None:
-        while not await self._closed.wait(self._interval):
+        due = time.monotonic() + self._interval
+        while not await self._closed.wait(min(self._interval, _TICK)):
+            whole = time.monotonic() >= due
+            if not whole and not self._tries:
+                continue
             try:
                 async with await connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
                     await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
-                    await upkeep(connection, self._clock(), self._closed.is_set)
+                    if self._tries:
+                        self._tries -= 1
+                        if await give_back(connection):
+                            self._tries = 0
+                    if whole:
+                        await upkeep(connection, self._clock(), self._closed.is_set)
             except (psycopg.Error, ServiceBrokerError) as problem:
                 _LOG.debug("upkeep: %s", problem)
             finally:
                 self._connection = None
+                if whole:
+                    due = time.monotonic() + self._interval
+
+
+async def give_back(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Give back the space of queues that are large and empty. Returns whether no large one is left."""
+    left = 0
+    for queue_id in await run(connection, bloated_queues()):
+        left += not await run(connection, give_space_back(queue_id))
+    return not left
 
 
 async def upkeep(
@@ -80,3 +114,4 @@ async def upkeep(
                 break
     if not stopped():
         await in_transaction(connection, deliver_left_over(now))
+        await give_back(connection)

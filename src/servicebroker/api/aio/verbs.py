@@ -205,6 +205,7 @@ class AsyncVerbs(ABC):
             )
             if messages:
                 self._received(queue_id, transaction)
+            self.database.instance.took(queue_id, len(messages))
             return messages
 
         return await self._waiting(queue, once, 0 if top == 0 else wait)
