@@ -22,6 +22,8 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
+from servicebroker.model.errors import InstanceError
+
 Row = tuple[Any, ...]
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
@@ -46,7 +48,10 @@ class PreparedStatements:
         except psycopg.errors.InvalidSqlStatementName:  # the application said DISCARD ALL
             self._names.clear()
             if not alone:
-                raise
+                raise InstanceError(
+                    "The prepared statements of this connection were discarded (DISCARD ALL), so PostgreSQL has undone "
+                    "the transaction: begin it again."
+                ) from None
             result = yield from self._run(connection, sql, types, values, transformer.formats)
         if result.status != ExecStatus.TUPLES_OK:
             return []
