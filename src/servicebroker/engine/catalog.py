@@ -18,6 +18,7 @@ from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
 
 _CHANNELS_KEPT = 10_000
+_USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new versions
 
 
 class Usage(NamedTuple):
@@ -318,6 +319,8 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: i
         "where u.database_id = $1 and u.service_contract_id = $2",
         (database_id, contract_id),
     )
+    if len(catalog.usages) >= _USAGES_KEPT:
+        catalog.usages = {}
     found = catalog.usages[database_id, contract_id, version] = {name: Usage(*usage) for name, *usage in rows}
     return found
 

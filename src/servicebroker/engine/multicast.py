@@ -54,8 +54,7 @@ def send_multicast(
     names.checked("message type", message_type)
     content = stored_body(body, maximum_body)
     if catalog.user is not None:
-        for handle in handles:
-            yield from authorize(catalog.user, "SEND", conversation(handle))
+        yield from authorize(catalog.user, "SEND", conversation(*handles))
     verdicts: Verdicts = {}
     yield from _lock(catalog, handles, message_type, content, verdicts, now)
     endpoints = yield from find_endpoints(handles)
