@@ -16,7 +16,7 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction, transl
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_wait
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_wait
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.running import run_alone
@@ -196,6 +196,7 @@ class Database(Verbs, Security):
                 permission.
         """
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
         number, statement = self.database_id, "ALTER DATABASE"
         if disable_broker:
             self._define(brokers.disable_broker(number), statement)
@@ -206,7 +207,7 @@ class Database(Verbs, Security):
         if enable_broker or new_broker or error_broker_conversations:
             self._deliver(brokers.enable_broker(self.catalog, number, self.instance.clock()), statement)
         if honor_broker_priority is not None:
-            self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)), statement)
+            self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
 
     def alter_message_type(self, name: str, validation: str) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.

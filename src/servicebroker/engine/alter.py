@@ -14,7 +14,7 @@ from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
-from servicebroker.model.arguments import check_switch, validation_letter
+from servicebroker.model.arguments import check_changes, check_switch, validation_letter
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
@@ -149,9 +149,8 @@ def alter_queue(
     Raises:
         BrokerError: 15151 when it does not exist, 402 for a wrong type.
     """
-    check_switch("STATUS", status)
-    check_switch("RETENTION", retention)
-    check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
+    check_changes(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
+    check_switch("REBUILD", rebuild)
     queue = yield from find_queue_now("alter", database_id, name)
     left: list[UUID] = []
     if poison_message_handling is not None:

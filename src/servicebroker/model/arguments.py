@@ -106,6 +106,7 @@ def check_end(handle: object, error: object, cleanup: bool) -> None:
         BrokerError: 8418 no handle, 8419, 8422, 8424 a half-given error, 402 an impossible one.
     """
     check_handle(handle)
+    check_switch("WITH CLEANUP", cleanup)
     if error is None:
         return
     if cleanup:
@@ -259,14 +260,23 @@ def checked_contracts(contracts: Iterable[str]) -> list[str]:
 
 
 def check_switch(option: str, given: object) -> None:
-    """An option of ALTER QUEUE that is ON, OFF or not given."""
-    if given is not None and not isinstance(given, bool):
+    """An option that is ON or OFF: nothing else is taken for one of them."""
+    if not isinstance(given, bool):
         raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+
+
+def check_changes(**options: object) -> None:
+    """Options of an ALTER: each is ON, OFF, or not given and stays as it is."""
+    for option, given in options.items():
+        if given is not None:
+            check_switch(option, given)
 
 
 def check_broker_options(*chosen: bool) -> None:
     """At most one of ENABLE_BROKER, DISABLE_BROKER, NEW_BROKER and ERROR_BROKER_CONVERSATIONS."""
-    if sum(map(bool, chosen)) > 1:
+    for one in chosen:
+        check_switch("SET", one)
+    if sum(chosen) > 1:
         raise BrokerError(402, "SET", "two of the broker's options", "one of them")
 
 

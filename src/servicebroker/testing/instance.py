@@ -9,7 +9,7 @@ from typing import Self
 from uuid import UUID, uuid4
 
 from servicebroker.model import poison
-from servicebroker.model.arguments import ANY, check_broker_options
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_switch
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.messages import Message
@@ -203,6 +203,7 @@ class Database(Verbs):
     ) -> None:
         """ALTER DATABASE SET."""
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
         with self.instance._alone() as session:
             if disable_broker:
                 self.broker.is_enabled = False
@@ -213,7 +214,7 @@ class Database(Verbs):
             if enable_broker or new_broker or error_broker_conversations:
                 definitions.enable_broker(session, self.broker)
             if honor_broker_priority is not None:
-                self.broker.is_honor_broker_priority_on = bool(honor_broker_priority)
+                self.broker.is_honor_broker_priority_on = honor_broker_priority
 
     def alter_message_type(self, name: str, validation: str) -> None:
         """ALTER MESSAGE TYPE VALIDATION."""
@@ -239,6 +240,7 @@ class Database(Verbs):
         rebuild: bool = False,
     ) -> None:
         """ALTER QUEUE; there is no space for `rebuild` to give back."""
+        check_switch("REBUILD", rebuild)
         with self.instance._alone() as session:
             definitions.alter_queue(
                 session, self.broker, name, status=status, poison_message_handling=poison_message_handling

@@ -15,7 +15,7 @@ from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTrans
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_wait
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_wait
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.aio.running import run_alone
@@ -199,6 +199,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
                 permission.
         """
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
         number, statement = self.database_id, "ALTER DATABASE"
         if disable_broker:
             await self._define(brokers.disable_broker(number), statement)
@@ -209,7 +210,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
         if enable_broker or new_broker or error_broker_conversations:
             await self._deliver(brokers.enable_broker(self.catalog, number, self.instance.clock()), statement)
         if honor_broker_priority is not None:
-            await self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)), statement)
+            await self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
 
     async def alter_message_type(self, name: str, validation: str) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
