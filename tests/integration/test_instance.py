@@ -259,6 +259,25 @@ def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"held", b"after"]
 
 
+def test_ctrl_c_in_the_first_statement_of_a_transaction(database: sb.Database) -> None:
+    """BEGIN and a RECEIVE that waits for a lock are on their way together."""
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as holder:
+        holder.receive(STOCK_QUEUE, conversation_handle=target)
+
+        def press() -> None:
+            wait_until_blocked(database)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        presser = in_thread(press)
+        with pytest.raises(KeyboardInterrupt), database.transaction() as transaction:
+            transaction.receive(STOCK_QUEUE, conversation_handle=target)
+        presser.result(10)
+    database.send(initiator, ORDER, b"2")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+
+
 def test_a_timeout_of_the_application_stays_what_it_is(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as holder:
@@ -332,7 +351,7 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
 
 
 def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], str]) -> None:
-    """DISCARD ALL on a connection of the pool: outside of a transaction nobody notices, inside it is said."""
+    """DISCARD ALL on a connection of the pool goes unnoticed; inside a transaction it undoes that, and is said."""
     with sb.Instance(make_url(), upkeep=None, connections=1) as instance:
         database = define_standard_set(instance.database("Test", create=True))
         handle = begin(database)
@@ -340,10 +359,14 @@ def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], 
             assert database.send(handle, ORDER, b"x") == number
             with instance.connection() as connection:
                 connection.execute("discard all")
-        with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
-            transaction.send(handle, ORDER, b"lost")
         with database.transaction() as transaction:
             assert transaction.send(handle, ORDER, b"x") == 3
+        with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
+            transaction.send(handle, ORDER, b"lost")
+            transaction.connection.execute("deallocate all")
+            transaction.send(handle, ORDER, b"lost")
+        with database.transaction() as transaction:
+            assert transaction.send(handle, ORDER, b"x") == 4
 
 
 def test_what_can_be_said_of_a_connection_that_was_closed(database: sb.Database) -> None:

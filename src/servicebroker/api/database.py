@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.processing import drain
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_wait
+from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
@@ -62,6 +64,44 @@ class Database(Verbs, Security):
             Transaction(self, connection) as transaction,
         ):
             yield transaction
+
+    def process(
+        self,
+        queue: str,
+        procedure: Callable[[Transaction, list[Message]], object],
+        *,
+        top: int | None = 1,
+        wait: float = 0.0,
+    ) -> int:
+        """Run `procedure(transaction, messages)` on what RECEIVE takes, again and again, each time as a transaction.
+
+        Each transaction is committed before the messages of the next one are handed out; its COMMIT and the next
+        RECEIVE are one round trip. An exception of the procedure rolls its transaction back, so that the messages
+        are in the queue again, and ends `process`. Several that run at a time share a queue by its conversation groups.
+
+        Args:
+            queue: its name, as for `receive`.
+            procedure: what it returns does not matter; it may end conversations, send, and write its own tables
+                on `transaction.connection`.
+            top: at most so many messages of one group at a time; None for all that the group has.
+            wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
+
+        Returns:
+            How many messages were processed.
+
+        Raises:
+            BrokerError: as `receive`.
+            psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
+        """
+        check_wait(wait)
+
+        def once() -> int:
+            return drain(self, queue, procedure, top)
+
+        done = once()
+        while wait > 0 and (taken := self._waiting(queue, once, 0 if top == 0 else wait)):
+            done += taken
+        return done
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -12,6 +12,7 @@ from servicebroker.model import poison
 from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_switch
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.model.messages import Message
 from servicebroker.testing import definitions
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.clock import Clock
@@ -141,6 +142,27 @@ class Database(Verbs):
                 yield transaction
             finally:
                 transaction.is_open = False
+
+    def process(
+        self,
+        queue: str,
+        procedure: Callable[[Transaction, list[Message]], object],
+        *,
+        top: int | None = 1,
+        wait: float = 0.0,
+    ) -> int:
+        """Run `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction.
+
+        Returns how many messages were processed when nothing is left.
+        """
+        done = 0
+        while True:
+            with self.transaction() as transaction:
+                messages = transaction.receive(queue, top=top, wait=wait)
+                if not messages:
+                    return done
+                procedure(transaction, messages)
+            done += len(messages)
 
     def join(self, connection: object) -> Transaction:
         """There is no connection to join.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.aio.processing import drain
 from servicebroker.api.aio.security import AsyncSecurity
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_wait
+from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps
@@ -61,6 +63,44 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             AsyncTransaction(self, connection) as transaction,
         ):
             yield transaction
+
+    async def process(
+        self,
+        queue: str,
+        procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]],
+        *,
+        top: int | None = 1,
+        wait: float = 0.0,
+    ) -> int:
+        """Run `procedure(transaction, messages)` on what RECEIVE takes, again and again, each time as a transaction.
+
+        Each transaction is committed before the messages of the next one are handed out; its COMMIT and the next
+        RECEIVE are one round trip. An exception of the procedure rolls its transaction back, so that the messages
+        are in the queue again, and ends `process`. Several that run at a time share a queue by its conversation groups.
+
+        Args:
+            queue: its name, as for `receive`.
+            procedure: what it returns does not matter; it may end conversations, send, and write its own tables
+                on `transaction.connection`.
+            top: at most so many messages of one group at a time; None for all that the group has.
+            wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
+
+        Returns:
+            How many messages were processed.
+
+        Raises:
+            BrokerError: as `receive`.
+            psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
+        """
+        check_wait(wait)
+
+        async def once() -> int:
+            return await drain(self, queue, procedure, top)
+
+        done = await once()
+        while wait > 0 and (taken := await self._waiting(queue, once, 0 if top == 0 else wait)):
+            done += taken
+        return done
 
     def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.
