@@ -99,6 +99,12 @@ def check_wait(wait: object) -> None:
         raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
 
 
+def check_procedure(procedure: object) -> None:
+    """What is run on messages, before any is taken for it."""
+    if not callable(procedure):
+        raise BrokerError(402, "the procedure", type(procedure).__name__, "a function of transaction and messages")
+
+
 def check_end(handle: object, error: object, cleanup: bool) -> None:
     """The three forms of END CONVERSATION.
 
