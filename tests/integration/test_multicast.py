@@ -14,7 +14,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine import catalog
-from servicebroker.engine.multicast import MAXIMUM_HANDLES
+from servicebroker.model.arguments import MAXIMUM_HANDLES
 from servicebroker.store.direct import DirectConnection
 from support import (
     APP,
