@@ -11,7 +11,17 @@ import psycopg
 
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine import alter, brokers, catalog, priorities, routes, services, transmission
+from servicebroker.engine import (
+    alter,
+    brokers,
+    catalog,
+    message_types,
+    priorities,
+    routes,
+    schemas,
+    services,
+    transmission,
+)
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Steps, run_alone
 
@@ -56,13 +66,37 @@ class Database(Verbs):
         """
         return JoinedTransaction(self, connection)
 
-    def create_message_type(self, name: str, validation: str = "NONE") -> None:
-        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY or WELL_FORMED_XML.
+    def create_message_type(self, name: str, validation: str = "NONE", *, schema_collection: str | None = None) -> None:
+        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
 
         Raises:
-            BrokerError: 2714 name taken, 402 unknown validation.
+            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection.
         """
-        self._define(catalog.create_message_type(self.database_id, name, validation))
+        self._define(message_types.create_message_type(self.database_id, name, validation, schema_collection))
+
+    def create_xml_schema_collection(self, name: str, documents: schemas.Schemas) -> None:
+        """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
+
+        Raises:
+            BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151.
+        """
+        self._define(schemas.create_xml_schema_collection(self.database_id, name, documents))
+
+    def alter_xml_schema_collection(self, name: str, add: schemas.Schemas) -> None:
+        """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
+
+        Raises:
+            BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
+        """
+        self._define(schemas.alter_xml_schema_collection(self.database_id, name, add))
+
+    def drop_xml_schema_collection(self, name: str) -> None:
+        """DROP XML SCHEMA COLLECTION.
+
+        Raises:
+            BrokerError: 3716 a message type uses it, 15151 no such collection.
+        """
+        self._define(schemas.drop_xml_schema_collection(self.database_id, name))
 
     def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
         """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
@@ -130,13 +164,13 @@ class Database(Verbs):
         if honor_broker_priority is not None:
             self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
 
-    def alter_message_type(self, name: str, validation: str) -> None:
+    def alter_message_type(self, name: str, validation: str, *, schema_collection: str | None = None) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
 
         Raises:
-            BrokerError: 15151 no such message type, 9663 built-in, 402 unknown validation.
+            BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
         """
-        self._define(alter.alter_message_type(self.database_id, name, validation))
+        self._define(message_types.alter_message_type(self.database_id, name, validation, schema_collection))
 
     def drop_message_type(self, name: str) -> None:
         """DROP MESSAGE TYPE.
@@ -144,7 +178,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
         """
-        self._define(alter.drop_message_type(self.database_id, name))
+        self._define(message_types.drop_message_type(self.database_id, name))
 
     def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.

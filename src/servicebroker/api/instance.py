@@ -19,7 +19,8 @@ from servicebroker.api.doorbell import Doorbell
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
-from servicebroker.engine.catalog import Catalog, create_database, find_database
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.databases import create_database, find_database
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events

@@ -1,4 +1,4 @@
-"""ALTER and DROP of message types, contracts and queues (reference 01 sections 2 to 4).
+"""DROP CONTRACT, ALTER and DROP QUEUE (reference 01 sections 3 and 4).
 
 The caller holds the lock of `lock_catalog`: definitions change one at a time.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog import VALIDATIONS, Catalog, Queue, split_queue_name
+from servicebroker.engine.catalog import Catalog, Queue, find_user_object, split_queue_name
 from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
-from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
@@ -23,42 +22,7 @@ def lock_catalog() -> Statement:
     return Statement("select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
 
 
-# ---------------------------------------------------------------- message types and contracts
-
-
-def alter_message_type(database_id: int, name: str, validation: str) -> Steps[None]:
-    """ALTER MESSAGE TYPE: another validation, for what is delivered from now on.
-
-    Raises:
-        BrokerError: 15151 when it does not exist, 9663 for a built-in one, 402 for an unknown validation.
-    """
-    if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
-    type_id = yield from _user_object("alter", "message type", database_id, name)
-    yield Statement(
-        "update servicebroker.message_types set validation = $3 where database_id = $1 and message_type_id = $2",
-        (database_id, type_id, VALIDATIONS[validation]),
-    )
-    yield renew_versions(database_id)
-
-
-def drop_message_type(database_id: int, name: str) -> Steps[None]:
-    """DROP MESSAGE TYPE.
-
-    Raises:
-        BrokerError: 3716 while a contract uses it, 15151 when it does not exist, 9663 for a built-in one.
-    """
-    type_id = yield from _user_object("drop", "message type", database_id, name)
-    used = yield Statement(
-        "select from servicebroker.service_contract_message_usages where database_id = $1 and message_type_id = $2",
-        (database_id, type_id),
-    )
-    if used:
-        raise BrokerError(3716, "message type", name, "service contracts")
-    yield Statement(
-        "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",
-        (database_id, type_id),
-    )
+# ---------------------------------------------------------------- contracts
 
 
 def drop_contract(database_id: int, name: str) -> Steps[None]:
@@ -68,7 +32,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
         BrokerError: 3716 while a service or a priority uses it, 15151 when it does not exist, 9663 for a
             built-in one.
     """
-    contract_id = yield from _user_object("drop", "service contract", database_id, name)
+    contract_id = yield from find_user_object("drop", "service contract", database_id, name)
     for table, users in (("service_contract_usages", "services"), ("broker_priorities", "conversation priorities")):
         used = yield Statement(
             f"select from servicebroker.{table} where database_id = $1 and service_contract_id = $2 limit 1",
@@ -102,23 +66,6 @@ def renew_versions(database_id: int | None = None) -> Statement:
         "where $1::int is null or database_id = $1",
         (database_id,),
     )
-
-
-def _user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
-    """The number of a message type or contract that may be changed."""
-    table, column = {
-        "message type": ("message_types", "message_type_id"),
-        "service contract": ("service_contracts", "service_contract_id"),
-    }[kind]
-    rows = yield Statement(
-        f"select {column} from servicebroker.{table} where database_id = $1 and name = $2",
-        (database_id, names.checked(kind, name)),
-    )
-    if not rows:
-        raise BrokerError(15151, action, kind, name)
-    if rows[0][0] < names.FIRST_USER_ID:
-        raise BrokerError(9663)
-    return int(rows[0][0])
 
 
 # ---------------------------------------------------------------- queues

@@ -1,4 +1,4 @@
-"""Databases, message types, contracts, queues and services: creating them and finding them by name."""
+"""Contracts, queues and services: creating them; and finding what the catalog knows, by name and by number."""
 
 from __future__ import annotations
 
@@ -11,26 +11,33 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
 
-VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X"}
+VALID_XML = "VALID_XML"
+VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
 SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
 _CHANNELS_KEPT = 10_000
-_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a queue's name, in brackets or plain
+_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
 _LONGEST_WRITTEN = 2 * (2 * names.MAXIMUM_NAME + 2) + 1
 
 
 class Usage(NamedTuple):
-    """What a contract says of one message type, with its id and validation letter in that database."""
+    """What a contract says of one message type, with its id and validation in that database."""
 
     message_type_id: int
     validation: str
     by_initiator: bool
     by_target: bool
+    schemas: SchemaCollection | None = None
+
+    def allows(self, is_initiator: bool) -> bool:
+        """Whether that side may send it."""
+        return self.by_initiator if is_initiator else self.by_target
 
 
 Usages = Mapping[str, Usage]
@@ -69,6 +76,7 @@ class Catalog:
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
+    schemas: dict[int, tuple[int, SchemaCollection]] = field(default_factory=dict)  # by collection, with its version
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
 
@@ -87,76 +95,7 @@ class Catalog:
         self.channels.pop(handle, None)
 
 
-# ---------------------------------------------------------------- databases
-
-
-def create_database(name: str) -> Steps[int]:
-    """CREATE DATABASE: a broker identifier, the built-in message types and contracts. Returns its id.
-
-    Raises:
-        BrokerError: 1801 when the name is taken.
-    """
-    names.checked("database", name)
-    rows = yield Statement(
-        "insert into servicebroker.databases (name) values ($1) on conflict do nothing returning database_id",
-        (name,),
-    )
-    if not rows:
-        raise BrokerError(1801, name)
-    (database_id,) = rows[0]
-    types = names.SYSTEM_MESSAGE_TYPES
-    yield Statement(
-        "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
-        'select $1, * from unnest($2::int[], $3::text[], $4::"char"[])',
-        (
-            database_id,
-            [row.message_type_id for row in types],
-            [row.name for row in types],
-            [row.validation for row in types],
-        ),
-    )
-    for contract in names.SYSTEM_CONTRACTS:
-        yield Statement(
-            "insert into servicebroker.service_contracts (database_id, service_contract_id, name) values ($1, $2, $3)",
-            (database_id, contract.service_contract_id, contract.name),
-        )
-        yield _insert_usages(database_id, contract.service_contract_id, contract.usages)
-    yield Statement(
-        "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
-        (database_id,),
-    )
-    return int(database_id)
-
-
-def find_database(name: str) -> Steps[int]:
-    """The id of a database, by name without regard to case.
-
-    Raises:
-        BrokerError: 911 when there is none.
-    """
-    rows = yield Statement(
-        "select database_id from servicebroker.databases where lower(name) = lower($1)",
-        (names.checked("database", name),),
-    )
-    if not rows:
-        raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
-    return int(rows[0][0])
-
-
 # ---------------------------------------------------------------- DDL
-
-
-def create_message_type(database_id: int, name: str, validation: str = "NONE") -> Steps[int]:
-    """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY or WELL_FORMED_XML (reference 01 section 2)."""
-    names.checked("message type", name)
-    if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
-    rows = yield Statement(
-        "insert into servicebroker.message_types (database_id, name, validation) values ($1, $2, $3) "
-        "on conflict do nothing returning message_type_id",
-        (database_id, name, VALIDATIONS[validation]),
-    )
-    return _created(rows, name)
 
 
 def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> Steps[int]:
@@ -183,8 +122,8 @@ def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | It
         "on conflict do nothing returning service_contract_id",
         (database_id, name),
     )
-    contract_id = _created(rows, name)
-    yield _insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
+    contract_id = created(rows, name)
+    yield insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
     return contract_id
 
 
@@ -209,7 +148,7 @@ def create_queue(database_id: int, name: str) -> Steps[int]:
         "values ($1, $2, $3, $4, $5) on conflict do nothing returning queue_id",
         (database_id, schema, queue, postgres_schema, postgres_name),
     )
-    queue_id = _created(rows, queue)
+    queue_id = created(rows, queue)
     for statement in queue_objects(queue_id, postgres_schema, postgres_name):  # noqa: UP028 # a list takes no rows
         yield statement
     return queue_id
@@ -231,7 +170,7 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
         "on conflict do nothing returning service_id",
         (database_id, name, queue_id),
     )
-    service_id = _created(rows, name)
+    service_id = created(rows, name)
     yield Statement(
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
         "select $1, $2, unnest($3::int[])",
@@ -267,20 +206,25 @@ def lock_service_alone(name: str) -> Statement:
 # ---------------------------------------------------------------- finding
 
 
-def split_queue_name(name: object) -> tuple[str, str]:
-    """Schema and name of `queue`, `schema.queue` or `[schema].[queue]`; the schema is dbo when not given.
+def split_name(kind: str, name: object) -> tuple[str, str]:
+    """Schema and name of `name`, `schema.name` or `[schema].[name]`; the schema is dbo when not given.
 
     Raises:
         BrokerError: 9609 for more than two parts, 15151 for an empty part or a stray bracket.
     """
-    text = names.checked("queue", name, _LONGEST_WRITTEN)
+    text = names.checked(kind, name, _LONGEST_WRITTEN)
     if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
-        raise BrokerError(15151, "use", "queue", text, hint="Write a name with dots or brackets as [name]; ] is ]].")
+        raise BrokerError(15151, "use", kind, text, hint="Write a name with dots or brackets as [name]; ] is ]].")
     parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
     if len(parts) > 2:
-        raise BrokerError(9609, "queue", text, 1)
-    schema, queue = ("dbo", *parts)[-2:]
-    return names.checked("schema", schema), queue
+        raise BrokerError(9609, kind, text, 1)
+    schema, own = ("dbo", *parts)[-2:]
+    return names.checked("schema", schema), names.checked(kind, own)
+
+
+def split_queue_name(name: object) -> tuple[str, str]:
+    """`split_name` of a queue."""
+    return split_name("queue", name)
 
 
 def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
@@ -305,22 +249,49 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
 
 
 def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: int = 0) -> Steps[Usages]:
-    """What a contract allows, by message type name. A contract never changes, but validation letters may.
+    """What a contract allows, by message type name. A contract never changes, but validation may.
 
-    `version` is the catalog version of the queue whose letters are wanted; without it the letters may be old.
+    `version` is the catalog version of the queue whose validation is wanted; without it the letters may be old, and
+    there are no schemas.
     """
     known = catalog.usages.get((database_id, contract_id, version))
     if known is not None:
         return known
     rows = yield Statement(
-        "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target "
-        "from servicebroker.service_contract_message_usages u "
+        "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target, "
+        "s.xml_collection_id, s.version from servicebroker.service_contract_message_usages u "
         "join servicebroker.message_types t using (database_id, message_type_id) "
+        "left join servicebroker.xml_schema_collections s on s.xml_collection_id = t.xml_collection_id "
         "where u.database_id = $1 and u.service_contract_id = $2",
         (database_id, contract_id),
     )
-    found = catalog.usages[database_id, contract_id, version] = {name: Usage(*usage) for name, *usage in rows}
+    found = {}
+    for name, type_id, letter, initiator, target, collection_id, collection_version in rows:
+        schemas = None
+        if version and collection_id is not None:
+            schemas = yield from _find_schemas(catalog, collection_id, collection_version)
+        found[name] = Usage(type_id, letter, initiator, target, schemas)
+    catalog.usages[database_id, contract_id, version] = found
     return found
+
+
+def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[SchemaCollection]:
+    """The collection in this version, compiled once in a process."""
+    known = catalog.schemas.get(collection_id)
+    if known is not None and known[0] == version:
+        return known[1]
+    found = SchemaCollection((yield from schema_documents(collection_id)))
+    catalog.schemas[collection_id] = version, found
+    return found
+
+
+def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
+    """The documents of an XML schema collection, in the order in which they were added."""
+    rows = yield Statement(
+        "select target_namespace, document from servicebroker.xml_schemas where xml_collection_id = $1 order by number",
+        (collection_id,),
+    )
+    return [SchemaDocument(namespace, document.encode()) for namespace, document in rows]
 
 
 def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
@@ -388,7 +359,26 @@ def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]
     return {name: found[name] for name in wanted}
 
 
-def _insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
+def find_user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
+    """The number of a message type or contract that may be changed.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+    """
+    table, column = _TABLES[kind]
+    rows = yield Statement(
+        f"select {column} from servicebroker.{table} where database_id = $1 and name = $2",
+        (database_id, names.checked(kind, name)),
+    )
+    if not rows:
+        raise BrokerError(15151, action, kind, name)
+    if rows[0][0] < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return int(rows[0][0])
+
+
+def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
+    """What a new contract says of each of its message types, by number."""
     sides = [SENT_BY[side] for side in usages.values()]
     return Statement(
         "insert into servicebroker.service_contract_message_usages "
@@ -403,7 +393,8 @@ def _insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]
     )
 
 
-def _created(rows: Rows, name: str) -> int:
+def created(rows: Rows, name: str) -> int:
+    """The number of what was inserted; none came back when the name is taken."""
     if not rows:
         raise BrokerError(2714, name)
     return int(rows[0][0])

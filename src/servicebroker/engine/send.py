@@ -19,10 +19,9 @@ from servicebroker.engine.endpoints import (
 )
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
-from servicebroker.engine.validation import rejection
+from servicebroker.engine.validation import Rejection, accepts, rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import validation_failure
 from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
 
@@ -57,9 +56,10 @@ def send(
     content = _as_body(body)
     channel = catalog.channels.get(handle)
     if channel is not None:
-        usage = _allowed(channel.near, channel.is_initiator, message_type)
         far = channel.far.get(message_type)
-        if usage and far and validation_failure(far.validation, content) is None:
+        if _allowed(channel.near, channel.is_initiator, message_type) and (
+            far is not None and accepts(far, channel.is_initiator, content)
+        ):
             rows = yield Statement(
                 enqueue.send(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
@@ -87,9 +87,10 @@ def send_batch(
     channel = catalog.channels.get(handle)
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
-        usage = _allowed(channel.near, channel.is_initiator, message_type)
         far = channel.far.get(message_type)
-        if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
+        if _allowed(channel.near, channel.is_initiator, message_type) and (
+            far is not None and all(accepts(far, channel.is_initiator, content) for content in contents)
+        ):
             rows = yield Statement(
                 enqueue.send_batch(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
@@ -129,7 +130,7 @@ def _send_slowly(
         return (yield from transmission.discard(endpoint, len(contents)))
     failure = yield from _rejected(catalog, endpoint, message_type, contents)
     if failure:
-        yield from fail_conversation(endpoint, failure)
+        yield from fail_conversation(endpoint, *failure)
         return endpoint.send_sequence
     first = endpoint.send_sequence
     far = yield from _far_usages(catalog, endpoint)
@@ -166,7 +167,7 @@ def _send_slowly(
             far = yield from _far_usages(catalog, endpoint)
             usage = far[message_type]
             if failure := (yield from _rejected(catalog, endpoint, message_type, portions[0])):
-                yield from fail_conversation(endpoint, failure)
+                yield from fail_conversation(endpoint, *failure)
                 return first
     if endpoint.far_queue_id:
         channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
@@ -196,16 +197,16 @@ def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: dateti
 
 def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     usage = usages.get(message_type)
-    return usage is not None and (usage.by_initiator if is_initiator else usage.by_target)
+    return usage is not None and usage.allows(is_initiator)
 
 
 def _rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
-) -> Steps[BrokerError | None]:
+) -> Steps[Rejection | None]:
     """What the peer says of the first of these messages that it does not take."""
     far = yield from _far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
-        if failure := rejection(endpoint, far, message_type, number, content):
+        if failure := (yield from rejection(endpoint, far, message_type, number, content)):
             return failure
     return None
 

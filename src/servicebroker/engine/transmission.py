@@ -207,7 +207,8 @@ def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
 def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
     """Conversations that have a peer, all of one queue with one statement."""
     rows = yield Statement(
-        "select w.conversation_handle, w.queue_id, bool_or(t.validation is distinct from m.validation "
+        "select w.conversation_handle, w.queue_id, bool_or("
+        "  (t.validation is distinct from m.validation or m.xml_collection_id is not null) "
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
         f"from (select e.conversation_handle, p.queue_id, p.database_id {_PARKED} "
         "      and e.conversation_handle = any ($1)) w "
@@ -219,7 +220,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
     )
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, unsure in rows:
-        if unsure:  # the message type was altered meanwhile
+        if unsure:  # the message type was altered meanwhile, or its schemas may have been
             yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
         else:
             queues[queue_id].append(handle)
@@ -256,14 +257,14 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
         return True
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
     for number, message_type, body in waiting:
-        if failure := rejection(endpoint, far, message_type, number, body):
+        if failure := (yield from rejection(endpoint, far, message_type, number, body)):
             yield Statement(
                 "delete from servicebroker.transmission_queue "
                 "where conversation_handle = $1 and message_sequence_number >= $2",
                 (endpoint.conversation_handle, number),
             )
             yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
-            yield from fail_conversation(endpoint, failure)
+            yield from fail_conversation(endpoint, *failure)
             return False
     yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
     return True

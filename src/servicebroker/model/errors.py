@@ -55,6 +55,7 @@ RULES: dict[int, Rule] = {
     911: Rule("Database '{0}' does not exist."),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
     1093: Rule("'{0}' is not a valid broker name."),
+    2378: Rule("Expected XML schema document."),
     2714: Rule("There is already an object named '{0}' in the database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
@@ -107,6 +108,10 @@ RULES: dict[int, Rule] = {
         "in the contract, however this service is a Target."
     ),
     8436: Rule('The conversation group "{0}" is not found.'),
+    8437: Rule(
+        "The message received was sent by a Target service, but the message type '{0}' is marked SENT BY INITIATOR "
+        "in the contract."
+    ),
     8438: Rule(
         "The conversation endpoint is not in a valid state for MOVE CONVERSATION. The current endpoint state is '{0}'."
     ),
@@ -114,6 +119,10 @@ RULES: dict[int, Rule] = {
     8442: Rule(
         "There is no Service Broker active in the database. "
         "Change to a database context that contains a Service Broker."
+    ),
+    8457: Rule(
+        "The message received was sent by the initiator of the conversation, but the message type '{0}' is marked "
+        "SENT BY TARGET in the contract."
     ),
     8458: Rule(
         "The conversation endpoint is not in a valid state for BEGIN CONVERSATION TIMER. "
@@ -131,6 +140,11 @@ RULES: dict[int, Rule] = {
     8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
+    8499: Rule(
+        "The remote service has sent a message body of type '{0}' that does not match the message body encoding "
+        "format. This occurred in the message with Conversation ID '{1}', Initiator: {2}, and Message sequence "
+        "number: {3}."
+    ),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),

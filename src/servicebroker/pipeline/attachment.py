@@ -7,7 +7,8 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.engine.catalog import Catalog, find_database, find_queue
+from servicebroker.engine.catalog import Catalog, find_queue
+from servicebroker.engine.databases import find_database
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
