@@ -12,6 +12,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.instance import open_instance as open
 from servicebroker.api.transaction import JoinedTransaction, Transaction
+from servicebroker.engine.activation import Activation
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
@@ -22,6 +23,7 @@ __all__ = [
     "DIALOG_TIMER",
     "END_DIALOG",
     "ERROR",
+    "Activation",
     "BrokerError",
     "BrokerEvent",
     "Database",

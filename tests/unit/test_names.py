@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.engine.catalog import split_queue_name
 from servicebroker.model import names
 from support import refused
 
@@ -75,19 +74,19 @@ def test_a_schema_of_postgresql_itself_is_never_used(parts: tuple[str, str]) -> 
     ],
 )
 def test_a_queue_name_has_a_schema(written: str, schema: str, queue: str) -> None:
-    assert split_queue_name(written) == (schema, queue)
+    assert names.split_queue_name(written) == (schema, queue)
 
 
 @pytest.mark.parametrize("written", ["a.b.c", "[a].[b].[c]"])
 def test_a_queue_name_with_too_many_parts_is_refused(written: str) -> None:
     with refused(9609, written):
-        split_queue_name(written)
+        names.split_queue_name(written)
 
 
 @pytest.mark.parametrize("written", ["[", "[]", "a..b", ".a", "a.", "[a", "a]", "[a]b", "a[b]", "we[ird]"])
 def test_a_queue_name_that_makes_no_sense_is_refused(written: str) -> None:
     with refused(15151, written):
-        split_queue_name(written)
+        names.split_queue_name(written)
 
 
 @pytest.mark.feature(101)

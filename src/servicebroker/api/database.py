@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -22,6 +23,7 @@ from servicebroker.engine import (
     services,
     transmission,
 )
+from servicebroker.engine.activation import Activation, set_activation
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Steps, run_alone
 
@@ -106,13 +108,45 @@ class Database(Verbs):
         """
         self._define(catalog.create_contract(self.database_id, name, sent_by))
 
-    def create_queue(self, name: str) -> None:
+    def create_queue(
+        self,
+        name: str,
+        *,
+        status: bool = True,
+        poison_message_handling: bool = True,
+        activation: Activation | None = None,
+        filegroup: str = "DEFAULT",
+    ) -> None:
         """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
 
+        Args:
+            name: `queue` or `schema.queue`.
+            status: False makes it OFF.
+            poison_message_handling: False lets no number of rollbacks switch it off.
+            activation: the procedure that reads it; on unless its `status` says otherwise. Nothing starts it yet.
+            filegroup: only DEFAULT.
+
         Raises:
-            BrokerError: 2714 name taken, 9609, 15151 name with #.
+            BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, and for the activation
+                9609, 9611, 9613, 9614, 9742.
         """
-        self._define(catalog.create_queue(self.database_id, name))
+
+        def steps() -> Steps[BrokerError | None]:
+            yield from catalog.create_queue(
+                self.database_id,
+                name,
+                status=status,
+                poison_message_handling=poison_message_handling,
+                filegroup=filegroup,
+            )
+            if not isinstance(activation, Activation | None):
+                raise BrokerError(402, "ACTIVATION", repr(activation), "an Activation")
+            if activation is None:
+                return None
+            is_on = activation.status is None or activation.status
+            return (yield from set_activation(self.database_id, name, activation._replace(status=is_on)))
+
+        _warn(self._define(steps()))
 
     def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
         """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
@@ -194,29 +228,46 @@ class Database(Verbs):
         *,
         status: bool | None = None,
         poison_message_handling: bool | None = None,
+        activation: Activation | Literal["DROP"] | None = None,
         rebuild: bool = False,
+        reorganize: bool = False,
+        move_to: str | None = None,
     ) -> None:
-        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, or REBUILD.
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, ACTIVATION; REBUILD; REORGANIZE.
 
         OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
         With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
-        REBUILD gives the table's unused space back; readers and senders wait meanwhile.
+        Of an activation, what is given changes; "DROP" takes it away.
+        REBUILD gives the table's unused space back; readers and senders wait meanwhile. REORGANIZE gives back what
+        lies at its end, and nobody waits. MOVE TO knows only the filegroup DEFAULT.
 
         Raises:
-            BrokerError: 15151 no such queue, 402.
+            BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742.
         """
-        now = self.instance.clock()
-        self._deliver(
-            alter.alter_queue(
-                self.instance.catalog,
-                self.database_id,
-                name,
-                status=status,
-                poison_message_handling=poison_message_handling,
-                rebuild=rebuild,
-                now=now,
+        said: list[BrokerError | None] = []
+
+        def steps() -> Steps[list[UUID]]:
+            if activation is not None:
+                said.append((yield from set_activation(self.database_id, name, activation)))
+            return (
+                yield from alter.alter_queue(
+                    self.instance.catalog,
+                    self.database_id,
+                    name,
+                    status=status,
+                    poison_message_handling=poison_message_handling,
+                    rebuild=rebuild,
+                    move_to=move_to,
+                    now=self.instance.clock(),
+                )
             )
-        )
+
+        self._deliver(steps())
+        for warning in said:
+            _warn(warning)
+        if reorganize:
+            queue = self._do(alter.find_queue_now("alter", self.database_id, name))
+            self._do(alter.reorganize_queue(queue.queue_id))
 
     def drop_queue(self, name: str) -> None:
         """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
@@ -381,3 +432,8 @@ class Database(Verbs):
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])
+
+
+def _warn(said: BrokerError | None) -> None:
+    if said is not None:
+        warnings.warn(str(said), stacklevel=3)

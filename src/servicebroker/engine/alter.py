@@ -8,9 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog import Catalog, Queue, find_user_object, split_queue_name
+from servicebroker.engine.catalog import Catalog, Queue, check_filegroup, check_switches, find_user_object
 from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
+from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
@@ -79,21 +80,26 @@ def alter_queue(
     status: bool | None = None,
     poison_message_handling: bool | None = None,
     rebuild: bool = False,
+    move_to: str | None = None,
     now: datetime,
 ) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, POISON_MESSAGE_HANDLING (STATUS = ON | OFF), or REBUILD.
+    """ALTER QUEUE WITH STATUS = ON | OFF, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); REBUILD; MOVE TO.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
     that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
     sending right now: they are for `deliver_conversation`. REBUILD gives space back; readers and senders wait for it.
 
     Raises:
-        BrokerError: 15151 when it does not exist, 402 for a wrong type.
+        BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
     """
-    for option, given in (("STATUS", status), ("POISON_MESSAGE_HANDLING", poison_message_handling)):
-        if given is not None and not isinstance(given, bool):
-            raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+    switches = {"STATUS": status, "POISON_MESSAGE_HANDLING": poison_message_handling}
+    check_switches(**{option: given for option, given in switches.items() if given is not None})
+    if move_to is not None:
+        check_filegroup(move_to)
     queue = yield from find_queue_now("alter", database_id, name)
+    yield Statement(
+        "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1", (queue.queue_id,)
+    )
     left: list[UUID] = []
     if poison_message_handling is not None:
         yield Statement(
@@ -121,6 +127,14 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     if status:
         return (yield from deliver_everything(catalog, now))
     return []
+
+
+def reorganize_queue(queue_id: int) -> Steps[None]:
+    """ALTER QUEUE REORGANIZE: space that ends the table goes back, room inside it may be used again. Nobody waits.
+
+    It cannot run inside a transaction.
+    """
+    yield Statement(f"vacuum (truncate) servicebroker.queue_{queue_id}", prepared=False)
 
 
 def drop_queue(database_id: int, name: str) -> Steps[Queue]:
@@ -170,7 +184,7 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
 
 def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
     """The queue of that name as it is, not as somebody remembers it."""
-    schema, queue = split_queue_name(name)
+    schema, queue = names.split_queue_name(name)
     rows = yield Statement(
         "select queue_id, database_id, name from servicebroker.queues "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",

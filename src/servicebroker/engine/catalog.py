@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"
 SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
 _CHANNELS_KEPT = 10_000
-_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
-_LONGEST_WRITTEN = 2 * (2 * names.MAXIMUM_NAME + 2) + 1
 
 
 class Usage(NamedTuple):
@@ -127,13 +124,23 @@ def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | It
     return contract_id
 
 
-def create_queue(database_id: int, name: str) -> Steps[int]:
+def create_queue(
+    database_id: int,
+    name: str,
+    *,
+    status: bool = True,
+    poison_message_handling: bool = True,
+    filegroup: str = "DEFAULT",
+) -> Steps[int]:
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
 
     Raises:
-        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with #.
+        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with # or another
+            filegroup than DEFAULT, 402 for wrong types.
     """
-    schema, queue = split_queue_name(name)
+    check_switches(STATUS=status, POISON_MESSAGE_HANDLING=poison_message_handling)
+    check_filegroup(filegroup)
+    schema, queue = names.split_queue_name(name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
     rows = yield Statement("select name from servicebroker.databases where database_id = $1 for update", (database_id,))
@@ -144,14 +151,33 @@ def create_queue(database_id: int, name: str) -> Steps[int]:
     )
     postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
     rows = yield Statement(
-        "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name) "
-        "values ($1, $2, $3, $4, $5) on conflict do nothing returning queue_id",
-        (database_id, schema, queue, postgres_schema, postgres_name),
+        "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
+        "is_receive_enabled, is_enqueue_enabled, is_poison_message_handling_enabled) "
+        "values ($1, $2, $3, $4, $5, $6, $6, $7) on conflict do nothing returning queue_id",
+        (database_id, schema, queue, postgres_schema, postgres_name, status, poison_message_handling),
     )
     queue_id = created(rows, queue)
     for statement in queue_objects(queue_id, postgres_schema, postgres_name):  # noqa: UP028 # a list takes no rows
         yield statement
     return queue_id
+
+
+def check_switches(**options: object) -> None:
+    """Options that are ON or OFF."""
+    for option, given in options.items():
+        if not isinstance(given, bool):
+            raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+
+
+def check_filegroup(name: object) -> None:
+    """There is one filegroup.
+
+    Raises:
+        BrokerError: 15151 for any other.
+    """
+    if names.checked("filegroup", name).upper() != "DEFAULT":
+        hint = "An instance has only DEFAULT. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."
+        raise BrokerError(15151, "find", "filegroup", name, hint=hint)
 
 
 def create_service(database_id: int, name: str, queue_id: int, contracts: Iterable[str] = ()) -> Steps[int]:
@@ -206,27 +232,6 @@ def lock_service_alone(name: str) -> Statement:
 # ---------------------------------------------------------------- finding
 
 
-def split_name(kind: str, name: object) -> tuple[str, str]:
-    """Schema and name of `name`, `schema.name` or `[schema].[name]`; the schema is dbo when not given.
-
-    Raises:
-        BrokerError: 9609 for more than two parts, 15151 for an empty part or a stray bracket.
-    """
-    text = names.checked(kind, name, _LONGEST_WRITTEN)
-    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
-        raise BrokerError(15151, "use", kind, text, hint="Write a name with dots or brackets as [name]; ] is ]].")
-    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
-    if len(parts) > 2:
-        raise BrokerError(9609, kind, text, 1)
-    schema, own = ("dbo", *parts)[-2:]
-    return names.checked("schema", schema), names.checked(kind, own)
-
-
-def split_queue_name(name: object) -> tuple[str, str]:
-    """`split_name` of a queue."""
-    return split_name("queue", name)
-
-
 def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     """The queue of that name, compared without case.
 
@@ -236,7 +241,7 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     known = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
     if known is not None:
         return known
-    schema, queue = split_queue_name(name)
+    schema, queue = names.split_queue_name(name)
     rows = yield Statement(
         "select queue_id, database_id, name from servicebroker.queues "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from servicebroker.engine.alter import renew_versions
-from servicebroker.engine.catalog import VALID_XML, VALIDATIONS, created, schema_documents, split_name
+from servicebroker.engine.catalog import VALID_XML, VALIDATIONS, created, schema_documents
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.xml import SchemaCollection, SchemaDocument, read_schema
@@ -23,7 +23,7 @@ def create_xml_schema_collection(database_id: int, name: str, schemas: Schemas) 
         BrokerError: 2378 a document is no XML schema, has a DTD or reaches outside, or they do not fit together;
             2714 the name is taken, 9609 and 15151 its form, 402 another type.
     """
-    schema, collection = split_name(KIND, name)
+    schema, collection = names.split_name(KIND, name)
     documents = _documents(schemas)
     _check(documents)
     rows = yield Statement("select name from servicebroker.databases where database_id = $1", (database_id,))
@@ -77,7 +77,7 @@ def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
     Raises:
         BrokerError: 15151 when it does not exist.
     """
-    schema, collection = split_name(KIND, name)
+    schema, collection = names.split_name(KIND, name)
     rows = yield Statement(
         "select xml_collection_id from servicebroker.xml_schema_collections "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",

@@ -152,6 +152,12 @@ RULES: dict[int, Rule] = {
         "A message of type '{0}' was received and failed XML validation. {1} This occurred in the message "
         "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
     ),
+    9611: Rule("Cannot find the specified user '{0}'."),
+    9613: Rule("The queue '{0}' cannot be activated because the activation user is not specified."),
+    9614: Rule(
+        "The queue '{0}' cannot be activated because the activation stored procedure is either not specified or is "
+        "invalid."
+    ),
     9615: Rule(
         "A message of type '{0}' failed XML validation on the target service. {1} This occurred in the message "
         "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
@@ -162,6 +168,11 @@ RULES: dict[int, Rule] = {
     9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
     9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
     9662: Rule('Cannot specify BROKER_INSTANCE without SERVICE_NAME in route "{0}".'),
+    9648: Rule(
+        "The queue '{0}' has been enabled for activation, but the MAX_QUEUE_READERS is zero. No procedures will be "
+        "activated. Consider increasing the number of MAX_QUEUE_READERS.",
+        10,
+    ),
     9663: Rule("The system object cannot be modified."),
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
@@ -171,6 +182,9 @@ RULES: dict[int, Rule] = {
     9746: Rule("The LIFETIME of route '{0}' must be in the range {1} to {2}."),
     9747: Rule("The ADDRESS and MIRROR_ADDRESS of route '{0}' cannot be the same."),
     9748: Rule("The {0} protocol transport is not available.", 10),
+    9742: Rule(
+        "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
+    ),
     9749: Rule("Target queue is busy; message(s) queued for delivery.", 10),
     9750: Rule(
         "No route matches the destination service name for this conversation. Create a route to the destination "

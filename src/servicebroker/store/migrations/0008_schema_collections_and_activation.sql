@@ -24,3 +24,15 @@ create table servicebroker.xml_schemas (
 alter table servicebroker.message_types
     add column xml_collection_id integer references servicebroker.xml_schema_collections,
     add constraint message_types_validation check (xml_collection_id is null or validation = 'X');
+
+-- ACTIVATION of a queue; execute_as_principal_id -2 stands for OWNER
+alter table servicebroker.queues
+    add column activation_procedure text,
+    add column max_readers smallint check (max_readers >= 0),
+    add column execute_as_principal_id integer,
+    add column is_activation_enabled boolean not null default false,
+    add column modify_date timestamptz;
+update servicebroker.queues set modify_date = create_date;
+alter table servicebroker.queues
+    alter column modify_date set default clock_timestamp(),
+    alter column modify_date set not null;
