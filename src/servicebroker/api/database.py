@@ -266,7 +266,7 @@ class Database(Verbs):
         for warning in said:
             _warn(warning)
         if reorganize:
-            queue = self._do(alter.find_queue_now("alter", self.database_id, name))
+            queue = self._do(alter.find_user_queue("alter", self.database_id, name))
             self._do(alter.reorganize_queue(queue.queue_id))
 
     def drop_queue(self, name: str) -> None:

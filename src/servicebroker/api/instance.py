@@ -20,10 +20,16 @@ from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.databases import create_database, find_database
+from servicebroker.engine.databases import (
+    create_database,
+    create_system_services,
+    find_database,
+    without_system_services,
+)
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import Events
+from servicebroker.store import locks
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.embedded import EmbeddedServer
@@ -68,7 +74,7 @@ class Instance:
             self.url = self._server.url if self._server else os.fspath(target)
             with connect(self.url) as connection:
                 migrate(connection)
-                _ensure_system_database(connection)
+                _ensure_system_objects(connection)
             self._pool = pool(self.url, connections)
             self.doorbell = Doorbell(self.url)
             self._upkeep = Upkeep(self.url, clock, upkeep) if upkeep else None
@@ -168,8 +174,14 @@ def _create_database(connection: psycopg.Connection[Any], name: str) -> None:
         raise
 
 
-def _ensure_system_database(connection: psycopg.Connection[Any]) -> None:
+def _ensure_system_objects(connection: psycopg.Connection[Any]) -> None:
+    """The database msdb, and what an older version has not given its databases."""
     found = execute(connection, "select from servicebroker.databases where name = $1", SYSTEM_DATABASE)
     if not found:
         with contextlib.suppress(_AlreadyThere), connection.transaction():
             _create_database(connection, SYSTEM_DATABASE)
+    if run(connection, without_system_services()):
+        with connection.transaction():
+            execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.CATALOG)
+            for database_id in run(connection, without_system_services()):
+                run(connection, create_system_services(database_id))

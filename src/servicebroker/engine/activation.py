@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from servicebroker.engine.alter import find_queue_now
+from servicebroker.engine.alter import find_user_queue
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
@@ -38,7 +38,7 @@ def set_activation(database_id: int, queue: str, activation: Activation | Litera
         BrokerError: 15151 no such queue, 402 wrong types or number of readers, 9609, 9742 and 15151 the procedure's
             name, 9611 no such user, 9613 and 9614 to be switched on without user or procedure.
     """
-    queue_id = (yield from find_queue_now("alter", database_id, queue)).queue_id
+    queue_id = (yield from find_user_queue("alter", database_id, queue)).queue_id
     if activation == DROP:
         yield Statement(
             "update servicebroker.queues set activation_procedure = null, max_readers = null, "

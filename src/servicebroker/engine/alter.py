@@ -96,7 +96,7 @@ def alter_queue(
     check_switches(**{option: given for option, given in switches.items() if given is not None})
     if move_to is not None:
         check_filegroup(move_to)
-    queue = yield from find_queue_now("alter", database_id, name)
+    queue = yield from find_user_queue("alter", database_id, name)
     yield Statement(
         "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1", (queue.queue_id,)
     )
@@ -137,6 +137,18 @@ def reorganize_queue(queue_id: int) -> Steps[None]:
     yield Statement(f"vacuum (truncate) servicebroker.queue_{queue_id}", prepared=False)
 
 
+def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
+    """`find_queue_now` of a queue that may be changed.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+    """
+    queue = yield from find_queue_now(action, database_id, name)
+    if queue.queue_id < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return queue
+
+
 def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     """DROP QUEUE, its first half: nobody finds it any more. `remove_dropped_queue` does the rest.
 
@@ -145,7 +157,7 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     Raises:
         BrokerError: 3716 while a service uses it, 15151 when it does not exist.
     """
-    queue = yield from find_queue_now("drop", database_id, name)
+    queue = yield from find_user_queue("drop", database_id, name)
     used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
     if used:
         raise BrokerError(3716, "queue", name, "services")

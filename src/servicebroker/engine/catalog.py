@@ -131,6 +131,7 @@ def create_queue(
     status: bool = True,
     poison_message_handling: bool = True,
     filegroup: str = "DEFAULT",
+    is_system: bool = False,
 ) -> Steps[int]:
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
 
@@ -152,9 +153,19 @@ def create_queue(
     postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
     rows = yield Statement(
         "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
-        "is_receive_enabled, is_enqueue_enabled, is_poison_message_handling_enabled) "
-        "values ($1, $2, $3, $4, $5, $6, $6, $7) on conflict do nothing returning queue_id",
-        (database_id, schema, queue, postgres_schema, postgres_name, status, poison_message_handling),
+        "is_receive_enabled, is_enqueue_enabled, is_poison_message_handling_enabled, queue_id) "
+        "values ($1, $2, $3, $4, $5, $6, $6, $7, nextval($8::text::regclass)) on conflict do nothing "
+        "returning queue_id",
+        (
+            database_id,
+            schema,
+            queue,
+            postgres_schema,
+            postgres_name,
+            status,
+            poison_message_handling,
+            "servicebroker.system_ids" if is_system else "servicebroker.object_ids",
+        ),
     )
     queue_id = created(rows, queue)
     for statement in queue_objects(queue_id, postgres_schema, postgres_name):  # noqa: UP028 # a list takes no rows

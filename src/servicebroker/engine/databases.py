@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from servicebroker.engine.catalog import insert_usages
+from servicebroker.engine.catalog import create_queue, insert_usages
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
 
 def create_database(name: str) -> Steps[int]:
-    """CREATE DATABASE: a broker identifier, the built-in message types and contracts. Returns its id.
+    """CREATE DATABASE: a broker identifier, the built-in objects, the route AutoCreatedLocal. Returns its id.
 
     Raises:
         BrokerError: 1801 when the name is taken.
@@ -43,7 +43,29 @@ def create_database(name: str) -> Steps[int]:
         "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
         (database_id,),
     )
+    yield from create_system_services(database_id)
     return int(database_id)
+
+
+def create_system_services(database_id: int) -> Steps[None]:
+    """The services that every database has, each on a queue of its own."""
+    for name, queue in names.SYSTEM_SERVICES:
+        queue_id = yield from create_queue(database_id, queue, is_system=True)
+        yield Statement(
+            "insert into servicebroker.services (service_id, database_id, name, queue_id) "
+            "values (nextval('servicebroker.system_ids'), $1, $2, $3)",
+            (database_id, name, queue_id),
+        )
+
+
+def without_system_services() -> Steps[list[int]]:
+    """Databases that an older version has made."""
+    rows = yield Statement(
+        "select database_id from servicebroker.databases d where not exists (select from servicebroker.services s "
+        "where s.database_id = d.database_id and s.service_id < $1)",
+        (names.FIRST_USER_ID,),
+    )
+    return [database_id for (database_id,) in rows]
 
 
 def find_database(name: str) -> Steps[int]:

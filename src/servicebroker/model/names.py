@@ -69,6 +69,14 @@ SYSTEM_CONTRACTS = (
 )
 
 
+# each with the queue where its errors come; it is a target of no contract
+SYSTEM_SERVICES = (
+    (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
+    (_NOTIFICATIONS + "EventNotificationService", "EventNotificationErrorsQueue"),
+    (_BROKER + "ServiceBroker", "ServiceBrokerQueue"),
+)
+
+
 def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """`name`, when it can be the name of a `kind` ('queue', 'service', ...).
 
