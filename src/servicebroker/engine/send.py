@@ -22,10 +22,9 @@ from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.validation import Rejection, accepts, rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.limits import MAXIMUM_BODY
 from servicebroker.model.states import Event, State, after
 from servicebroker.store.statements import Statement, Steps
-
-MAXIMUM_BODY = 512 * 1024 * 1024  # bytes; PostgreSQL itself breaks at 1 GB
 
 Body = bytes | bytearray | memoryview | str
 

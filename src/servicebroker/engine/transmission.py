@@ -113,7 +113,10 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 
 
 def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
-    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made."""
+    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made.
+
+    A message that the server's own SEND has put there has no status: nobody has looked for its target yet.
+    """
     parked = yield Statement(
         f"select distinct e.conversation_handle {_PARKED} "
         "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
@@ -122,11 +125,11 @@ def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "where t.message_sequence_number = 0 and e.far_handle is null and exists ("
+        "where e.far_handle is null and (t.transmission_status = '' or t.message_sequence_number = 0 and exists ("
         "select from servicebroker.services s "
         "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
-        "where s.name = e.far_service) order by t.enqueue_time"
+        "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)"
     )
     return [handle for (handle,) in parked], [handle for (handle,) in unopened]
 
@@ -154,15 +157,29 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     return [handle for handle in waiting if handle not in free]
 
 
-def deliver_left_over(now: datetime) -> Steps[None]:
-    """`deliver_free` of the background, for what a process that died has left. It waits for nobody: later, then."""
-    if any((yield from _deliverable())):
-        rows = yield Statement(
-            "select pg_try_advisory_xact_lock($1, 0) and pg_try_advisory_xact_lock($2, 0)",
-            (locks.CATALOG, locks.DELIVERY),
-        )
-        if rows[0][0]:
-            yield from deliver_everything(Catalog(), now)
+def deliver_left_over(now: datetime) -> Steps[bool]:
+    """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
+
+    True when something is left over because somebody is at it.
+    """
+    parked, unopened = yield from _deliverable()
+    wanted = [*parked, *unopened]
+    if not wanted:
+        return False
+    rows = yield Statement(
+        "select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and("
+        "pg_try_advisory_xact_lock_shared($2, hashtext(far_service))), true) "
+        "from (select distinct far_service from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($3) order by far_service) waiting",
+        (locks.DELIVERY, locks.SERVICE, unopened),
+    )
+    if not rows[0][0]:
+        return True
+    catalog = Catalog()
+    free = yield from lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
+    return len(free) < len(wanted)
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:

@@ -1,7 +1,8 @@
 """The schema, step by step: each file is applied once, in the order of its number.
 
-A change of the queue template (`store/queue.sql`) or of the catalog views (`store/views.sql`) ships with a
-migration, an empty one if need be, because what they make is made again whenever one was applied.
+A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`) or of the server's verbs
+(`store/verbs.sql`) ships with a migration, an empty one if need be, because what they make is made again whenever one
+was applied.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_functions
 from servicebroker.store.statements import execute
+from servicebroker.store.verbs import verbs
 
 
 class Migration(NamedTuple):
@@ -90,6 +92,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         for statement in queue_functions(queue_id):
             execute(connection, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
+    connection.execute(sql.SQL(verbs()))
 
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:
