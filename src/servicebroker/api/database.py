@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.exclusive import Termination, alone, checked_termination
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import (
     alter,
     brokers,
     catalog,
+    databases,
     message_types,
     priorities,
     routes,
@@ -170,6 +172,8 @@ class Database(Verbs):
         new_broker: bool = False,
         error_broker_conversations: bool = False,
         honor_broker_priority: bool | None = None,
+        no_wait: bool = False,
+        rollback_after: float | None = None,
     ) -> None:
         """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY ON or OFF, or both.
 
@@ -179,22 +183,33 @@ class Database(Verbs):
             new_broker: another identifier, and every conversation is removed without telling its peer.
             error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
             honor_broker_priority: whether transmission to other instances follows the priorities.
+            no_wait: `enable_broker` and `new_broker` need the database for themselves. They wait until no transaction
+                that runs has sent into it or received from it; with this they are refused instead.
+            rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
 
         Raises:
-            BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once.
+            BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
+                402 for two of the four at once, or of the two last.
         """
         chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
         if sum(map(bool, chosen)) > 1:
             raise BrokerError(402, "SET", "two of the broker's options", "one of them")
         number = self.database_id
+        termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
         if disable_broker:
             self._define(brokers.disable_broker(number))
         if new_broker:
-            self._define(brokers.new_broker(number))
+            self._define_alone(lambda: brokers.new_broker(number), termination, in_use)
         if error_broker_conversations:
             self._define(brokers.error_broker_conversations(number))
-        if enable_broker or new_broker or error_broker_conversations:
-            self._deliver(brokers.enable_broker(self.instance.catalog, number, self.instance.clock()))
+
+        def enabling() -> Steps[list[UUID]]:
+            return brokers.enable_broker(self.instance.catalog, number, self.instance.clock())
+
+        if enable_broker:
+            self._deliver_one_by_one(self._define_alone(enabling, termination, in_use))
+        elif new_broker or error_broker_conversations:
+            self._deliver(enabling())
         if honor_broker_priority is not None:
             self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
 
@@ -277,8 +292,7 @@ class Database(Verbs):
         """
         dropped = self._define(alter.drop_queue(self.database_id, name))
         self.instance.catalog.forget_queue(dropped.queue_id)
-        for queue_id in self._define(alter.dropped_queues()):  # also those of a process that died here
-            self._define(alter.remove_dropped_queue(queue_id))
+        self._remove_dropped_queues()
 
     def alter_service(
         self,
@@ -414,13 +428,34 @@ class Database(Verbs):
 
     def _deliver(self, steps: Steps[list[UUID]]) -> None:
         """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
-        for handle in self._define(steps):
+        self._deliver_one_by_one(self._define(steps))
+
+    def _deliver_one_by_one(self, handles: list[UUID]) -> None:
+        for handle in handles:
             remembered, now = self.instance.catalog, self.instance.clock()
             self._define(transmission.deliver_conversation(remembered, handle, now))
+
+    def _define_alone(self, steps: Callable[[], Steps[T]], termination: Termination, in_use: BrokerError) -> T:
+        """`_define`, with the database for itself."""
+        with self.instance.connection() as connection, translated():
+            return alone(connection, self.database_id, termination, in_use, steps)
+
+    def _drop(self, rollback_after: float | None) -> None:
+        """DROP DATABASE, see `Instance.drop_database`."""
+        termination = checked_termination(rollback_after is None, rollback_after)
+        in_use = BrokerError(3702, self.name)
+        self._define_alone(lambda: databases.drop_database(self.database_id), termination, in_use)
+        self.instance.database(databases.SYSTEM_DATABASE)._remove_dropped_queues()
+
+    def _remove_dropped_queues(self) -> None:
+        """The second half of DROP QUEUE, also for a process that died between the two."""
+        for queue_id in self._define(alter.dropped_queues()):
+            self._define(alter.remove_dropped_queue(queue_id))
 
     def _define(self, steps: Steps[T]) -> T:
         def alone() -> Steps[T]:
             yield alter.lock_catalog()
+            yield from databases.check_database(self.database_id)
             return (yield from steps)
 
         with self.transaction() as transaction:
@@ -428,7 +463,7 @@ class Database(Verbs):
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():
-            return run_alone(connection, steps)
+            return run_alone(connection, databases.in_broker(self.database_id, steps))
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -21,6 +21,7 @@ from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.databases import (
+    SYSTEM_DATABASE,
     create_database,
     create_system_services,
     find_database,
@@ -39,7 +40,6 @@ from servicebroker.store.statements import execute, run
 Clock = Callable[[], datetime]
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
-SYSTEM_DATABASE = "msdb"
 PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
 
@@ -94,6 +94,18 @@ class Instance:
                 with contextlib.suppress(_AlreadyThere), connection.transaction():
                     _create_database(connection, name)
             return Database(self, run(connection, find_database(name)), name)
+
+    def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
+        """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
+
+        Peers in other databases are not told; their next SEND gets them the Error -8462. Tables of your own in the
+        PostgreSQL schemas of the database stay. `rollback_after`: seconds after which the sessions of transactions that
+        use it are ended; 0 at once, None is refused while there are any.
+
+        Raises:
+            BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 402.
+        """
+        self.database(name)._drop(rollback_after)
 
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""

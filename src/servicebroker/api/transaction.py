@@ -12,6 +12,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.verbs import Verbs
+from servicebroker.engine.databases import in_broker
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
@@ -37,6 +38,7 @@ class JoinedTransaction(Verbs):
     def _do(self, steps: Steps[T]) -> T:
         with translated():
             kept.settle(self.connection)
+            steps = in_broker(self.database.database_id, steps)
             if self.connection.autocommit and _is_idle(self.connection):
                 return run_alone(self.connection, steps)
             result = run(self.connection, steps)
@@ -145,7 +147,7 @@ class Transaction(JoinedTransaction):
                 "begin another one."
             )
         with translated():
-            return run(self.connection, steps)
+            return run(self.connection, in_broker(self.database.database_id, steps))
 
     def _check_open(self) -> None:
         if self._ended:

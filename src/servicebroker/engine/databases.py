@@ -1,11 +1,20 @@
-"""CREATE DATABASE, and finding one by name."""
+"""CREATE and DROP DATABASE, and finding one by name."""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from servicebroker.engine.alter import ring
+from servicebroker.engine.brokers import new_broker
 from servicebroker.engine.catalog import create_queue, insert_usages
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+
+SYSTEM_DATABASE = "msdb"
 
 
 def create_database(name: str) -> Steps[int]:
@@ -81,3 +90,78 @@ def find_database(name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
     return int(rows[0][0])
+
+
+def drop_database(database_id: int) -> Steps[None]:
+    """DROP DATABASE: its conversations as NEW_BROKER removes them, and every object. The caller has it for itself.
+
+    The tables of its queues are left to `remove_dropped_queue`, and a PostgreSQL schema that holds anything else to its
+    owner. Peers in other databases are not told; their next SEND gets them the Error -8462.
+
+    Raises:
+        BrokerError: 3708 for the system database.
+    """
+    yield from check_database(database_id)
+    rows = yield Statement("select name from servicebroker.databases where database_id = $1", (database_id,))
+    if rows[0][0] == SYSTEM_DATABASE:
+        raise BrokerError(3708, SYSTEM_DATABASE)
+    yield from new_broker(database_id)
+    queues = yield Statement(
+        "select queue_id, postgres_schema, postgres_name from servicebroker.queues where database_id = $1",
+        (database_id,),
+    )
+    for _, schema, view in queues:
+        yield Statement(f"drop view if exists {quoted(schema)}.{quoted(view)}", prepared=False)
+    for table in _OBJECTS:
+        yield Statement(f"delete from servicebroker.{table} where database_id = $1", (database_id,))
+    for schema in sorted({schema for _, schema, _ in queues}):
+        kept = yield Statement(
+            "select from pg_depend d join pg_namespace n on n.oid = d.refobjid "
+            "where d.refclassid = 'pg_namespace'::regclass and n.nspname = $1 limit 1",
+            (schema,),
+        )
+        if not kept:
+            yield Statement(f"drop schema if exists {quoted(schema)}", prepared=False)
+    for queue_id, _, _ in queues:
+        yield ring(queue_id)
+
+
+# what belongs to a database, in the order in which it can go
+_OBJECTS = (
+    "broker_priorities",
+    "routes",
+    "services",
+    "queues",
+    "service_contract_message_usages",
+    "service_contracts",
+    "message_types",
+    "xml_schema_collections",
+    "databases",
+)
+
+_NOT_FOUND = {8423, 8425, 8426, 8436, 15151}
+
+
+def in_broker(database_id: int, steps: Steps[T]) -> Steps[T]:
+    """A verb in that database. What it does not find there is no answer when the database itself has gone.
+
+    Raises:
+        BrokerError: 8442 the database was dropped, and what the verb raises.
+    """
+    try:
+        return (yield from steps)
+    except BrokerError as refused:
+        if refused.number in _NOT_FOUND:
+            yield from check_database(database_id)
+        raise
+
+
+def check_database(database_id: int) -> Steps[None]:
+    """Refuse what is asked of a database that was dropped.
+
+    Raises:
+        BrokerError: 8442.
+    """
+    rows = yield Statement("select from servicebroker.databases where database_id = $1", (database_id,))
+    if not rows:
+        raise BrokerError(8442)

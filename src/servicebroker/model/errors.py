@@ -58,6 +58,9 @@ RULES: dict[int, Rule] = {
     2378: Rule("Expected XML schema document."),
     2714: Rule("There is already an object named '{0}' in the database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
+    3702: Rule('Cannot drop database "{0}" because it is currently in use.'),
+    3708: Rule("Cannot drop the database '{0}' because it is a system database."),
+    5070: Rule("Database state cannot be changed while other users are using the database '{0}'."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
     8405: Rule(
