@@ -68,6 +68,27 @@ def test_a_disabled_broker_delivers_nothing(two: tuple[sb.Database, sb.Database]
     assert sorted([bodies(far.receive(STOCK_QUEUE)), bodies(far.receive(STOCK_QUEUE))]) == [[b"2"], [b"new"]]
 
 
+@pytest.mark.feature(8)
+def test_the_switches_are_shown(two: tuple[sb.Database, sb.Database]) -> None:
+    def shown(database: sb.Database) -> tuple[object, ...]:
+        text = "select is_broker_enabled, is_honor_broker_priority_on from sys.databases where name = %s"
+        return query(database, text, database.name)[0]
+
+    near, far = two
+    assert shown(near) == shown(far) == (1, 0)
+    near.alter(disable_broker=True, honor_broker_priority=True)
+    assert (shown(near), shown(far)) == ((0, 1), (1, 0))
+    near.alter(enable_broker=True)
+    assert shown(near) == (1, 1)
+    near.alter(honor_broker_priority=False)
+    near.alter(disable_broker=True)
+    near.alter(new_broker=True)
+    assert shown(near) == (1, 0)
+    near.alter(disable_broker=True)
+    near.alter(error_broker_conversations=True)
+    assert (shown(near), shown(far)) == ((1, 0), (1, 0))
+
+
 @pytest.mark.feature(3)
 def test_new_broker(two: tuple[sb.Database, sb.Database]) -> None:
     near, far = two

@@ -52,6 +52,7 @@ MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 sect
 
 RULES: dict[int, Rule] = {
     402: Rule("The type of {0} is {1}; it must be {2}."),
+    416: Rule('The service queue "{0}" cannot be directly updated.'),
     911: Rule("Database '{0}' does not exist."),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
     1093: Rule("'{0}' is not a valid broker name."),

@@ -23,12 +23,18 @@ def queue_objects(queue_id: int, schema: str, view: str) -> list[Statement]:
         *queue_functions(queue_id),
         Statement(f"create schema if not exists {quoted(schema)}", prepared=False),
         _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
+        *queue_refusals(queue_id, schema, view),
     ]
 
 
 def queue_functions(queue_id: int) -> list[Statement]:
     """The statements that make, or make anew, the functions of a queue."""
     return [_statement(part, queue_id) for part in _FUNCTIONS]
+
+
+def queue_refusals(queue_id: int, schema: str, view: str) -> list[Statement]:
+    """The statements that make, or make anew, what keeps others from writing through a queue's view."""
+    return [_statement(part, queue_id, schema=quoted(schema), view=quoted(view)) for part in ("refuse", "refuse_all")]
 
 
 def quoted(name: str) -> str:

@@ -10,6 +10,15 @@ begin
         message = format('Msg %s, Level 16, State 1: %s', number, format({texts}::jsonb ->> number::text, variadic said));
 end $$;
 
+-- A queue is written by SEND and RECEIVE only. Of its own trigger, with the rights to look the queue's name up.
+create or replace function servicebroker.refuse_update() returns trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    perform servicebroker.refuse(416, (select q.name from servicebroker.queues q
+        where q.postgres_schema = tg_table_schema and q.postgres_name = tg_table_name));
+    return null;
+end $$;
+
 -- The level of a new endpoint. Best match: the contract counts most, then the local service, then the remote one.
 create or replace function servicebroker.conversation_priority(database integer, contract integer, service integer, remote text)
 returns smallint language sql stable

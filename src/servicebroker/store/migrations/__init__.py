@@ -15,7 +15,7 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
-from servicebroker.store.queue import queue_functions
+from servicebroker.store.queue import queue_functions, queue_refusals
 from servicebroker.store.statements import execute
 from servicebroker.store.verbs import verbs
 
@@ -88,11 +88,11 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
 
 
 def _make_anew(connection: psycopg.Connection[object]) -> None:
-    for (queue_id,) in execute(connection, "select queue_id from servicebroker.queues"):
-        for statement in queue_functions(queue_id):
+    connection.execute(sql.SQL(verbs()))
+    for queue in execute(connection, "select queue_id, postgres_schema, postgres_name from servicebroker.queues"):
+        for statement in (*queue_functions(queue[0]), *queue_refusals(*queue)):
             execute(connection, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
-    connection.execute(sql.SQL(verbs()))
 
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:
