@@ -20,6 +20,7 @@ from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import (
     SYSTEM_DATABASE,
     create_database,
@@ -111,6 +112,11 @@ class Instance:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
         with self.connection() as connection:
             return run(connection, queue_statuses()), run(connection, transmission_status())
+
+    def check(self) -> Report:
+        """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
+        with self.connection() as connection:
+            return run(connection, check(self.clock()))
 
     def connection(self) -> AbstractContextManager[DirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""

@@ -118,7 +118,7 @@ def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
     A message that the server's own SEND has put there has no status: nobody has looked for its target yet.
     """
     parked = yield Statement(
-        f"select distinct e.conversation_handle {_PARKED} "
+        f"select distinct e.conversation_handle {WAY_IS_FREE} "
         "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
     )
     unopened = yield Statement(
@@ -195,7 +195,8 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
             yield from deliver_waiting(catalog, endpoint, now)
 
 
-_PARKED = (
+# endpoints whose messages wait, or may, though their way to the peer is free
+WAY_IS_FREE = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
     "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -227,7 +228,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
         "select w.conversation_handle, w.queue_id, bool_or("
         "  (t.validation is distinct from m.validation or m.xml_collection_id is not null) "
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
-        f"from (select e.conversation_handle, p.queue_id, p.database_id {_PARKED} "
+        f"from (select e.conversation_handle, p.queue_id, p.database_id {WAY_IS_FREE} "
         "      and e.conversation_handle = any ($1)) w "
         "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
         "left join servicebroker.message_types m "

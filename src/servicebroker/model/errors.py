@@ -120,6 +120,7 @@ RULES: dict[int, Rule] = {
         "The conversation endpoint is not in a valid state for MOVE CONVERSATION. The current endpoint state is '{0}'."
     ),
     8439: Rule("The destination conversation group '{0}' is invalid."),
+    8444: Rule("The service queue structure is inconsistent: queue with ID {0}.", 23),
     8442: Rule(
         "There is no Service Broker active in the database. "
         "Change to a database context that contains a Service Broker."
@@ -178,6 +179,16 @@ RULES: dict[int, Rule] = {
         10,
     ),
     9663: Rule("The system object cannot be modified."),
+    9680: Rule("The conversation endpoint '{0}' is referencing the missing conversation group '{1}'."),
+    9681: Rule("The conversation endpoint '{0}' is referencing the missing service contract with ID {1}."),
+    9682: Rule("The conversation endpoint '{0}' is referencing the missing service with ID {1}."),
+    9683: Rule("The conversation group '{0}' is referencing the missing service with ID {1}."),
+    9705: Rule("The messages in the queue with ID {0} are referencing the invalid conversation handle '{1}'."),
+    9708: Rule("The messages in the queue with ID {0} are referencing the invalid conversation group '{1}'."),
+    9709: Rule("The messages in the queue with ID {0} are referencing the invalid message type ID {1}."),
+    9711: Rule("The transmission queue is referencing the invalid conversation handle '{0}'."),
+    9715: Rule("The conversation endpoint with conversation ID '{0}' and is_initiator: {1} is inconsistent."),
+    9716: Rule("The conversation group '{0}' references no conversation."),
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
     9743: Rule('The {0} of route "{1}" must be an address when using mirroring.'),
@@ -214,6 +225,7 @@ RULES: dict[int, Rule] = {
         10,
     ),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
+    28021: Rule("One or more messages could not be delivered to the local service targeted by this dialog: {0}."),
     28012: Rule("The Service Broker in the target database is unavailable: '{0}'."),
     33301: Rule(
         "The {0} specified for conversation priority '{1}' is not valid. "
