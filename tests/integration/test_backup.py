@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
@@ -57,7 +58,10 @@ def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Ins
             [programs / "pg_dump", "-Fc", "-f", dump, url], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    with EmbeddedServer.start(tmp_path / "other") as server:
+    with (  # not under pytest's own folder, as in conftest.py
+        tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder,
+        EmbeddedServer.start(folder) as server,
+    ):
         done = subprocess.run(
             [programs / "pg_restore", "--no-owner", "--exit-on-error", "-d", server.url, dump],
             capture_output=True,
