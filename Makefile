@@ -2,7 +2,10 @@
 # make demo      install, then run the main job            (make demo INPUT=file)
 # make test      install, then every test
 # make check     the loop to live in: lint, types, import contracts, unit tests
+# make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make conformance  every test, and docs/conformance.md from those that passed
+# make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
+#                and double, 100,000 conversations that leave nothing
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -10,9 +13,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INPUT ?=
 OUT ?= demo-data
+SEEDS ?= 0:100000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint types unit conformance bench docs clean
+.PHONY: help install demo test check sync lint types unit conformance simulate bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -34,9 +38,13 @@ test: install
 
 check: install lint types unit
 
+sync:
+	$(BIN)/python tools/make_sync.py
+
 lint:
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/python tools/make_sync.py --check
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
 	$(BIN)/lint-imports
 
 types:
@@ -47,6 +55,10 @@ unit:
 
 conformance: install
 	$(BIN)/python -m pytest -q -p conformance --conformance docs/conformance.md
+
+simulate: install
+	$(BIN)/servicebroker simulate --seeds $(SEEDS)
+	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py --model-steps 500000 --leak-conversations 100000
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

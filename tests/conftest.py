@@ -6,19 +6,23 @@ import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import psycopg
 import pytest
 
 import servicebroker as sb
+from portal import open_behind_portal
 from servicebroker.store.embedded import EmbeddedServer
-from support import Clock, define_standard_set
+from support import APP, Clock, as_user, define_standard_set
 
 _numbers = itertools.count(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of the randomized tests, to repeat a run")
+    parser.addoption("--leak-conversations", type=int, default=700, help="conversations of the test for leaks")
+    parser.addoption("--model-steps", type=int, default=10_000, help="steps of the engine beside the double")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,16 +81,31 @@ def clock(module_clock: Clock) -> Clock:
 
 
 @pytest.fixture(scope="module")
-def instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
+def open_face(request: pytest.FixtureRequest) -> Callable[..., AbstractContextManager[sb.Instance]]:
+    """Opens instances: as `sb.open`, and a second time behind a portal for tests that are `both_faces`."""
+    return open_behind_portal if getattr(request, "param", "threads") == "asyncio" else sb.open
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "open_face" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_faces"):
+        metafunc.parametrize("open_face", ["threads", "asyncio"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def instance(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str], module_clock: Clock
+) -> Iterator[sb.Instance]:
     """The instance that the tests of a module share."""
-    with sb.open(make_url(), clock=module_clock, upkeep=None) as instance:
+    with open_face(make_url(), clock=module_clock, upkeep=None) as instance:
         yield instance
 
 
 @pytest.fixture
-def fresh_instance(make_url: Callable[[], str], module_clock: Clock) -> Iterator[sb.Instance]:
+def fresh_instance(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str], module_clock: Clock
+) -> Iterator[sb.Instance]:
     """An instance that nothing was done in."""
-    with sb.open(make_url(), clock=module_clock, upkeep=None) as instance:
+    with open_face(make_url(), clock=module_clock, upkeep=None) as instance:
         yield instance
 
 
@@ -100,3 +119,21 @@ def database(instance: sb.Instance) -> sb.Database:
 def fresh_database(fresh_instance: sb.Instance) -> sb.Database:
     """The standard set in an instance that holds nothing else."""
     return define_standard_set(fresh_instance.database("Test", create=True))
+
+
+@pytest.fixture
+def app(database: sb.Database) -> sb.Database:
+    """`database` as a user that nothing was granted to."""
+    database.create_user(APP)
+    return as_user(database, APP)
+
+
+@pytest.fixture
+def postgres_role(database: sb.Database) -> Iterator[str]:
+    """A role of the server, dropped after the test."""
+    name = f"role_{database.name.lower()}"
+    with database.instance.connection() as connection:
+        connection.execute(f"create role {name}")  # type: ignore[arg-type]
+    yield name
+    with database.instance.connection() as connection:
+        connection.execute(f"drop role {name}")  # type: ignore[arg-type]

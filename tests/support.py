@@ -23,6 +23,8 @@ ORDERS_QUEUE, STOCK_QUEUE = "OrdersQueue", "StockQueue"
 CONTRACT = "//test/Contract"
 ORDER, REPLY = "//test/Order", "//test/Reply"  # any bytes: by the initiator, by the target
 DOCUMENT, MARK = "//test/Document", "//test/Mark"  # XML and empty, by any side
+APP = "App"  # a user that is not dbo
+ROUTE = "AutoCreatedLocal"  # the route that every database has
 
 
 class Clock:
@@ -67,6 +69,16 @@ def bodies(messages: list[sb.Message]) -> list[bytes | None]:
     return [message.message_body for message in messages]
 
 
+def errors(messages: list[sb.Message]) -> list[int]:
+    """The codes of the Error messages among these."""
+    return [sb.read_error(message.message_body)[0] for message in messages if message.is_error]
+
+
+def as_user(database: sb.Database, name: str) -> sb.Database:
+    """The same database for another principal."""
+    return database.instance.database(database.name, user=name)
+
+
 def query(database: sb.Database, text: str, *parameters: object) -> list[tuple[Any, ...]]:
     with database.instance.connection() as connection:
         return connection.execute(text, parameters).fetchall()
@@ -92,6 +104,12 @@ def group_of(database: sb.Database, handle: UUID) -> UUID:
     return found
 
 
+def queue_number(database: sb.Database, name: str) -> int:
+    text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
+    found: int = query(database, text, database.database_id, name)[0][0]
+    return found
+
+
 def waiting_messages(database: sb.Database) -> int:
     """How many messages of a database stand in the transmission queue."""
     text = (
@@ -113,7 +131,9 @@ def statuses(database: sb.Database) -> set[str]:
 def leftovers(database: sb.Database) -> dict[str, int]:
     """The rows that conversations have left behind anywhere in the instance, by table."""
     tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
-    tables += [f"queue_{number}" for (number,) in query(database, "select queue_id from servicebroker.queues")]
+    tables += ["shared_bodies", "shared_body_readers"]
+    for (number,) in query(database, "select queue_id from servicebroker.queues"):
+        tables += [f"queue_{number}", f"retained_{number}"]
     counts = {table: query(database, f"select count(*) from servicebroker.{table}")[0][0] for table in tables}
     return {table: count for table, count in counts.items() if count}
 
@@ -149,10 +169,6 @@ def refused(number: int, *words: str) -> Iterator[None]:
         assert word in str(caught.value)
 
 
-def errors(messages: list[sb.Message]) -> list[int]:
-    return [sb.read_error(message.message_body)[0] for message in messages if message.is_error]
-
-
 def tried(verb: Callable[[], Any], *refusals: int) -> Any:
     """What the verb returns, None when it was refused with one of these numbers."""
     try:
@@ -175,6 +191,13 @@ def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future
 
     threading.Thread(target=run, daemon=True).start()
     return future
+
+
+def together(*work: Callable[[], Any], seconds: float = 60) -> None:
+    """Run all at once; the first problem of any is raised."""
+    futures: list[Future[Any]] = [in_thread(one) for one in work]
+    for future in futures:
+        future.result(seconds)
 
 
 def eventually(condition: Callable[[], object], seconds: float = 10) -> None:

@@ -8,15 +8,24 @@ with sb.open("./data") as instance:
         ...
 """
 
-from servicebroker.api.database import Database
-from servicebroker.api.instance import Instance
-from servicebroker.api.instance import open_instance as open
-from servicebroker.api.transaction import JoinedTransaction, Transaction
-from servicebroker.engine.activation import Activation
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.database import AsyncDatabase
+    from servicebroker.api.aio.instance import AsyncInstance
+    from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
+    from servicebroker.api.database import Database
+    from servicebroker.api.instance import Instance
+    from servicebroker.api.open import open_async
+    from servicebroker.api.open import open_instance as open
+    from servicebroker.api.transaction import JoinedTransaction, Transaction
+    from servicebroker.engine.activation import Activation
 
 __all__ = [
     "DEFAULT",
@@ -24,6 +33,10 @@ __all__ = [
     "END_DIALOG",
     "ERROR",
     "Activation",
+    "AsyncDatabase",
+    "AsyncInstance",
+    "AsyncJoinedTransaction",
+    "AsyncTransaction",
     "BrokerError",
     "BrokerEvent",
     "Database",
@@ -35,5 +48,29 @@ __all__ = [
     "ServiceBrokerError",
     "Transaction",
     "open",
+    "open_async",
     "read_error",
 ]
+
+# Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.
+_LATER = {
+    "Activation": ("servicebroker.engine.activation", "Activation"),
+    "AsyncDatabase": ("servicebroker.api.aio.database", "AsyncDatabase"),
+    "AsyncInstance": ("servicebroker.api.aio.instance", "AsyncInstance"),
+    "AsyncJoinedTransaction": ("servicebroker.api.aio.transaction", "AsyncJoinedTransaction"),
+    "AsyncTransaction": ("servicebroker.api.aio.transaction", "AsyncTransaction"),
+    "Database": ("servicebroker.api.database", "Database"),
+    "Instance": ("servicebroker.api.instance", "Instance"),
+    "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),
+    "Transaction": ("servicebroker.api.transaction", "Transaction"),
+    "open": ("servicebroker.api.open", "open_instance"),
+    "open_async": ("servicebroker.api.open", "open_async"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'servicebroker' has no attribute '{name}'")
+    module, attribute = _LATER[name]
+    globals()[name] = found = getattr(import_module(module), attribute)
+    return found

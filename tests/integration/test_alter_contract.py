@@ -21,6 +21,8 @@ from support import (
     state,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 @pytest.mark.feature(10)
 def test_alter_message_type(database: sb.Database) -> None:

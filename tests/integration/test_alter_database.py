@@ -33,6 +33,8 @@ from support import (
     waiting_messages,
 )
 
+pytestmark = pytest.mark.both_faces
+
 DISABLED = "The broker is disabled in the sender's database."
 
 

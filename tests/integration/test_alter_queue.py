@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from portal import upkeep
 from servicebroker.engine.alter import set_status
 from servicebroker.store import locks
 from support import (
@@ -39,6 +39,8 @@ from support import (
     waiting_messages,
     waiting_reader,
 )
+
+pytestmark = pytest.mark.both_faces
 
 BUSY = "Target queue is busy; message(s) queued for delivery."
 

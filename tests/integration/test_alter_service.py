@@ -31,6 +31,8 @@ from support import (
     waiting_reader,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 @pytest.mark.feature(20)
 def test_alter_service_moves_its_messages(database: sb.Database) -> None:

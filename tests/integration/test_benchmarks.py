@@ -15,7 +15,7 @@ from servicebroker.benchmarks.report import Report
 from servicebroker.benchmarks.scenarios import SCENARIOS
 from servicebroker.model.errors import InstanceError
 
-ON_THE_SERVER = [name for name in SCENARIOS if name != "pipeline"]
+ON_THE_SERVER = [name for name in SCENARIOS if name != "pipeline" and not name.startswith("storage-")]
 
 # Has the signatures of pgmq's functions that are measured, and the lines that only psql understands.
 STAND_IN = r"""
@@ -119,6 +119,23 @@ def test_work_that_loses_messages_is_no_result(make_url: Any) -> None:
     with pytest.raises(InstanceError, match="handled 9 messages where 10 were due"):
         meter.sample(lambda messages: messages - 1, 10)
     meter.close()
+
+
+@pytest.mark.slow
+@pytest.mark.feature(208, 209)
+def test_storage(tmp_path: Path) -> None:
+    """Each condition and its baseline. Two ratios are so large that they hold at any scale: whole groups against
+    single messages, and one conversation against one for each message."""
+    sql_file = tmp_path / "pgmq--9.8.7.sql"
+    sql_file.write_text(STAND_IN)
+    report = benchmarks.run(["storage"], pgmq_sql=sql_file, scale=0.001, rounds=1)
+    names = [name for name in SCENARIOS if name.startswith("storage-")]
+    for name in names:
+        lines = [line for line in report.lines if line.scenario == name]
+        assert [line.system for line in lines] == ["servicebroker", *SCENARIOS[name].goals]
+        assert all(line.figures and line.figures.per_second > 0 for line in lines)
+    report = benchmarks.run(["storage-whole-group", "storage-reuse-send", "storage-reuse-receive"], scale=0.1, rounds=3)
+    assert [line.goal for line in report.missed] == []
 
 
 @pytest.mark.spark

@@ -22,6 +22,8 @@ from support import (
     query,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 def numbers(instance: sb.Instance) -> set[int]:
     return {finding.number for finding in instance.check().findings}

@@ -22,6 +22,7 @@ from support import (
     bodies,
     define_standard_set,
     far_handle,
+    group_of,
     in_thread,
     leftovers,
     open_dialog,
@@ -31,6 +32,8 @@ from support import (
     undone,
     wait_until_blocked,
 )
+
+pytestmark = pytest.mark.both_faces
 
 FORMS = [{}, {"error": (127, "Unable to <process> & 'more' ü")}, {"cleanup": True}]
 
@@ -230,6 +233,25 @@ def test_a_closed_endpoint_goes_but_its_group_stays_while_others_are_in_it(
     assert leftovers(database) == {"conversation_endpoints": 1, "conversation_groups": 1}
     database.end_conversation(kept)
     assert leftovers(database) == {}
+
+
+def test_a_group_in_which_a_dialog_begins_stays_when_its_last_conversation_goes(database: sb.Database) -> None:
+    """The other side's END removes an initiator that has ended, and waits for whoever begins in its group."""
+    initiator, target = open_dialog(database)
+    group = group_of(database, initiator)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.end_conversation(initiator)
+    assert state(database, initiator) == "DO"
+    with database.transaction() as transaction:
+        begun = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, related_conversation_group=group)
+        ended = in_thread(database.end_conversation, target)
+        wait_until_blocked(database)
+    ended.result(10)
+    assert state(database, initiator) is None
+    text = "select count(*) from servicebroker.conversation_groups where conversation_group_id = %s"
+    assert query(database, text, group) == [(1,)]
+    database.end_conversation(begun)
+    assert query(database, text, group) == [(0,)]
 
 
 def test_a_first_message_is_not_missed_by_an_end_on_its_own_side(database: sb.Database) -> None:

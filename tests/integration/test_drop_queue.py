@@ -20,6 +20,8 @@ from support import (
     waiting_reader,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 @pytest.mark.feature(16)
 @pytest.mark.parametrize("inside", [False, True])

@@ -35,6 +35,8 @@ from support import (
     waiting_messages,
 )
 
+pytestmark = pytest.mark.both_faces
+
 SWITCHES = [{"enable_broker": True}, {"new_broker": True}]
 
 

@@ -6,6 +6,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from portal import connect
 from servicebroker.store import locks
 from support import (
     CONTRACT,
@@ -21,8 +23,10 @@ from support import (
     ORDERS,
     ORDERS_QUEUE,
     REPLY,
+    STOCK,
     STOCK_QUEUE,
     Clock,
+    Undo,
     begin,
     bodies,
     eventually,
@@ -33,9 +37,12 @@ from support import (
     query,
     refused,
     state,
+    tolerate_rollbacks,
     undone,
     wait_until_blocked,
 )
+
+pytestmark = pytest.mark.both_faces
 
 # ---------------------------------------------------------------- GET CONVERSATION GROUP
 
@@ -113,7 +120,7 @@ def switch(database: sb.Database, *, on: bool) -> None:
 
 def pipeline_on(database: sb.Database, name: str = STOCK_QUEUE) -> psycopg.Connection[Any]:
     text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
-    connection = psycopg.connect(database.instance.url, autocommit=True)
+    connection = connect(database.instance, autocommit=True)
     queue_id = query(database, text, database.database_id, name)[0][0]
     connection.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, queue_id))
     return connection
@@ -340,3 +347,90 @@ def test_moves_among_senders_and_readers(database: sb.Database, seeded_random: r
     for initiator, _ in pairs:
         assert received[initiator] == [b"%d" % number for number in range(sent[initiator])]
     assert database.receive(ORDERS_QUEUE) == []
+
+
+# ---------------------------------------------------------------- what a group is for
+
+
+@pytest.mark.feature(80)
+def test_state_is_kept_by_conversation_group(database: sb.Database, seeded_random: random.Random) -> None:
+    """An order sums up what arrives on its conversations: the group's lock is all that its row needs."""
+    tolerate_rollbacks(database)
+    table = f"sums_{database.database_id}"
+    with database.instance.connection() as connection:
+        connection.execute(  # type: ignore[call-overload]
+            f"create table {table} (conversation_group_id uuid primary key, messages int, total int)"
+        )
+    orders: dict[UUID, int] = {}  # by group: what its messages add up to
+    for _ in range(4):
+        handles = [begin(database) for _ in range(3)]
+        database.send_batch(handles[0], ORDER, [b"1"])
+        group = group_of(database, far_handle(database, handles[0]))
+        orders[group] = 1
+        for handle in handles[1:]:
+            database.send(handle, ORDER, b"2")
+            database.move_conversation(far_handle(database, handle), group)
+            orders[group] += 2
+        for handle in seeded_random.choices(handles, k=20):
+            database.send(handle, ORDER, b"5")
+            orders[group] += 5
+
+    read = f"select messages, total from {table} where conversation_group_id = %s"
+    write = (
+        f"insert into {table} values (%s, %s, %s) on conflict (conversation_group_id) "
+        "do update set messages = excluded.messages, total = excluded.total"
+    )
+
+    def work(seed: float) -> None:
+        choice = random.Random(seed)
+        while True:
+            with suppress(Undo), database.transaction() as transaction:
+                messages = transaction.receive(STOCK_QUEUE, top=2)
+                for message in messages:
+                    group = message.conversation_group_id
+                    found = transaction.connection.execute(read, (group,)).fetchone()  # type: ignore[call-overload]
+                    count, total = found or (0, 0)
+                    values = (group, count + 1, total + int(message.message_body or b""))
+                    transaction.connection.execute(write, values)  # type: ignore[call-overload]
+                if choice.random() < 0.2:
+                    raise Undo
+                if not messages:
+                    return
+
+    for reader in [in_thread(work, seeded_random.random()) for _ in range(4)]:
+        reader.result(60)
+    assert {group: (count, total) for group, count, total in query(database, f"select * from {table}")} == {
+        group: (23, total) for group, total in orders.items()
+    }
+
+
+@pytest.mark.feature(82)
+def test_a_group_ranks_by_its_highest_conversation_that_has_messages(database: sb.Database) -> None:
+    for name, level in (("High", 9), ("Middle", 5), ("Low", 2)):
+        database.create_contract(name, {ORDER: "INITIATOR"})
+        database.create_broker_priority(name, contract_name=name, priority_level=level)
+    database.alter_service(STOCK, add_contracts=["High", "Middle", "Low"])
+    high, middle, low = (database.begin_dialog(ORDERS, STOCK, contract=name) for name in ("High", "Middle", "Low"))
+
+    names = {high: b"high", middle: b"middle", low: b"low"}
+
+    def send(*handles: UUID) -> None:
+        for handle in handles:
+            database.send(handle, ORDER, names[handle])
+
+    send(low, middle, high)
+    database.move_conversation(far_handle(database, low), group_of(database, far_handle(database, high)))
+    # the group of high and low comes first, by high; drained of that, it ranks by low
+    assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"high"]
+    assert database.get_conversation_group(STOCK_QUEUE) == group_of(database, far_handle(database, middle))
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
+    send(middle, high)  # it rises again, and gives all it has, by descending priority
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"high", b"low"]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
+    send(low, high)
+    with database.transaction() as transaction:  # what a locked group holds counts for nobody else
+        assert bodies(transaction.receive(STOCK_QUEUE, top=1)) == [b"high"]
+        send(middle)
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"middle"]
+        assert database.receive(STOCK_QUEUE) == []
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"low"]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -262,27 +261,6 @@ def test_a_timeout_of_the_application_stays_what_it_is(database: sb.Database) ->
         with pytest.raises(psycopg.errors.LockNotAvailable), database.transaction() as transaction:
             transaction.connection.execute("set local lock_timeout = 50")
             transaction.send(handle, ORDER, b"x")
-
-
-def test_a_deadlock_has_one_victim_and_loses_nothing(database: sb.Database) -> None:
-    first, second = begin(database), begin(database)
-    for handle in (first, second):
-        database.send(handle, ORDER, b"0")
-    met = threading.Barrier(2)
-
-    def send_on(one: object, other: object) -> None:
-        with database.transaction() as transaction:
-            transaction.send(one, ORDER, b"1")  # type: ignore[arg-type]
-            met.wait(10)
-            transaction.send(other, ORDER, b"2")  # type: ignore[arg-type]
-
-    problems = [
-        future.exception(20) for future in (in_thread(send_on, first, second), in_thread(send_on, second, first))
-    ]
-    assert problems.count(None) == 1
-    assert any(isinstance(problem, psycopg.errors.DeadlockDetected) for problem in problems)
-    received = [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)]
-    assert sorted(received) == [[b"0", b"1"], [b"0", b"2"]]
 
 
 # ---------------------------------------------------------------- joining

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import upkeep
+from portal import upkeep
 from support import (
     CONTRACT,
     ORDER,
@@ -32,6 +32,8 @@ from support import (
     state,
     waiting_messages,
 )
+
+pytestmark = pytest.mark.both_faces
 
 EXPIRED = (-8489, "The dialog has exceeded the specified LIFETIME.")
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from portal import connect
 from support import (
     ORDER,
     ORDERS_QUEUE,
@@ -28,6 +29,8 @@ from support import (
     undone,
     waiting_messages,
 )
+
+pytestmark = pytest.mark.both_faces
 
 
 def is_on(database: sb.Database, queue: str = STOCK_QUEUE) -> bool:
@@ -228,7 +231,7 @@ def test_a_commit_on_the_connection_is_one(database: sb.Database) -> None:
 def test_rollbacks_of_a_joined_transaction(database: sb.Database, autocommit: bool) -> None:
     handle = begin(database)
     database.send_batch(handle, ORDER, [b"x"] * 3)
-    with psycopg.connect(database.instance.url, autocommit=autocommit) as connection:
+    with connect(database.instance, autocommit=autocommit) as connection:
         joined = database.join(connection)
 
         def receive() -> list[sb.Message]:
@@ -254,7 +257,7 @@ def test_a_joined_connection_in_autocommit_mode_commits(database: sb.Database) -
     handle = begin(database)
     database.send(handle, ORDER, b"x")
     receive_and_undo(database, 4)
-    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+    with connect(database.instance, autocommit=True) as connection:
         assert database.join(connection).receive(STOCK_QUEUE)
     database.send(handle, ORDER, b"x")
     receive_and_undo(database, 4)
@@ -262,9 +265,10 @@ def test_a_joined_connection_in_autocommit_mode_commits(database: sb.Database) -
 
 
 def test_a_waiting_reader_is_told(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    from servicebroker.api import verbs
+    from servicebroker.api import aio, verbs
 
-    monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
+    for form in (verbs, aio.verbs):
+        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
     database.send(begin(database), ORDER, b"x")
     receive_and_undo(database, 4)
     with undone(database) as transaction:

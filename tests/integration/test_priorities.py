@@ -19,6 +19,8 @@ from support import (
     refused,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 def priority_of(database: sb.Database, handle: UUID) -> int:
     text = "select priority from servicebroker.conversation_endpoints where conversation_handle = %s"

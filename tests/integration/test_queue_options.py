@@ -10,6 +10,8 @@ import pytest
 import servicebroker as sb
 from support import CONTRACT, ORDER, STOCK, STOCK_QUEUE, begin, bodies, query, refused, waiting_messages
 
+pytestmark = pytest.mark.both_faces
+
 READER = sb.Activation("dbo.Reader", max_queue_readers=3, execute_as="OWNER")
 
 _COLUMNS = (

@@ -37,6 +37,11 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
     ]
 
 
+def test_the_example_without_postgresql_runs_as_printed(tmp_path: Path) -> None:
+    (program,) = python_blocks("docs/how-to/testing.md")
+    assert run(program, tmp_path).splitlines() == ["[b'one teapot', None]", "['CD']", "[]"]
+
+
 @pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
 def test_every_link_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):

@@ -30,6 +30,8 @@ from support import (
     wait_until_blocked,
 )
 
+pytestmark = pytest.mark.both_faces
+
 
 def two_dialogs_in_one_target_group(database: sb.Database) -> tuple[UUID, UUID]:
     """Two conversations whose receiving sides share a group: replies come back into it."""
@@ -197,7 +199,7 @@ def waiting(database: sb.Database, readers: int = 1) -> None:
     """Until so many threads of this process have gone to sleep in a RECEIVE on the queue of the target."""
     numbers = query(database, "select queue_id from servicebroker.queues where database_id = %s", database.database_id)
     doorbell = database.instance.doorbell
-    eventually(lambda: sum(doorbell._waiting.get(number, 0) for (number,) in numbers) >= readers)
+    eventually(lambda: sum(len(doorbell._waiting.get(number, ())) for (number,) in numbers) >= readers)
     text = (
         "select count(*) from servicebroker.waiting_readers join servicebroker.queues using (queue_id) "
         "where database_id = %s"

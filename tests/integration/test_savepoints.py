@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from portal import connect
 from servicebroker.store import kept, locks
 from servicebroker.store.statements import Statement, Steps
 from support import (
@@ -34,6 +35,8 @@ from support import (
     stopped,
     tolerate_rollbacks,
 )
+
+pytestmark = pytest.mark.both_faces
 
 
 def held(database: sb.Database) -> int:
@@ -130,7 +133,7 @@ def test_every_verb_that_locks_keeps_its_lock(database: sb.Database, verb: str) 
 
 
 def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
-    with psycopg.connect(database.instance.url) as connection:
+    with connect(database.instance) as connection:
         joined = database.join(connection)
         with pytest.raises(sb.InstanceError, match="no transaction"), joined.savepoint():
             pass
@@ -145,7 +148,7 @@ def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
 @pytest.mark.parametrize("then", ["verb", "other statements", "release", "close"])
 def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocommit: bool, end: str, then: str) -> None:
     database.send(begin(database), ORDER, b"1")
-    with psycopg.connect(database.instance.url, autocommit=autocommit) as connection:
+    with connect(database.instance, autocommit=autocommit) as connection:
         joined = database.join(connection)
         connection.execute("begin" if autocommit else "select 1")
         undo_receive(joined, "raw")
@@ -175,7 +178,7 @@ def test_a_joined_connection_gives_the_lock_back(database: sb.Database, autocomm
 
 def test_a_joined_transaction_keeps_its_lock_over_several_verbs(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"1")
-    with psycopg.connect(database.instance.url) as connection:
+    with connect(database.instance) as connection:
         joined = database.join(connection)
         connection.execute("select 1")
         for _ in range(3):

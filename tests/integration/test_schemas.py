@@ -27,6 +27,8 @@ from support import (
     waiting_messages,
 )
 
+pytestmark = pytest.mark.both_faces
+
 COLLECTION = "Documents"
 VALID, ALSO_VALID, INVALID = b"<count>7</count>", b"<mark/>", b"<count>many</count>"
 

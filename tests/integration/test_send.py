@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from uuid import UUID, uuid4
 
 import pytest
@@ -19,8 +20,10 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
+    Clock,
     begin,
     bodies,
+    define_standard_set,
     far_handle,
     group_of,
     in_thread,
@@ -33,6 +36,8 @@ from support import (
     wait_until_blocked,
     waiting_messages,
 )
+
+pytestmark = pytest.mark.both_faces
 
 
 @pytest.mark.feature(36, 41)
@@ -529,3 +534,28 @@ def test_sends_are_hot_updates(fresh_database: sb.Database) -> None:
     updated, hot = row
     assert updated >= 300
     assert hot / updated > 0.95
+
+
+@pytest.mark.feature(54)
+def test_a_body_over_the_maximum_is_refused_before_anything_is_written(
+    make_url: Callable[[], str], clock: Clock
+) -> None:
+    with refused(402, "maximum_body"):
+        sb.open(make_url(), maximum_body=2**30)
+    with sb.open(make_url(), clock=clock, upkeep=None) as instance:
+        assert instance.maximum_body == 512 * 1024 * 1024
+    with sb.open(instance.url, clock=clock, upkeep=None, maximum_body=1000) as instance:
+        database = define_standard_set(instance.database("Small", create=True))
+        handle = begin(database)
+        for _ in range(2):  # the way is not known, and known
+            with refused(8459, "exceeds the maximum allowed of 1000"):
+                database.send(handle, ORDER, b"x" * 1001)
+            with refused(8459, "1000"):
+                database.send_batch(handle, ORDER, [b"fits", b"x" * 1001])
+            database.send(handle, ORDER, b"x" * 1000)
+        with undone(database) as transaction, refused(8459):
+            transaction.send(handle, ORDER, b"x" * 1001)
+        assert [len(body or b"") for body in bodies(database.receive(STOCK_QUEUE))] == [1000, 1000]
+        assert query(database, "select send_sequence from servicebroker.conversation_endpoints where is_initiator") == [
+            (2,)
+        ]

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.api.upkeep import deliver
+from portal import deliver
 from servicebroker.model.errors import RULES
 from support import (
     CONTRACT,

@@ -7,7 +7,6 @@ import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -28,21 +27,15 @@ from support import (
     begin,
     bodies,
     far_handle,
-    in_thread,
     leftovers,
     open_dialog,
     query,
+    queue_number,
+    together,
     tolerate_rollbacks,
 )
 
 pytestmark = pytest.mark.slow
-
-
-def together(*work: Callable[[], Any], seconds: float = 60) -> None:
-    """Run all at once; the first problem of any is raised."""
-    futures: list[Future[Any]] = [in_thread(one) for one in work]
-    for future in futures:
-        future.result(seconds)
 
 
 def accepted(verb: Callable[..., Any], *arguments: Any) -> bool:
@@ -57,8 +50,7 @@ def accepted(verb: Callable[..., Any], *arguments: Any) -> bool:
 
 
 def queue_table(database: sb.Database, name: str) -> str:
-    text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
-    return f"servicebroker.queue_{query(database, text, database.database_id, name)[0][0]}"
+    return f"servicebroker.queue_{queue_number(database, name)}"
 
 
 @pytest.mark.feature(62, 63, 67, 76, 77)

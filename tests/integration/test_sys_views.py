@@ -79,6 +79,14 @@ VIEWS = {
         receive_sequence bigint, receive_sequence_frag integer, system_sequence bigint,
         first_out_of_order_sequence bigint, last_out_of_order_sequence bigint, last_out_of_order_frag integer,
         is_system smallint, priority smallint""",
+    "database_principals": """
+        name text, principal_id integer, type text, type_desc text, default_schema_name text,
+        create_date timestamptz, modify_date timestamptz, owning_principal_id integer, is_fixed_role smallint,
+        postgres_role text""",
+    "database_role_members": "role_principal_id integer, member_principal_id integer",
+    "database_permissions": """
+        class smallint, class_desc text, major_id integer, minor_id integer, grantee_principal_id integer,
+        grantor_principal_id integer, type text, permission_name text, state text, state_desc text""",
     "transmission_queue": """
         conversation_handle uuid, to_service_name text, to_broker_instance text, from_service_name text,
         service_contract_name text, enqueue_time timestamptz, message_sequence_number bigint,
@@ -162,6 +170,8 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
         one.send(begin(one, "//test/nowhere"), ORDER, b"waits")
         one.create_broker_priority("Any")
         define_validation(one)
+        one.create_user("App")
+        one.add_role_member("db_owner", "App")
     both = {database.name, other.name}
     for view in VIEWS:
         text = sql.SQL("select distinct broker_database from sys.{}").format(sql.Identifier(view))

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from servicebroker.engine import begin, catalog, end, message_types, receive, send
+from servicebroker.model import arguments
 from servicebroker.store.statements import Steps
 from support import refused
 
@@ -115,11 +116,25 @@ def test_a_batch_is_a_list_of_bodies(wrong: Any) -> None:
         start(send.send_batch(catalog.Catalog(), HANDLE, "t", wrong, now=NOW))
 
 
-def test_a_body_has_a_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(send, "MAXIMUM_BODY", 10)
-    start(send.send(catalog.Catalog(), HANDLE, "t", b"x" * 10, now=NOW))
+@pytest.mark.parametrize("made", [bytes, bytearray, memoryview, lambda raw: raw.decode("utf-16-le")], ids=repr)
+def test_a_body_has_a_maximum(made: Callable[[bytes], Any]) -> None:
+    fits, is_over = (
+        made("\u00e4".encode("utf-16-le") * 5),
+        made("\u00e4".encode("utf-16-le") * 6),
+    )  # as str: 2 bytes each
+    start(send.send(catalog.Catalog(), HANDLE, "t", fits, now=NOW, maximum_body=10))
     with refused(8459, "10"):
-        start(send.send(catalog.Catalog(), HANDLE, "t", b"x" * 11, now=NOW))
+        start(send.send(catalog.Catalog(), HANDLE, "t", is_over, now=NOW, maximum_body=10))
+    start(send.send_batch(catalog.Catalog(), HANDLE, "t", [fits, fits], now=NOW, maximum_body=10))
+    with refused(8459, "10"):
+        start(send.send_batch(catalog.Catalog(), HANDLE, "t", [fits, is_over], now=NOW, maximum_body=10))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, None, True, 1.5, "9", 900 * 1024 * 1024 + 1], ids=repr)
+def test_the_maximum_of_bodies_has_bounds(wrong: Any) -> None:
+    with refused(402, "maximum_body"):
+        arguments.checked_maximum(wrong)
+    assert arguments.checked_maximum(900 * 1024 * 1024)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -414,7 +414,7 @@ def test_choosing_among_ten_thousand_routes_takes_microseconds() -> None:
 
 
 def _seconds(conversations: list[Conversation], table: RoutingTable, site: Site, chance: random.Random) -> float:
-    start = perf_counter()
+    start = process_time()
     for conversation in conversations:
         classify(conversation, table, table, site, NOW, chance.randrange)
-    return perf_counter() - start
+    return process_time() - start

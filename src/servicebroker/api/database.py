@@ -1,3 +1,4 @@
+# Made from aio/database.py by tools/make_sync.py: change that file, then run `make sync`.
 """A broker database: its objects, its transactions, and the verbs outside of a transaction."""
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.exclusive import Termination, alone, checked_termination
+from servicebroker.api.exclusive import alone
+from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import (
@@ -19,35 +21,45 @@ from servicebroker.engine import (
     catalog,
     databases,
     message_types,
+    principals,
     priorities,
     routes,
     schemas,
     services,
     transmission,
 )
+from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
+from servicebroker.model.arguments import ANY, Termination, check_broker_options, checked_termination
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.statements import Steps, run_alone
+from servicebroker.model.permissions import User
+from servicebroker.store.running import run_alone
+from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
-class Database(Verbs):
-    """One broker database of an instance. A verb called here is a transaction of its own.
+class Database(Verbs, Security):
+    """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
         instance: the instance it belongs to.
         database_id: its number in the catalog.
         name: as it was given.
+        user: the principal whose permissions count.
+        catalog: what this process remembers for that principal.
     """
 
-    def __init__(self, instance: Instance, database_id: int, name: str) -> None:
+    def __init__(self, instance: Instance, name: str, user: User) -> None:
         self.instance = instance
-        self.database_id = database_id
+        self.database_id = user.database_id
         self.name = name
+        self.user = user
+        self.catalog = instance.catalog_of(user)
 
     @property
     def database(self) -> Database:  # type: ignore[override] # read-only here
@@ -60,7 +72,11 @@ class Database(Verbs):
 
         Its `connection` is a psycopg connection, for the application's own tables in the same transaction.
         """
-        with self.instance.connection() as connection, translated(), Transaction(self, connection) as transaction:
+        with (
+            self.instance.connection() as connection,
+            translated(),
+            Transaction(self, connection) as transaction,
+        ):
             yield transaction
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
@@ -70,21 +86,35 @@ class Database(Verbs):
         """
         return JoinedTransaction(self, connection)
 
-    def create_message_type(self, name: str, validation: str = "NONE", *, schema_collection: str | None = None) -> None:
+    def create_message_type(
+        self,
+        name: str,
+        validation: str = "NONE",
+        *,
+        schema_collection: str | None = None,
+        authorization: str | None = None,
+    ) -> None:
         """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
 
+        `authorization` is the owner, a user or a role; without it the user that this object works as.
+
         Raises:
-            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection.
+            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
         """
-        self._define(message_types.create_message_type(self.database_id, name, validation, schema_collection))
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from message_types.create_message_type(self.user, name, validation, schema_collection, owner)
+
+        self._define(steps(), "CREATE MESSAGE TYPE")
 
     def create_xml_schema_collection(self, name: str, documents: schemas.Schemas) -> None:
         """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
 
         Raises:
-            BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151.
+            BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
         """
-        self._define(schemas.create_xml_schema_collection(self.database_id, name, documents))
+        self._alone(schemas.create_xml_schema_collection(self.user, name, documents))
 
     def alter_xml_schema_collection(self, name: str, add: schemas.Schemas) -> None:
         """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
@@ -92,7 +122,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
         """
-        self._define(schemas.alter_xml_schema_collection(self.database_id, name, add))
+        self._alone(schemas.alter_xml_schema_collection(self.user, name, add))
 
     def drop_xml_schema_collection(self, name: str) -> None:
         """DROP XML SCHEMA COLLECTION.
@@ -100,21 +130,34 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a message type uses it, 15151 no such collection.
         """
-        self._define(schemas.drop_xml_schema_collection(self.database_id, name))
+        self._alone(schemas.drop_xml_schema_collection(self.user, name))
 
-    def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    def create_contract(
+        self,
+        name: str,
+        sent_by: Mapping[str, str] | Iterable[tuple[str, str]],
+        *,
+        authorization: str | None = None,
+    ) -> None:
         """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
 
         Raises:
-            BrokerError: 8403, 8492, 15151 unknown message type, 2714 name taken.
+            BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262.
         """
-        self._define(catalog.create_contract(self.database_id, name, sent_by))
+        given = _read_once(sent_by)
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from catalog.create_contract(self.database_id, name, given, owner)
+
+        self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
 
     def create_queue(
         self,
         name: str,
         *,
         status: bool = True,
+        retention: bool = False,
         poison_message_handling: bool = True,
         activation: Activation | None = None,
         filegroup: str = "DEFAULT",
@@ -124,13 +167,14 @@ class Database(Verbs):
         Args:
             name: `queue` or `schema.queue`.
             status: False makes it OFF.
+            retention: what its services receive and send stays visible there until the conversation ends.
             poison_message_handling: False lets no number of rollbacks switch it off.
             activation: the procedure that reads it; on unless its `status` says otherwise. Nothing starts it yet.
             filegroup: only DEFAULT.
 
         Raises:
-            BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, and for the activation
-                9609, 9611, 9613, 9614, 9742.
+            BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
+                9609, 9611, 9613, 9614, 9742, 15517.
         """
 
         def steps() -> Steps[BrokerError | None]:
@@ -138,31 +182,37 @@ class Database(Verbs):
                 self.database_id,
                 name,
                 status=status,
+                retention=retention,
                 poison_message_handling=poison_message_handling,
                 filegroup=filegroup,
+                owner=self.user.principal_id,
             )
             if not isinstance(activation, Activation | None):
                 raise BrokerError(402, "ACTIVATION", repr(activation), "an Activation")
             if activation is None:
                 return None
             is_on = activation.status is None or activation.status
-            return (yield from set_activation(self.database_id, name, activation._replace(status=is_on)))
+            return (yield from set_activation(self.user, name, activation._replace(status=is_on)))
 
-        _warn(self._define(steps()))
+        _warn(self._define(steps(), "CREATE QUEUE"))
 
-    def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
+    def create_service(
+        self, name: str, queue: str, contracts: Iterable[str] = (), *, authorization: str | None = None
+    ) -> None:
         """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
 
         Raises:
-            BrokerError: 8404, 15151 unknown queue or contract, 2714 name taken.
+            BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
         """
+        given = _read_once(contracts)
 
         def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
             found = yield from alter.find_queue_now("find", self.database_id, queue)
-            yield from catalog.create_service(self.database_id, name, found.queue_id, contracts)
-            yield from transmission.deliver_to_service(self.instance.catalog, name, self.instance.clock())
+            yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
+            yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
-        self._define(steps())
+        self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
 
     def alter(
         self,
@@ -189,29 +239,27 @@ class Database(Verbs):
 
         Raises:
             BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
-                402 for two of the four at once, or of the two last.
+                402 for two of the four at once, or of the two last; 5011 no permission.
         """
-        chosen = [enable_broker, disable_broker, new_broker, error_broker_conversations]
-        if sum(map(bool, chosen)) > 1:
-            raise BrokerError(402, "SET", "two of the broker's options", "one of them")
-        number = self.database_id
+        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        number, statement = self.database_id, "ALTER DATABASE"
         termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
         if disable_broker:
-            self._define(brokers.disable_broker(number))
+            self._define(brokers.disable_broker(number), statement)
         if new_broker:
-            self._define_alone(lambda: brokers.new_broker(number), termination, in_use)
+            self._define_alone(lambda: brokers.new_broker(number), statement, termination, in_use)
         if error_broker_conversations:
-            self._define(brokers.error_broker_conversations(number))
+            self._define(brokers.error_broker_conversations(number), statement)
 
         def enabling() -> Steps[list[UUID]]:
-            return brokers.enable_broker(self.instance.catalog, number, self.instance.clock())
+            return brokers.enable_broker(self.catalog, number, self.instance.clock())
 
         if enable_broker:
-            self._deliver_one_by_one(self._define_alone(enabling, termination, in_use))
+            self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
         elif new_broker or error_broker_conversations:
-            self._deliver(enabling())
+            self._deliver(enabling(), statement)
         if honor_broker_priority is not None:
-            self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)))
+            self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)), statement)
 
     def alter_message_type(self, name: str, validation: str, *, schema_collection: str | None = None) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
@@ -219,7 +267,11 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
         """
-        self._define(message_types.alter_message_type(self.database_id, name, validation, schema_collection))
+        self._define(
+            message_types.alter_message_type(self.user, name, validation, schema_collection),
+            "ALTER MESSAGE TYPE",
+            rights.message_types([name]),
+        )
 
     def drop_message_type(self, name: str) -> None:
         """DROP MESSAGE TYPE.
@@ -227,7 +279,9 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
         """
-        self._define(message_types.drop_message_type(self.database_id, name))
+        self._define(
+            message_types.drop_message_type(self.database_id, name), "DROP MESSAGE TYPE", rights.message_types([name])
+        )
 
     def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
@@ -235,41 +289,46 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
         """
-        self._define(alter.drop_contract(self.database_id, name))
+        self._define(alter.drop_contract(self.database_id, name), "DROP CONTRACT", rights.contracts([name]))
 
     def alter_queue(
         self,
         name: str,
         *,
         status: bool | None = None,
+        retention: bool | None = None,
         poison_message_handling: bool | None = None,
         activation: Activation | Literal["DROP"] | None = None,
         rebuild: bool = False,
         reorganize: bool = False,
         move_to: str | None = None,
     ) -> None:
-        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), POISON_MESSAGE_HANDLING, ACTIVATION; REBUILD; REORGANIZE.
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False) and the other options; REBUILD; REORGANIZE; MOVE TO.
 
         OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
+        Retention keeps what is received and sent from now on visible until the conversation ends; off again, what is
+        kept stays until then.
         With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
         Of an activation, what is given changes; "DROP" takes it away.
         REBUILD gives the table's unused space back; readers and senders wait meanwhile. REORGANIZE gives back what
         lies at its end, and nobody waits. MOVE TO knows only the filegroup DEFAULT.
 
         Raises:
-            BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742.
+            BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
+                15517.
         """
         said: list[BrokerError | None] = []
 
         def steps() -> Steps[list[UUID]]:
             if activation is not None:
-                said.append((yield from set_activation(self.database_id, name, activation)))
+                said.append((yield from set_activation(self.user, name, activation)))
             return (
                 yield from alter.alter_queue(
-                    self.instance.catalog,
+                    self.catalog,
                     self.database_id,
                     name,
                     status=status,
+                    retention=retention,
                     poison_message_handling=poison_message_handling,
                     rebuild=rebuild,
                     move_to=move_to,
@@ -277,7 +336,7 @@ class Database(Verbs):
                 )
             )
 
-        self._deliver(steps())
+        self._deliver(steps(), "ALTER QUEUE", rights.queue(name))
         for warning in said:
             _warn(warning)
         if reorganize:
@@ -290,8 +349,8 @@ class Database(Verbs):
         Raises:
             BrokerError: 3716 a service uses it, 15151 no such queue.
         """
-        dropped = self._define(alter.drop_queue(self.database_id, name))
-        self.instance.catalog.forget_queue(dropped.queue_id)
+        dropped = self._define(alter.drop_queue(self.database_id, name), "DROP QUEUE", rights.queue(name))
+        self.catalog.forget_queue(dropped.queue_id)
         self._remove_dropped_queues()
 
     def alter_service(
@@ -309,12 +368,18 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
         """
+        to_add = _read_once(add_contracts)
+        new = [] if queue is None else [rights.queue(queue)]
         self._define(
             services.alter_service(
-                self.database_id, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
-            )
+                self.database_id, name, queue=queue, add_contracts=to_add, drop_contracts=drop_contracts
+            ),
+            "ALTER SERVICE",
+            rights.service(name),
+            rights.contracts(to_add),
+            *new,
         )
-        self._deliver(transmission.deliver_free(self.instance.catalog, self.instance.clock()))
+        self._deliver_left(self._alone(transmission.deliver_free(self.catalog, self.instance.clock())))
 
     def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -322,15 +387,15 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such service, 3716 a conversation priority names it.
         """
-        self._define(services.drop_service(self.database_id, name))
+        self._define(services.drop_service(self.database_id, name), "DROP SERVICE", rights.service(name))
 
     def create_broker_priority(
         self,
         name: str,
         *,
-        contract_name: str = priorities.ANY,
-        local_service_name: str = priorities.ANY,
-        remote_service_name: str = priorities.ANY,
+        contract_name: str = ANY,
+        local_service_name: str = ANY,
+        remote_service_name: str = ANY,
         priority_level: int | str = "DEFAULT",
     ) -> None:
         """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
@@ -342,7 +407,7 @@ class Database(Verbs):
             BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
         """
         criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
-        self._define(priorities.create_broker_priority(self.database_id, name, criteria))
+        self._define(priorities.create_broker_priority(self.database_id, name, criteria), "CREATE BROKER PRIORITY")
 
     def alter_broker_priority(
         self,
@@ -359,7 +424,7 @@ class Database(Verbs):
             BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
         """
         criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
-        self._define(priorities.alter_broker_priority(self.database_id, name, criteria))
+        self._define(priorities.alter_broker_priority(self.database_id, name, criteria), "ALTER BROKER PRIORITY")
 
     def drop_broker_priority(self, name: str) -> None:
         """DROP BROKER PRIORITY; conversations keep the level they have.
@@ -367,7 +432,7 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such priority.
         """
-        self._define(priorities.drop_broker_priority(self.database_id, name))
+        self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
 
     def create_route(
         self,
@@ -378,6 +443,7 @@ class Database(Verbs):
         lifetime: int | None = None,
         address: str,
         mirror_address: str | None = None,
+        authorization: str | None = None,
     ) -> None:
         """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
 
@@ -389,14 +455,20 @@ class Database(Verbs):
             address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
                 service's own name begins.
             mirror_address: of the other broker of a mirrored pair.
+            authorization: the owner; the user that this object works as when it is not given.
 
         Raises:
-            BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken.
+            BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
+                owner, 262.
         """
         clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
-        self._deliver(
-            routes.create_route(self.instance.catalog, self.database_id, name, clauses, self.instance.clock())
-        )
+
+        def steps() -> Steps[list[UUID]]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            now = self.instance.clock()
+            return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
+
+        self._deliver(steps(), "CREATE ROUTE")
 
     def alter_route(
         self,
@@ -416,7 +488,11 @@ class Database(Verbs):
             BrokerError: as `create_route`, and 15151 no such route.
         """
         clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
-        self._deliver(routes.alter_route(self.instance.catalog, self.database_id, name, clauses, self.instance.clock()))
+        self._deliver(
+            routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
+            "ALTER ROUTE",
+            rights.route(name),
+        )
 
     def drop_route(self, name: str) -> None:
         """DROP ROUTE; conversations that would have taken it wait for another one.
@@ -424,42 +500,61 @@ class Database(Verbs):
         Raises:
             BrokerError: 15151 no such route.
         """
-        self._deliver(routes.drop_route(self.instance.catalog, self.database_id, name, self.instance.clock()))
+        self._deliver(
+            routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
+            "DROP ROUTE",
+            rights.route(name),
+        )
 
-    def _deliver(self, steps: Steps[list[UUID]]) -> None:
-        """Do what delivers waiting messages, then one by one the conversations that somebody was sending on."""
-        self._deliver_one_by_one(self._define(steps))
+    def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+        """Do what delivers waiting messages, then the conversations that somebody was sending on."""
+        self._deliver_left(self._define(steps, statement, *objects))
 
-    def _deliver_one_by_one(self, handles: list[UUID]) -> None:
+    def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:
-            remembered, now = self.instance.catalog, self.instance.clock()
-            self._define(transmission.deliver_conversation(remembered, handle, now))
+            remembered, now = self.catalog, self.instance.clock()
+            self._alone(transmission.deliver_conversation(remembered, handle, now))
 
-    def _define_alone(self, steps: Callable[[], Steps[T]], termination: Termination, in_use: BrokerError) -> T:
-        """`_define`, with the database for itself."""
+    def _define(self, steps: Steps[T], statement: str, *objects: rights.Lookup) -> T:
+        """DDL that is authorized by what `NEEDS` says of the statement."""
+        return self._alone(rights.authorized(steps, self.user, statement, *objects))
+
+    def _define_alone(
+        self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
+    ) -> T:
+        """`_define`, with the database for itself. Who may not do it ends nobody."""
+
+        def authorized() -> Steps[T]:
+            yield from databases.check_database(self.database_id)
+            return (yield from rights.authorized(steps(), self.user, statement))
+
+        self._do(rights.authorize(self.user, statement))
         with self.instance.connection() as connection, translated():
-            return alone(connection, self.database_id, termination, in_use, steps)
+            return alone(connection, self.database_id, termination, in_use, authorized)
 
     def _drop(self, rollback_after: float | None) -> None:
         """DROP DATABASE, see `Instance.drop_database`."""
         termination = checked_termination(rollback_after is None, rollback_after)
         in_use = BrokerError(3702, self.name)
-        self._define_alone(lambda: databases.drop_database(self.database_id), termination, in_use)
-        self.instance.database(databases.SYSTEM_DATABASE)._remove_dropped_queues()
+        self._define_alone(lambda: databases.drop_database(self.database_id), "DROP DATABASE", termination, in_use)
+        system = self.instance.database(databases.SYSTEM_DATABASE)
+        system._remove_dropped_queues()
 
     def _remove_dropped_queues(self) -> None:
         """The second half of DROP QUEUE, also for a process that died between the two."""
-        for queue_id in self._define(alter.dropped_queues()):
-            self._define(alter.remove_dropped_queue(queue_id))
+        for queue_id in self._alone(alter.dropped_queues()):
+            self._alone(alter.remove_dropped_queue(queue_id))
 
-    def _define(self, steps: Steps[T]) -> T:
-        def alone() -> Steps[T]:
+    def _alone(self, steps: Steps[T]) -> T:
+        """DDL, one at a time, in a database that is there."""
+
+        def locked() -> Steps[T]:
             yield alter.lock_catalog()
             yield from databases.check_database(self.database_id)
             return (yield from steps)
 
         with self.transaction() as transaction:
-            return transaction._do(alone())
+            return transaction._do(locked())
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():
@@ -472,3 +567,8 @@ class Database(Verbs):
 def _warn(said: BrokerError | None) -> None:
     if said is not None:
         warnings.warn(str(said), stacklevel=3)
+
+
+def _read_once(given: Given) -> Given | list[Any]:
+    """What an iterator gives, kept: it is read by who checks permissions and again by the statement."""
+    return list(given) if isinstance(given, Iterator) else given

@@ -1,42 +1,41 @@
+# Made from aio/instance.py by tools/make_sync.py: change that file, then run `make sync`.
 """An instance: one PostgreSQL database with the schema of servicebroker, embedded in a folder or by URL."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
 from servicebroker.api.doorbell import Doorbell
 from servicebroker.api.poison import PoisonDetector
+from servicebroker.api.preparation import prepare
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
-from servicebroker.engine.databases import (
-    SYSTEM_DATABASE,
-    create_database,
-    create_system_services,
-    find_database,
-    without_system_services,
-)
+from servicebroker.engine.databases import ensure_database, find_database
+from servicebroker.engine.principals import find_user
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
+from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
-from servicebroker.store import locks
+from servicebroker.model.permissions import User
+from servicebroker.store.concurrency import Lock, in_thread
 from servicebroker.store.connection import connect, is_url, pool
-from servicebroker.store.direct import DirectConnection
+from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.migrations import migrate
-from servicebroker.store.statements import execute, run
+from servicebroker.store.running import run, run_alone
 
 Clock = Callable[[], datetime]
 
@@ -50,12 +49,13 @@ def utc_now() -> datetime:
 
 
 class Instance:
-    """An open instance; close it, or use it in a `with` block.
+    """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
         clock: gives every rule its time.
         events: what happened in this process that an administrator wants to know.
+        maximum_body: how many bytes the body of a message may have that is sent here.
     """
 
     def __init__(
@@ -65,36 +65,64 @@ class Instance:
         clock: Clock = utc_now,
         connections: int = 20,
         upkeep: float | None = UPKEEP,
+        maximum_body: int = MAXIMUM_BODY,
     ) -> None:
         self.clock = clock
+        self.maximum_body = checked_maximum(maximum_body)
         self.catalog = Catalog()
+        self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
         self.poison = PoisonDetector(self.connection, clock, self.events)
-        self._server = None if is_url(os.fspath(target)) else EmbeddedServer.start(Path(target))
-        try:
-            self.url = self._server.url if self._server else os.fspath(target)
-            with connect(self.url) as connection:
-                migrate(connection)
-                _ensure_system_objects(connection)
-            self._pool = pool(self.url, connections)
-            self.doorbell = Doorbell(self.url)
-            self._upkeep = Upkeep(self.url, clock, upkeep) if upkeep else None
-        except BaseException:
-            if self._server:
-                self._server.close()
-            raise
+        self.url = os.fspath(target)
+        self._connections = connections
+        self._interval = upkeep
+        self._looking, self._looked = Lock(), -math.inf
+        self._lent = 0  # connections so far: as long as the number rises, who waits has a turn coming
+        self._server: EmbeddedServer | None = None
+        self._pool: DirectPool | None = None
+        self._upkeep: Upkeep | None = None
 
-    def database(self, name: str, *, create: bool = False) -> Database:
-        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+    def open(self) -> Self:
+        """Open it, unless it is open.
 
         Raises:
-            BrokerError: 911 when it does not exist.
+            InstanceError: it cannot be made, reached or used; the message says why.
         """
+        if self._pool is not None:
+            return self
+        if not is_url(self.url):
+            self._server = in_thread(EmbeddedServer.start, Path(self.url))
+            self.url = self._server.url
+        try:
+            in_thread(prepare, self.url)
+            self.doorbell = Doorbell(self.url)
+            self._pool = pool(self.url, self._connections)
+            self._pool.open()
+            if self._interval:
+                self._upkeep = Upkeep(self.url, self.clock, self._interval)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def database(self, name: str, *, create: bool = False, user: str | None = None) -> Database:
+        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+
+        `user` is the principal to work as. Without it, it is the one that the connection's PostgreSQL role is mapped
+        to (`Database.create_user`), else dbo for a role with the rights of the schema's owner, else guest.
+
+        Raises:
+            BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
+                this role may not act as.
+        """
+        find = ensure_database if create else find_database
         with self.connection() as connection:
-            if create:
-                with contextlib.suppress(_AlreadyThere), connection.transaction():
-                    _create_database(connection, name)
-            return Database(self, run(connection, find_database(name)), name)
+            database_id = run_alone(connection, find(name))
+            return Database(self, name, run_alone(connection, find_user(database_id, user)))
+
+    def catalog_of(self, user: User) -> Catalog:
+        """What this process remembers of the catalog for a principal."""
+        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
 
     def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
         """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
@@ -104,9 +132,10 @@ class Instance:
         use it are ended; 0 at once, None is refused while there are any.
 
         Raises:
-            BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 402.
+            BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 15151 no permission, 402.
         """
-        self.database(name)._drop(rollback_after)
+        database = self.database(name)
+        database._drop(rollback_after)
 
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
@@ -122,19 +151,28 @@ class Instance:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
 
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
+        if self._upkeep is not None:
+            self._upkeep.took(queue_id, messages)
+
     def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user."""
-        if self._upkeep:
+        if self._upkeep is not None:
             self._upkeep.close()
-        self.doorbell.close()
-        self._pool.close()
-        if self._server:
-            self._server.close()
+        if self._pool is not None:
+            self.doorbell.close()
+            self._pool.close()
+        if self._server is not None:
+            in_thread(self._server.close)
 
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[DirectConnection]:
+        if self._pool is None:
+            raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
         try:
-            connection = self._get()
+            connection = self._get(self._pool)
+            self._lent += 1
         except PoolClosed:
             raise InstanceError("The instance is closed: open it again.") from None
         except PoolTimeout:
@@ -145,61 +183,39 @@ class Instance:
         try:
             yield connection
         finally:
-            release_kept(connection)
-            lost = connection.closed
-            self._pool.putconn(connection)
-            if lost:  # the server has gone, or will have lost the others too
-                self._pool.check()
+            self._put(self._pool, connection)
 
-    def _get(self) -> DirectConnection:
+    def _get(self, connections: DirectPool) -> DirectConnection:
         try:
-            return self._pool.getconn(timeout=FIRST_PATIENCE)
+            return connections.getconn(timeout=FIRST_PATIENCE)
         except PoolTimeout:
-            connect(self.url).close()  # says so when the server is down
-            return self._pool.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+            self._look()
+        while True:
+            lent = self._lent
+            try:
+                return connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+            except PoolTimeout:
+                if self._lent == lent:
+                    raise
+
+    def _look(self) -> None:
+        """Find out whether the server is down; one of those who wait for a connection does it for all."""
+        with self._looking:
+            if time.monotonic() - self._looked > FIRST_PATIENCE:
+                (connect(self.url)).close()
+                self._looked = time.monotonic()
+
+    def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
+        release_kept(connection)
+        lost = connection.closed
+        connections.putconn(connection)
+        if lost:  # the server has gone, or will have lost the others too
+            connections.check()
 
     def __enter__(self) -> Self:
-        return self
+        return self.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def open_instance(target: str | os.PathLike[str], *, clock: Clock = utc_now, upkeep: float | None = UPKEEP) -> Instance:
-    """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
-
-    Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
-    from, and removes closed endpoints; None for no such thread.
-
-    Raises:
-        InstanceError: it cannot be made, reached or used; the message says why.
-    """
-    return Instance(target, clock=clock, upkeep=upkeep)
-
-
-class _AlreadyThere(Exception):
-    pass
-
-
-def _create_database(connection: psycopg.Connection[Any], name: str) -> None:
-    try:
-        run(connection, create_database(name))
-    except BrokerError as refused:
-        if refused.number == 1801:
-            raise _AlreadyThere from None
-        raise
-
-
-def _ensure_system_objects(connection: psycopg.Connection[Any]) -> None:
-    """The database msdb, and what an older version has not given its databases."""
-    found = execute(connection, "select from servicebroker.databases where name = $1", SYSTEM_DATABASE)
-    if not found:
-        with contextlib.suppress(_AlreadyThere), connection.transaction():
-            _create_database(connection, SYSTEM_DATABASE)
-    if run(connection, without_system_services()):
-        with connection.transaction():
-            execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.CATALOG)
-            for database_id in run(connection, without_system_services()):
-                run(connection, create_system_services(database_id))

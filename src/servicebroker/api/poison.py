@@ -1,3 +1,4 @@
+# Made from aio/poison.py by tools/make_sync.py: change that file, then run `make sync`.
 """Who counts rollbacks: one for each open instance, outside of every transaction, since a ROLLBACK undoes a count."""
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import psycopg
 from servicebroker.engine.poison import disable_queue, outcomes
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
-from servicebroker.model.poison import Rollbacks
-from servicebroker.store.statements import run
+from servicebroker.model.poison import Rollbacks, reason
+from servicebroker.store.running import run
 
 _LOG = logging.getLogger("servicebroker")
 
@@ -83,5 +84,5 @@ class PoisonDetector:
             _LOG.error("%s (%s)", BrokerError(8405, "of the queue", queue_id, problem.sqlstate, 1), problem)
             return
         if disabled:
-            text = f"The queue '{disabled.name}' was switched off after five rollbacks of transactions that received."
+            text = reason(disabled.name)
             self._events.record(QUEUE_DISABLED, self._clock(), disabled.database_id, queue_id, text)

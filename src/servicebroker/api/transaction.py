@@ -1,8 +1,10 @@
+# Made from aio/transaction.py by tools/make_sync.py: change that file, then run `make sync`.
 """Transactions: the application's own tables and its messages, committed together."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,11 +15,12 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine.databases import in_broker
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
-from servicebroker.store.direct import DirectConnection
-from servicebroker.store.statements import Steps, run, run_alone
+from servicebroker.store.direct import DirectConnection, run_command
+from servicebroker.store.running import run, run_alone
+from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
     from servicebroker.api.database import Database
@@ -93,31 +96,34 @@ class Transaction(JoinedTransaction):
 
     def __enter__(self) -> Self:
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
-        self.connection.run_command(b"begin")
+        run_command(self.connection, b"begin")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        connection = self.connection
         self._ended = True  # the connection serves somebody else from now on
-        known = not _is_idle(connection)  # else it was ended on the connection, by whatever
+        known = not _is_idle(self.connection)  # else it was ended on the connection, by whatever
+        committed = False
         try:
             if kind is None:
-                _commit(connection)
-            else:
-                with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
-                    connection.rollback()
+                _commit(self.connection)
+                committed = True
         except psycopg.errors.InFailedSqlTransaction:
-            kind = psycopg.errors.InFailedSqlTransaction
             raise
         except BaseException:
             known = False
             raise
         finally:
-            release_kept(connection)
-            if self._taken:
-                self._count(committed=kind is None, known=known)
+            self._clean_up(committed=committed, known=known)
+
+    def _clean_up(self, *, committed: bool, known: bool) -> None:
+        if not _is_idle(self.connection):
+            with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+                self.connection.rollback()
+        release_kept(self.connection)
+        if self._taken:
+            self._count(committed=committed, known=known)
 
     def _count(self, *, committed: bool, known: bool) -> None:
         """Tell the poison detection how a transaction that received has ended."""
@@ -174,7 +180,7 @@ def _commit(connection: DirectConnection) -> None:
         connection.rollback()
         raise psycopg.errors.InFailedSqlTransaction
     try:
-        connection.run_command(b"commit")
+        run_command(connection, b"commit")
     except psycopg.OperationalError as problem:
         if connection.closed:
             raise InstanceError(
@@ -186,17 +192,25 @@ def _commit(connection: DirectConnection) -> None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """A lost connection and an aborted transaction in our own words; other errors of PostgreSQL as they are."""
+    """A deadlock, a lost connection and an aborted transaction in our own words; other errors as they are."""
     try:
         yield
+    except psycopg.errors.DeadlockDetected as deadlock:
+        raise BrokerError(1205, _victim(deadlock), "lock") from deadlock
     except psycopg.errors.InFailedSqlTransaction:
         raise InstanceError(
             "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again."
         ) from None
     except psycopg.OperationalError as problem:
         if problem.sqlstate and not problem.sqlstate.startswith(("08", "57P")):
-            raise  # a deadlock, a timeout, a full disk: the connection lives
+            raise  # a timeout, a full disk: the connection lives
         raise InstanceError(
             f"PostgreSQL went away or refused ({one_line(problem)}): what was not committed is undone; "
             "begin the transaction again."
         ) from problem
+
+
+def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
+    """The server's process that gave way: PostgreSQL names it first."""
+    found = re.search(r"\d+", deadlock.diag.message_detail or "")
+    return found[0] if found else "unknown"

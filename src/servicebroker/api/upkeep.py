@@ -1,98 +1,132 @@
-"""The background of an open instance: a thread that looks now and then for what is due, and is told what to deliver."""
+# Made from aio/upkeep.py by tools/make_sync.py: change that file, then run `make sync`.
+"""The background of an open instance, which looks now and then for what is due, and is told what to deliver."""
 
 from __future__ import annotations
 
 import logging
-import select
-import socket
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import psycopg
 
 from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.shared_bodies import remove_unread
 from servicebroker.engine.transmission import deliver_left_over
-from servicebroker.engine.upkeep import due_queues, expire_ended, serve_queue
+from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
-from servicebroker.store.statements import Steps, run
+from servicebroker.store.running import in_transaction, run
+from servicebroker.store.statements import Steps
 from servicebroker.store.verbs import DELIVERY_CHANNEL
-
-T = TypeVar("T")
 
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
-_ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
+_TICK = 1.0  # seconds between two looks whether a queue was drained
 _SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
+_TRIES = 10  # one in each tick
+_DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
+_ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
 
 class Upkeep:
     """Runs `upkeep` every `interval` seconds, and `deliver` as soon as the server's own SEND has put something down.
 
-    It listens for that on a connection of its own. A round that fails, because the server is down or restarts, is made
-    up for by the next one.
+    It listens for that on a connection of its own. A queue that this process has drained gives its space back within a
+    second or so. A round that fails, because the server is down or restarts, is made up for by the next one.
     """
 
     def __init__(self, url: str, clock: Callable[[], datetime], interval: float) -> None:
         self._url = url
         self._clock = clock
         self._interval = interval
-        self._closed = threading.Event()
-        self._bell, self._string = socket.socketpair()  # pulled by `close`
+        self._closed = Event()
+        self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._tries = 0  # left, to find nobody at a table that was drained
         self._connection: psycopg.Connection[Any] | None = None
-        self._thread = threading.Thread(target=self._run, name="servicebroker upkeep", daemon=True)
-        self._thread.start()
+        self._background = Background(self._run, "servicebroker upkeep")
+
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE of this process has taken so many messages; none: the queue is empty."""
+        if messages:
+            self._taken[queue_id] += messages
+        elif self._taken.pop(queue_id, 0) >= _DRAINED:
+            self._tries = _TRIES
 
     def close(self) -> None:
         """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
         self._closed.set()
-        self._string.close()
         connection = self._connection
         if connection is not None:
             connection.cancel_safe(timeout=_PATIENCE)
-        self._thread.join(_PATIENCE)
+            self._wake()
+        self._background.stop(_PATIENCE)
+
+    def _wake(self) -> None:
+        try:
+            with connect(self._url, application_name="servicebroker upkeep") as connection:
+                connection.execute(f"notify {DELIVERY_CHANNEL}")
+        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down: that has woken it
+            _LOG.debug("upkeep: %s", problem)
 
     def _run(self) -> None:
-        with self._bell:
-            while not self._closed.is_set():
-                try:
-                    with connect(self._url, application_name="servicebroker upkeep") as connection:
-                        self._connection = connection
-                        self._serve(connection)
-                except (psycopg.Error, ServiceBrokerError) as problem:
-                    _LOG.debug("upkeep: %s", problem)
-                    self._closed.wait(min(self._interval, 1.0))
-                finally:
-                    self._connection = None
+        pause = _TICK
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                with connect(self._url, application_name="servicebroker upkeep") as connection:
+                    self._connection = connection
+                    self._serve(connection)
+            except (psycopg.Error, ServiceBrokerError) as problem:
+                _LOG.debug("upkeep: %s", problem)
+                held = time.monotonic() - began > self._interval
+                pause = _TICK if held else 2 * pause
+                self._closed.wait(min(pause, self._interval))
+            finally:
+                self._connection = None
 
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
-        heard: list[psycopg.Notify] = []
-        connection.add_notify_handler(heard.append)
         connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         connection.execute(f"listen {DELIVERY_CHANNEL}")
-        next_round, pause = time.monotonic() + self._interval, _SOON
+        due, pause, heard = time.monotonic() + self._interval, _SOON, True
         while not self._closed.is_set():
-            heard.clear()
-            if time.monotonic() >= next_round:
+            if self._tries:
+                self._tries -= 1
+                if give_back(connection):
+                    self._tries = 0
+            if time.monotonic() >= due:
                 upkeep(connection, self._clock(), self._closed.is_set)
-                next_round = time.monotonic() + self._interval
-            left = deliver(connection, self._clock())
-            connection.execute("")  # hears what has come while we were at it
-            if not heard:
-                seconds = max(0.0, next_round - time.monotonic())
-                select.select(
-                    [connection.fileno(), self._bell.fileno()], [], [], min(seconds, pause) if left else seconds
-                )
+                due = time.monotonic() + self._interval
+            left = heard and deliver(connection, self._clock())
+            seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
             pause = min(2 * pause, _LATER) if left else _SOON
+            heard = _hears(connection, seconds) or left
+
+
+def _hears(connection: psycopg.Connection[Any], seconds: float) -> bool:
+    """Sleep, until something is to be delivered, at most so many seconds. Returns whether it is."""
+    heard = False
+    for _ in connection.notifies(timeout=seconds, stop_after=1):
+        heard = True
+    return heard
 
 
 def deliver(connection: psycopg.Connection[Any], now: datetime) -> bool:
     """Deliver what waits and need not. True when something is left over, on which somebody is at work."""
-    return _in_transaction(connection, deliver_left_over(now))
+    return in_transaction(connection, deliver_left_over(now))
+
+
+def give_back(connection: psycopg.Connection[Any]) -> bool:
+    """Give back the space of queues that are large and empty. Returns whether no large one is left."""
+    left = 0
+    for queue_id in run(connection, bloated_queues()):
+        left += not run(connection, give_space_back(queue_id))
+    return not left
 
 
 def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -105,14 +139,11 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    for work in (expire_ended, remove_closed):
+    pieces: list[Callable[[], Steps[int]]] = [partial(expire_ended, now), partial(remove_closed, now), remove_unread]
+    for piece in pieces:
         for _ in range(_ROUNDS):
-            if stopped() or not _in_transaction(connection, work(now)):
+            if stopped() or not in_transaction(connection, piece()):
                 break
     if not stopped():
         deliver(connection, now)
-
-
-def _in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
-    with connection.transaction():
-        return run(connection, steps)
+        give_back(connection)

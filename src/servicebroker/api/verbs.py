@@ -1,3 +1,4 @@
+# Made from aio/verbs.py by tools/make_sync.py: change that file, then run `make sync`.
 """The verbs as methods, the same in a transaction and on a database (where each is its own transaction)."""
 
 from __future__ import annotations
@@ -5,15 +6,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
 import psycopg
 
-from servicebroker.engine import begin, end, move, receive, send
-from servicebroker.engine.catalog import find_queue
-from servicebroker.engine.send import OMITTED, Body, Omitted
+from servicebroker.engine import authorization as rights
+from servicebroker.engine import begin, end, move, multicast, receive, send
+from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
@@ -80,35 +82,63 @@ class Verbs(ABC):
             encryption: whether dialog security is wanted; it matters only between instances.
 
         Raises:
-            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093.
+            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093; 8494 without RECEIVE on the
+                service's queue, 229 without REFERENCES on the contract.
         """
+        steps = begin.begin_dialog(
+            self.database.database_id,
+            from_service,
+            to_service,
+            broker_instance=broker_instance,
+            contract=contract,
+            related_conversation=related_conversation,
+            related_conversation_group=related_conversation_group,
+            lifetime=lifetime,
+            encryption=encryption,
+            now=self.database.instance.clock(),
+        )
         return self._do(
-            begin.begin_dialog(
-                self.database.database_id,
-                from_service,
-                to_service,
-                broker_instance=broker_instance,
-                contract=contract,
-                related_conversation=related_conversation,
-                related_conversation_group=related_conversation_group,
-                lifetime=lifetime,
-                encryption=encryption,
-                now=self.database.instance.clock(),
+            rights.authorized(
+                steps, self.database.user, "BEGIN DIALOG", rights.queue_of(from_service), rights.contracts([contract])
             )
         )
 
-    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> int:
+    @overload
+    def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
+
+    @overload
+    def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
+
+    def send(
+        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
+    ) -> int | list[int]:
         """SEND one message; returns its sequence number, from 0 in each direction.
 
-        A body that is omitted or empty is received as None; a str is sent as UTF-8.
+        A list of handles sends it on each of these conversations, or on none when one of them is refused, and
+        stores its body once; the numbers come back in their order. A body that is omitted or empty is received as
+        None; a str is sent as UTF-8.
 
         Raises:
-            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459.
+            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 8494, 9618; 402 for a list of handles
+                that is empty, holds one twice, or more than 10,000.
         """
-        instance = self.database.instance
+        if not isinstance(handle, UUID | None):
+            return self._multicast(handle, message_type, body)
+        catalog, instance = self.database.catalog, self.database.instance
         return self._remembering(
-            lambda: send.send(instance.catalog, handle, message_type, body, now=instance.clock()),
-            lambda: instance.catalog.forget(handle),
+            lambda: send.send(
+                catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
+            lambda: catalog.forget(handle),
+        )
+
+    def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
+        catalog, instance = self.database.catalog, self.database.instance
+        return self._remembering(
+            lambda: multicast.send_multicast(
+                catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
+            lambda: None,
         )
 
     def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
@@ -117,10 +147,17 @@ class Verbs(ABC):
         Raises:
             BrokerError: as `send`.
         """
-        instance = self.database.instance
+        database = self.database
         return self._remembering(
-            lambda: send.send_batch(instance.catalog, handle, message_type, bodies, now=instance.clock()),
-            lambda: instance.catalog.forget(handle),
+            lambda: send.send_batch(
+                database.catalog,
+                handle,
+                message_type,
+                bodies,
+                now=database.instance.clock(),
+                maximum_body=database.instance.maximum_body,
+            ),
+            lambda: database.catalog.forget(handle),
         )
 
     def receive(
@@ -142,12 +179,12 @@ class Verbs(ABC):
             wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
 
         Raises:
-            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue; while waiting also 8468 when a
-                service of the queue was altered or dropped.
+            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue, 229 no permission; while waiting also
+                8468 when a service of the queue was altered or dropped.
         """
-        _check_wait(wait)
-        catalog, database_id = self.database.instance.catalog, self.database.database_id
-        found = catalog.queues.get((database_id, queue)) or self._do(find_queue(catalog, database_id, queue))
+        check_wait(wait)
+        catalog, database_id = self.database.catalog, self.database.database_id
+        found = self._find(queue)
 
         def look() -> Steps[tuple[int, receive.Received]]:
             there = yield from find_queue(catalog, database_id, queue)
@@ -167,6 +204,7 @@ class Verbs(ABC):
             queue_id, (messages, transaction) = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
             if messages:
                 self._received(queue_id, transaction)
+            self.database.instance.took(queue_id, len(messages))
             return messages
 
         return self._waiting(queue, once, 0 if top == 0 else wait)
@@ -178,15 +216,16 @@ class Verbs(ABC):
         lock several groups. `wait` is in seconds, as for `receive`.
 
         Raises:
-            BrokerError: 9617 queue disabled, 15151 no such queue; while waiting also 8468 when a service of the
-                queue was altered or dropped.
+            BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
+                service of the queue was altered or dropped.
         """
-        _check_wait(wait)
-        catalog, database_id = self.database.instance.catalog, self.database.database_id
-        found = self._do(find_queue(catalog, database_id, queue))
+        check_wait(wait)
+        catalog, database_id = self.database.catalog, self.database.database_id
+        found = self._find(queue)
 
         def look() -> Steps[UUID | None]:
             there = yield from find_queue(catalog, database_id, queue)
+            yield from rights.authorize(self.database.user, "GET CONVERSATION GROUP", rights.queue(there.queue_id))
             return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
 
         def once() -> UUID | None:
@@ -200,16 +239,31 @@ class Verbs(ABC):
         Both groups are locked until the transaction ends.
 
         Raises:
-            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439.
+            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
         """
-        self._do(move.move_conversation(handle, group))
+        self._do(
+            rights.authorized(
+                move.move_conversation(handle, group),
+                self.database.user,
+                "MOVE CONVERSATION",
+                rights.conversation(handle),
+            )
+        )
+
+    def _find(self, queue: str) -> Queue:
+        """The queue of that name; it takes no connection when this process remembers it."""
+        catalog, database_id = self.database.catalog, self.database.database_id
+        known = catalog.queues.get((database_id, queue)) if isinstance(queue, str) else None
+        if known is not None:
+            return known
+        return self._do(find_queue(catalog, database_id, queue))
 
     def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
         found = once()
         if found or wait == 0:
             return found
-        there = self._do(find_queue(self.database.instance.catalog, self.database.database_id, queue))
+        there = self._find(queue)
         deadline = time.monotonic() + wait
         with self.database.instance.doorbell.listening(there.queue_id) as bell:
             services = self._do(receive.service_changes(there))
@@ -226,19 +280,21 @@ class Verbs(ABC):
         """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
 
         Raises:
-            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427.
+            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427, 8494; 28006 for WITH CLEANUP of a conversation that has
+                ended on this side, by others than db_owner.
         """
-        self._do(end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup))
+
+        def steps() -> Steps[None]:
+            yield from rights.authorize_end(self.database.user, handle, cleanup=cleanup)
+            yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
+
+        self._do(steps())
 
     def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
         """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
 
         Raises:
-            BrokerError: 8410, 8418, 8426, 8458.
+            BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
         """
-        self._do(begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock()))
-
-
-def _check_wait(wait: object) -> None:
-    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
-        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+        steps = begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock())
+        self._do(rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle)))

@@ -11,11 +11,12 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from servicebroker.api.instance import Instance, open_instance
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.report import Conditions, Line, Report
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, SCENARIOS
+from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, SCENARIOS, STORAGE
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
@@ -38,7 +39,7 @@ def run(
     """Run benchmarks on a fresh embedded server and return what they found.
 
     Args:
-        names: of `SCENARIOS`, or "all".
+        names: of `SCENARIOS`, "storage" for all whose names begin so, or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         scale: of the number of messages in each round; 1 is the standard, 1,000,000 for the pipeline.
         rounds: how often each line is measured; the pipeline takes three at most.
@@ -83,13 +84,17 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     Raises:
         InstanceError: an unknown name, or none at all.
     """
-    known = [*SCENARIOS, ALL]
+    known = [*SCENARIOS, STORAGE, ALL]
     for name in names:
         if name not in known:
             raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
     if not names:
         raise InstanceError(f"Name a benchmark: {', '.join(known)}.")
-    return [name for name in SCENARIOS if name in names or ALL in names]
+    return [
+        name
+        for name in SCENARIOS
+        if name in names or ALL in names or (STORAGE in names and name.startswith(f"{STORAGE}-"))
+    ]
 
 
 def command_line(names: Sequence[str], pgmq_sql: Path | None, scale: float, rounds: int) -> str:

@@ -9,7 +9,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.system import BATCH, Way, batches, text_body
 from servicebroker.engine.catalog import find_queue
-from servicebroker.store.statements import run
+from servicebroker.store.running import run
 
 DATABASE = "Benchmark"
 QUEUE = "TargetQueue"

@@ -41,6 +41,7 @@ class Pgmq:
         except psycopg.Error as problem:
             self._connection.close()
             raise InstanceError(f"'{sql_file}' is no SQL file of a pgmq release: {problem}") from None
+        self._holder = psycopg.connect(url)
         self._body = text_body()
 
     def ways(self, scenario: str) -> list[Way]:
@@ -52,11 +53,34 @@ class Pgmq:
             "receive-batch": [
                 Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self._fill, self._read_and_delete)
             ],
+            "storage-held-read": [self._under("select 1")],
+            "storage-held-write": [self._under("select pg_current_xact_id()")],
         }.get(scenario, [])
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
+        self._holder.close()
         self._connection.close()
+
+    def _under(self, held_by: str) -> Way:
+        """Ten by ten, after a hundred times as many were deleted that vacuum may not remove."""
+
+        def prepare(messages: int) -> None:
+            self._fill(101 * messages)
+            self._holder.execute("set transaction isolation level repeatable read")
+            self._holder.execute(held_by.encode())
+            self._connection.execute(
+                "delete from pgmq.q_bench where msg_id in (select msg_id from pgmq.q_bench order by msg_id limit %s)",
+                (100 * messages,),
+            )
+
+        def work(messages: int) -> int:
+            try:
+                return self._read_and_delete(messages, 10)
+            finally:
+                self._holder.rollback()
+
+        return Way("pgmq.read(10) + delete", "both in one transaction", prepare, work)
 
     def _clear(self, messages: int) -> None:
         self._connection.execute("select pgmq.purge_queue('bench')")
@@ -86,11 +110,11 @@ class Pgmq:
     def _pop(self, messages: int) -> int:
         return sum(len(self._all("select * from pgmq.pop('bench')")) for _ in range(messages))
 
-    def _read_and_delete(self, messages: int) -> int:
+    def _read_and_delete(self, messages: int, portion: int = BATCH) -> int:
         done = 0
         while True:
             with self._connection.transaction():
-                rows = self._all("select * from pgmq.read('bench', 30, %s)", BATCH)
+                rows = self._all("select * from pgmq.read('bench', 30, %s)", portion)
                 deleted = self._all("select * from pgmq.delete('bench', %s::bigint[])", [row[0] for row in rows])
             if not rows:
                 return done

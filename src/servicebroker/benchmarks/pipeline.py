@@ -16,7 +16,7 @@ from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import Field, Progress, with_ratios
 from servicebroker.benchmarks.scenarios import PIPELINE, Scenario
 from servicebroker.benchmarks.system import Way, batches, text_body
-from servicebroker.store.statements import execute
+from servicebroker.store.running import execute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

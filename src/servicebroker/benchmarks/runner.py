@@ -14,6 +14,7 @@ from servicebroker.benchmarks.ours import ServiceBroker
 from servicebroker.benchmarks.peers import Pgmq, PgQueuer, Procrastinate
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.scenarios import Scenario
+from servicebroker.benchmarks.storage import storage_systems
 from servicebroker.benchmarks.system import System, Way
 
 NEEDS_FILE = "give --pgmq-sql FILE"
@@ -47,12 +48,15 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
     else:
         path = pgmq_sql
         makers["pgmq"] = lambda: Pgmq(instance.url, path)
-    systems = []
+    systems: list[System] = []
     for name, make in makers.items():
         try:
             systems.append(stack.enter_context(closing(make())))
         except ImportError:
             missing[name] = NEEDS_EXTRA
+    for system in list(systems):
+        if isinstance(system, ServiceBroker):
+            systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]
     return Field(systems, missing)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PIPELINE = "pipeline"
+STORAGE = "storage"  # stands for all scenarios whose names begin so
+BASELINE = "baseline"  # ours in easier conditions
 PIPELINE_ROUNDS = 3  # at most: one takes a minute
 
 
@@ -30,5 +32,20 @@ SCENARIOS: dict[str, Scenario] = {
     "receive-one": Scenario("RECEIVE TOP (1), one per transaction", 3_000, {"pgmq": 0.9}),
     "receive-batch": Scenario("RECEIVE TOP (1000)", 100_000, {"pgmq": 4.0}),
     "worker": Scenario("A worker that commits each message", 1_500, {"procrastinate": 10.0}),
+    "storage-depth": Scenario("RECEIVE from a queue 10,000,000 deep", 1_000, {BASELINE: 0.7}),
+    "storage-groups": Scenario("RECEIVE among 1,000,000 groups", 1_000, {BASELINE: 0.7}),
+    "storage-locked": Scenario("RECEIVE behind a locked group of 1,000,000 messages", 1_000, {BASELINE: 0.33}),
+    "storage-held-read": Scenario(
+        "RECEIVE after 1,000,000 messages that vacuum may not remove", 10_000, {BASELINE: 0.9, "pgmq": 1.0}
+    ),
+    "storage-held-write": Scenario(
+        "The same under a transaction that has written", 10_000, {BASELINE: 0.5, "pgmq": 1.0}
+    ),
+    "storage-crowd": Scenario("16 senders and 16 readers against 4 and 4", 16_000, {BASELINE: 1.0}),
+    "storage-whole-group": Scenario("RECEIVE of whole groups against TOP (1)", 10_000, {BASELINE: 4.0}),
+    "storage-reuse-send": Scenario("SEND on conversations that are used again", 1_000, {BASELINE: 3.0}),
+    "storage-reuse-receive": Scenario("RECEIVE from conversations that are used again", 1_000, {BASELINE: 5.0}),
+    "storage-readers": Scenario("4 readers against 1 on 100 groups", 4_000, {BASELINE: 1.4}),
+    "storage-readers-one": Scenario("4 readers against 1 on one group", 2_000, {BASELINE: 0.8}),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
 }

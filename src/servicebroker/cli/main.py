@@ -1,4 +1,4 @@
-"""`servicebroker`: init, demo, status, check, bench. Exit code 0; 1, said in one sentence; 2 for wrong usage."""
+"""`servicebroker` and its commands. Exit code 0, 1 for an error said in one sentence, 2 for wrong usage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from servicebroker.api.instance import open_instance
+from servicebroker.api.open import open_instance
 from servicebroker.engine.status import COUNT_LIMIT
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.connection import is_url
@@ -214,6 +214,35 @@ def bench(
     if write is not None:
         report.write(write)
     typer.echo(json.dumps(report.as_json()) if as_json else report.markdown())
+
+
+@app.command("simulate")
+def simulate_command(
+    seeds: Annotated[str, typer.Option(metavar="A:B", help="Seeds A up to, not including, B; or one seed.")] = "0:1000",
+    as_json: JsonOption = False,
+) -> None:
+    """Run brokers over broken links and crashes, one run for each seed, and say which lost a promise."""
+    from servicebroker.cli.simulate import parse_seeds, simulate
+    from servicebroker.simulation.run import trace_of
+
+    try:
+        wanted = parse_seeds(seeds)
+    except ValueError:
+        raise typer.BadParameter("give two numbers as in 0:1000, the second one larger, or one seed") from None
+    sums, failures = simulate(
+        wanted, lambda done, failed: typer.echo(f"{done} of {len(wanted)} runs, {failed} failed", err=True)
+    )
+    if as_json:
+        typer.echo(json.dumps({**sums, "failures": [failure._asdict() for failure in failures]}))
+    else:
+        typer.echo(f"{sums['runs']} runs, {sums['messages']} messages delivered, {sums['corrupted']} corrupted")
+        for failure in failures:
+            typer.echo(f"seed {failure.seed}: {failure.reason}")
+        if failures:
+            typer.echo(f"The run of seed {failures[0].seed}:")
+            typer.echo("\n".join(trace_of(failures[0].seed)))
+    if failures:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,16 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from servicebroker.engine.alter import find_user_queue
+from servicebroker.engine.authorization import demand
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 MAXIMUM_QUEUE_READERS = 32_767
 DROP: Literal["DROP"] = "DROP"
 SELF, OWNER = "SELF", "OWNER"
 OWNER_ID = -2  # as the catalog shows EXECUTE AS OWNER
-_USERS = {"dbo": 1, "guest": 2}
 
 
 class Activation(NamedTuple):
@@ -31,14 +32,15 @@ class Activation(NamedTuple):
     status: bool | None = None
 
 
-def set_activation(database_id: int, queue: str, activation: Activation | Literal["DROP"]) -> Steps[BrokerError | None]:
+def set_activation(user: User, queue: str, activation: Activation | Literal["DROP"]) -> Steps[BrokerError | None]:
     """Change what is given; "DROP" takes all settings away. Returns 9648 when it is on and no reader may be started.
 
     Raises:
         BrokerError: 15151 no such queue, 402 wrong types or number of readers, 9609, 9742 and 15151 the procedure's
-            name, 9611 no such user, 9613 and 9614 to be switched on without user or procedure.
+            name, 9611 no such user, 15517 one that the user may not act as, 9613 and 9614 to be switched on without
+            user or procedure.
     """
-    queue_id = (yield from find_user_queue("alter", database_id, queue)).queue_id
+    queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
     if activation == DROP:
         yield Statement(
             "update servicebroker.queues set activation_procedure = null, max_readers = null, "
@@ -57,9 +59,9 @@ def set_activation(database_id: int, queue: str, activation: Activation | Litera
         "coalesce(max_readers, 0)",
         (
             queue_id,
-            None if activation.procedure_name is None else (yield from _procedure(database_id, activation)),
+            None if activation.procedure_name is None else _procedure(user, activation),
             activation.max_queue_readers,
-            None if activation.execute_as is None else _principal(activation.execute_as),
+            None if activation.execute_as is None else (yield from _principal(user, activation.execute_as)),
             activation.status,
         ),
     )
@@ -81,23 +83,32 @@ def _check_types(activation: Activation) -> None:
         raise BrokerError(402, "ACTIVATION STATUS", repr(activation.status), "True for ON, False for OFF")
 
 
-def _procedure(database_id: int, activation: Activation) -> Steps[str]:
+def _procedure(user: User, activation: Activation) -> str:
     """The three-part name, in brackets."""
     kind = "activation procedure"
     *prefix, procedure = names.name_parts(kind, activation.procedure_name, 3)
     if procedure.startswith("#"):
         raise BrokerError(9742, procedure)
     if len(prefix) < 2:
-        rows = yield Statement("select name from servicebroker.databases where database_id = $1", (database_id,))
-        prefix = [rows[0][0], *(prefix or ["dbo"])]
+        prefix = [user.database, *(prefix or ["dbo"])]
     return ".".join(f"[{part.replace(']', ']]')}]" for part in (*prefix, procedure))
 
 
-def _principal(execute_as: object) -> int:
+def _principal(user: User, execute_as: object) -> Steps[int]:
+    """SELF is who says so; another one is for who may act as that user."""
     name = names.checked("user", execute_as)
     if name.upper() == OWNER:
         return OWNER_ID
-    found = _USERS.get("dbo" if name.upper() == SELF else name.lower())
-    if found is None:
+    if name.upper() == SELF:
+        return user.principal_id
+    rows = yield Statement(
+        "select principal_id from servicebroker.principals "
+        "where database_id = $1 and lower(name) = lower($2) and not is_role",
+        (user.database_id, name),
+    )
+    if not rows:
         raise BrokerError(9611, name)
-    return found
+    (principal_id,) = rows[0]
+    if principal_id != user.principal_id:
+        yield from demand(user, "EXECUTE AS", name)
+    return int(principal_id)

@@ -8,11 +8,15 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine.catalog import Catalog, Queue, check_filegroup, check_switches, find_user_object
+from servicebroker.engine.authorization import forget_permissions
+from servicebroker.engine.catalog import Catalog, Queue, check_filegroup, find_user_object
 from servicebroker.engine.failure import fail_endpoints
+from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
+from servicebroker.model.arguments import check_switches
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
@@ -41,6 +45,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
         )
         if used:
             raise BrokerError(3716, "service contract", name, users)
+    yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))
     for table in ("service_contract_message_usages", "service_contracts"):
@@ -78,12 +83,13 @@ def alter_queue(
     name: str,
     *,
     status: bool | None = None,
+    retention: bool | None = None,
     poison_message_handling: bool | None = None,
     rebuild: bool = False,
     move_to: str | None = None,
     now: datetime,
 ) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); REBUILD; MOVE TO.
+    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); REBUILD; MOVE TO.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
     that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
@@ -92,8 +98,7 @@ def alter_queue(
     Raises:
         BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
     """
-    switches = {"STATUS": status, "POISON_MESSAGE_HANDLING": poison_message_handling}
-    check_switches(**{option: given for option, given in switches.items() if given is not None})
+    check_switches(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
     if move_to is not None:
         check_filegroup(move_to)
     queue = yield from find_user_queue("alter", database_id, name)
@@ -106,6 +111,9 @@ def alter_queue(
             "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
             (queue.queue_id, poison_message_handling),
         )
+    if retention is not None:
+        yield from set_retention(queue.queue_id, retention)
+        yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
     if status is not None:
         left = yield from set_status(catalog, queue.queue_id, status, now)
     if rebuild:
@@ -161,6 +169,7 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
     if used:
         raise BrokerError(3716, "queue", name, "services")
+    yield forget_permissions(database_id, Kind.QUEUE, queue.queue_id)
     rows = yield Statement(
         "delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name",
         (queue.queue_id,),
@@ -190,7 +199,8 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
     )
     for (function,) in rows:
         yield Statement(f"drop function if exists {function}", prepared=False)
-    yield Statement(f"drop table if exists servicebroker.queue_{queue_id}", prepared=False)
+    for table in ("retained", "queue"):
+        yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
     yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_order", prepared=False)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from servicebroker.engine.endpoints import check_handle, find_endpoint, lock_group, lock_group_of
+from servicebroker.engine.endpoints import find_endpoint, lock_group, lock_group_of
 from servicebroker.engine.priorities import PRIORITY
-from servicebroker.model import names
-from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model import arguments, names
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.states import Event, State, after
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
-
-CURRENT_DATABASE = "CURRENT DATABASE"
 
 
 def begin_dialog(
@@ -39,14 +37,10 @@ def begin_dialog(
             a related group of another service, 8406 and 8411 lifetime, 1093 and 8413 broker instance,
             8414 group id, 8417 and 8421 missing names.
     """
-    if from_service is None or to_service is None:
-        raise BrokerError(8421)
-    if contract is None:
-        raise BrokerError(8417)
-    names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
-    expiry = _expiry(lifetime, now)
-    instance = _broker_instance(broker_instance)
-    _check_relation(related_conversation, related_conversation_group)
+    arguments.check_dialog(from_service, to_service, contract)
+    expiry = arguments.expiry(lifetime, now)
+    instance = arguments.broker_instance(broker_instance)
+    arguments.check_relation(related_conversation, related_conversation_group)
     rows = yield Statement(
         "select s.service_id, s.queue_id, c.service_contract_id, d.service_broker_guid::text "
         "from servicebroker.databases d "
@@ -88,7 +82,7 @@ def begin_dialog(
             bool(encryption),
             expiry,
             to_service,
-            own_instance if instance == CURRENT_DATABASE else instance,
+            own_instance if instance == arguments.CURRENT_DATABASE else instance,
             locks.GROUP,
         ),
         locks=True,
@@ -105,9 +99,8 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8458 wrong state, 8410 beyond the lifetime, 402 types.
     """
-    check_handle(handle)
-    if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
-        raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
+    arguments.check_handle(handle)
+    arguments.check_timeout(timeout)
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
     after(State(endpoint.state), Event.TIMER)
@@ -118,42 +111,6 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
         "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
         (handle, at),
     )
-
-
-def _expiry(lifetime: object, now: datetime) -> datetime:
-    if lifetime is None:
-        raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
-    if not isinstance(lifetime, int) or isinstance(lifetime, bool):
-        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "int seconds")
-    if not MINIMUM_LIFETIME <= lifetime <= MAXIMUM_LIFETIME:
-        raise BrokerError(8411, lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
-    return now + timedelta(seconds=lifetime)
-
-
-def _broker_instance(given: object) -> str | None:
-    """The identifier in its usual spelling, CURRENT_DATABASE, or None when none was given."""
-    if given is None or isinstance(given, UUID):
-        return None if given is None else str(given)
-    if not isinstance(given, str):
-        raise BrokerError(402, "the broker instance", type(given).__name__, "str or uuid.UUID")
-    if len(given.encode(errors="replace")) > 256:
-        raise BrokerError(8413, given)
-    if given == CURRENT_DATABASE:
-        return given
-    try:
-        return str(UUID(given))
-    except ValueError:
-        raise BrokerError(1093, given) from None
-
-
-def _check_relation(conversation: object, group: object) -> None:
-    if conversation is not None and group is not None:
-        raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
-    for given in (conversation, group):
-        if given is not None and not isinstance(given, UUID):
-            raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
-    if isinstance(group, UUID) and group.int == 0:
-        raise BrokerError(8414, group)
 
 
 def _related_group(

@@ -9,6 +9,7 @@ from servicebroker.engine.alter import lock_conversations, renew_versions
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.retention import purge_queue
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
@@ -48,7 +49,7 @@ def new_broker(database_id: int) -> Steps[None]:
     )
     queues = [queue_id for (queue_id,) in rows]
     for queue_id in queues:  # first, so that we wait for readers before we hold what they may want
-        yield Statement(f"delete from servicebroker.queue_{queue_id}")
+        yield from purge_queue(queue_id, "true")
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield Statement(
         "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1", (database_id,)
@@ -63,7 +64,7 @@ def new_broker(database_id: int) -> Steps[None]:
     yield drop_waiting(handles)
     yield from remove_endpoints([*own, *(handle for handle, state in rows if state == "DO")])
     for queue_id in queues:
-        yield Statement(f"delete from servicebroker.queue_{queue_id}")
+        yield from purge_queue(queue_id, "true")
     yield Statement(
         "delete from servicebroker.conversation_groups where service_id in "
         "(select service_id from servicebroker.services where database_id = $1)",

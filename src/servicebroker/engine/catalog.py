@@ -9,16 +9,14 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
+from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
-
-VALID_XML = "VALID_XML"
-VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
-SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
 _CHANNELS_KEPT = 10_000
 
@@ -68,8 +66,14 @@ class Labels(NamedTuple):
 
 @dataclass
 class Catalog:
-    """What one process remembers of the catalog. All of it is immutable in the database, or verified on use."""
+    """What one process remembers of the catalog. All of it is immutable in the database, or verified on use.
 
+    `user` is the principal that it was looked up for, with its permissions; None for dbo. `receivable` holds the
+    catalog version under which that principal may receive from a queue, by the queue's number.
+    """
+
+    user: User | None = None
+    receivable: dict[int, int] = field(default_factory=dict)
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
@@ -86,6 +90,7 @@ class Catalog:
     def forget_queue(self, queue_id: int) -> None:
         """The queue was dropped: its names are looked up again."""
         self.queues = {key: queue for key, queue in self.queues.items() if queue.queue_id != queue_id}
+        self.receivable.pop(queue_id, None)
 
     def forget(self, handle: UUID) -> None:
         """The next SEND on `handle` looks everything up; another thread may have said so already."""
@@ -95,7 +100,9 @@ class Catalog:
 # ---------------------------------------------------------------- DDL
 
 
-def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> Steps[int]:
+def create_contract(
+    database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], owner: int = DBO
+) -> Steps[int]:
     """CREATE CONTRACT: each message type with INITIATOR, TARGET or ANY (reference 01 section 3).
 
     Raises:
@@ -103,21 +110,12 @@ def create_contract(database_id: int, name: str, sent_by: Mapping[str, str] | It
             that does not exist, 2714 when the name is taken.
     """
     names.checked("contract", name)
-    pairs = _pairs(sent_by)
-    given = [names.checked("message type", message_type) for message_type, _ in pairs]
-    for message_type in given:
-        if given.count(message_type) > 1:
-            raise BrokerError(8403, message_type)
-    for _, side in pairs:
-        if not isinstance(side, str) or side not in SENT_BY:
-            raise BrokerError(402, "SENT BY", repr(side), "one of " + ", ".join(SENT_BY))
-    if not any(SENT_BY[side][0] for _, side in pairs):
-        raise BrokerError(8492, name)
-    ids = yield from _ids("message type", database_id, given)
+    pairs = checked_sent_by(name, sent_by)
+    ids = yield from _ids("message type", database_id, [message_type for message_type, _ in pairs])
     rows = yield Statement(
-        "insert into servicebroker.service_contracts (database_id, name) values ($1, $2) "
+        "insert into servicebroker.service_contracts (database_id, name, owner_id) values ($1, $2, $3) "
         "on conflict do nothing returning service_contract_id",
-        (database_id, name),
+        (database_id, name, owner),
     )
     contract_id = created(rows, name)
     yield insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
@@ -129,8 +127,10 @@ def create_queue(
     name: str,
     *,
     status: bool = True,
+    retention: bool = False,
     poison_message_handling: bool = True,
     filegroup: str = "DEFAULT",
+    owner: int = DBO,
     is_system: bool = False,
 ) -> Steps[int]:
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
@@ -139,7 +139,9 @@ def create_queue(
         BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with # or another
             filegroup than DEFAULT, 402 for wrong types.
     """
-    check_switches(STATUS=status, POISON_MESSAGE_HANDLING=poison_message_handling)
+    check_switch("STATUS", status)
+    check_switch("RETENTION", retention)
+    check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
     check_filegroup(filegroup)
     schema, queue = names.split_queue_name(name)
     names.checked_queue(queue)
@@ -153,8 +155,9 @@ def create_queue(
     postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
     rows = yield Statement(
         "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
-        "is_receive_enabled, is_enqueue_enabled, is_poison_message_handling_enabled, queue_id) "
-        "values ($1, $2, $3, $4, $5, $6, $6, $7, nextval($8::text::regclass)) on conflict do nothing "
+        "is_receive_enabled, is_enqueue_enabled, is_retention_enabled, keeps_retained, "
+        "is_poison_message_handling_enabled, owner_id, queue_id) "
+        "values ($1, $2, $3, $4, $5, $6, $6, $7, $7, $8, $9, nextval($10::text::regclass)) on conflict do nothing "
         "returning queue_id",
         (
             database_id,
@@ -163,21 +166,17 @@ def create_queue(
             postgres_schema,
             postgres_name,
             status,
+            retention,
             poison_message_handling,
+            owner,
             "servicebroker.system_ids" if is_system else "servicebroker.object_ids",
         ),
     )
     queue_id = created(rows, queue)
-    for statement in queue_objects(queue_id, postgres_schema, postgres_name):  # noqa: UP028 # a list takes no rows
+    made = queue_objects(queue_id, postgres_schema, postgres_name, retention)
+    for statement in made:  # noqa: UP028 # a list takes no rows
         yield statement
     return queue_id
-
-
-def check_switches(**options: object) -> None:
-    """Options that are ON or OFF."""
-    for option, given in options.items():
-        if not isinstance(given, bool):
-            raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
 
 
 def check_filegroup(name: object) -> None:
@@ -191,7 +190,9 @@ def check_filegroup(name: object) -> None:
         raise BrokerError(15151, "find", "filegroup", name, hint=hint)
 
 
-def create_service(database_id: int, name: str, queue_id: int, contracts: Iterable[str] = ()) -> Steps[int]:
+def create_service(
+    database_id: int, name: str, queue_id: int, contracts: Iterable[str] = (), owner: int = DBO
+) -> Steps[int]:
     """CREATE SERVICE on a queue; `contracts` are those it can be a target of (reference 01 section 5).
 
     Raises:
@@ -203,9 +204,9 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
     rows = yield Statement(
-        "insert into servicebroker.services (database_id, name, queue_id) values ($1, $2, $3) "
+        "insert into servicebroker.services (database_id, name, queue_id, owner_id) values ($1, $2, $3, $4) "
         "on conflict do nothing returning service_id",
-        (database_id, name, queue_id),
+        (database_id, name, queue_id, owner),
     )
     service_id = created(rows, name)
     yield Statement(
@@ -214,17 +215,6 @@ def create_service(database_id: int, name: str, queue_id: int, contracts: Iterab
         (database_id, service_id, list(ids.values())),
     )
     return service_id
-
-
-def checked_contracts(contracts: Iterable[str]) -> list[str]:
-    """A list of contract names, none twice."""
-    if isinstance(contracts, str) or not isinstance(contracts, Iterable):
-        raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
-    given = [names.checked("service contract", contract) for contract in contracts]
-    for contract in given:
-        if given.count(contract) > 1:
-            raise BrokerError(8404, contract)
-    return given
 
 
 def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, int]]:
@@ -352,14 +342,6 @@ _TABLES = {
     "message type": ("message_types", "message_type_id"),
     "service contract": ("service_contracts", "service_contract_id"),
 }
-
-
-def _pairs(sent_by: object) -> list[tuple[str, str]]:
-    """Message types with their senders, from a mapping or from pairs."""
-    given = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
-    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
-        raise BrokerError(402, "the message types", type(sent_by).__name__, "a mapping or pairs of type and sender")
-    return given
 
 
 def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]]:

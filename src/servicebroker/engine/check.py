@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from servicebroker.engine.activation import OWNER_ID
 from servicebroker.engine.alter import dropped_queues
 from servicebroker.engine.transmission import WAY_IS_FREE
 from servicebroker.model.errors import BrokerError
@@ -82,10 +83,23 @@ _CHECKS = {
 }
 
 _OF_A_QUEUE = {
+    # a body that several messages share has gone before one of them
+    8444: (
+        "select distinct {id} from (select is_shared, message_body from servicebroker.queue_{id} "
+        "union all select is_shared, message_body from servicebroker.retained_{id}) m where is_shared and not exists "
+        "(select from servicebroker.shared_body_readers r join servicebroker.shared_bodies using (body_id) "
+        "where r.reader = m.message_body)"
+    ),
     9705: (
-        "select distinct {id}, conversation_handle from servicebroker.queue_{id} m where not exists "
+        "select distinct {id}, conversation_handle from (select conversation_handle from servicebroker.queue_{id} "
+        "union all select conversation_handle from servicebroker.retained_{id}) m where not exists "
         "(select from servicebroker.conversation_endpoints e "
         "where e.conversation_handle = m.conversation_handle and e.queue_id = {id})"
+    ),
+    9707: (
+        "select {id}, q.execute_as_principal_id from servicebroker.queues q where q.queue_id = {id} "
+        f"and q.execute_as_principal_id <> {OWNER_ID} and not exists (select from servicebroker.principals p "
+        "where p.database_id = q.database_id and p.principal_id = q.execute_as_principal_id)"
     ),
     9708: (
         "select distinct {id}, m.conversation_group_id from servicebroker.queue_{id} m "
@@ -122,6 +136,7 @@ def check(now: datetime) -> Steps[Report]:
         findings += _findings(number, rows)
     rows = yield Statement(
         "select queue_id, to_regclass('servicebroker.queue_' || queue_id) is not null "
+        "and to_regclass('servicebroker.retained_' || queue_id) is not null "
         "and to_regclass(format('%I.%I', postgres_schema, postgres_name)) is not null from servicebroker.queues "
         "order by queue_id"
     )

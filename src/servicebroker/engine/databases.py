@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from servicebroker.engine.alter import ring
+from servicebroker.engine.alter import lock_catalog, ring
 from servicebroker.engine.brokers import new_broker
 from servicebroker.engine.catalog import create_queue, insert_usages
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import FIXED_PRINCIPALS
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 
@@ -31,6 +32,16 @@ def create_database(name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(1801, name)
     (database_id,) = rows[0]
+    yield Statement(
+        "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
+        "select $1, * from unnest($2::int[], $3::text[], $4::bool[])",
+        (
+            database_id,
+            [row.principal_id for row in FIXED_PRINCIPALS],
+            [row.name for row in FIXED_PRINCIPALS],
+            [row.is_role for row in FIXED_PRINCIPALS],
+        ),
+    )
     types = names.SYSTEM_MESSAGE_TYPES
     yield Statement(
         "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
@@ -56,6 +67,21 @@ def create_database(name: str) -> Steps[int]:
     return int(database_id)
 
 
+def ensure_database(name: str) -> Steps[int]:
+    """The id of a database, which is made when it is missing. Who may make none finds those that are there."""
+    try:
+        return (yield from find_database(name))
+    except BrokerError as refused:
+        if refused.number != 911:
+            raise
+    try:
+        return (yield from create_database(name))
+    except BrokerError as refused:
+        if refused.number != 1801:
+            raise
+    return (yield from find_database(name))
+
+
 def create_system_services(database_id: int) -> Steps[None]:
     """The services that every database has, each on a queue of its own."""
     for name, queue in names.SYSTEM_SERVICES:
@@ -67,7 +93,16 @@ def create_system_services(database_id: int) -> Steps[None]:
         )
 
 
-def without_system_services() -> Steps[list[int]]:
+def ensure_system_objects() -> Steps[None]:
+    """The database msdb, and what an older version has not given its databases."""
+    yield from ensure_database(SYSTEM_DATABASE)
+    if (yield from _without_system_services()):
+        yield lock_catalog()
+        for database_id in (yield from _without_system_services()):
+            yield from create_system_services(database_id)
+
+
+def _without_system_services() -> Steps[list[int]]:
     """Databases that an older version has made."""
     rows = yield Statement(
         "select database_id from servicebroker.databases d where not exists (select from servicebroker.services s "
@@ -136,6 +171,9 @@ _OBJECTS = (
     "service_contracts",
     "message_types",
     "xml_schema_collections",
+    "permissions",
+    "role_members",
+    "principals",
     "databases",
 )
 

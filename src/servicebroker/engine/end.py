@@ -8,7 +8,6 @@ from uuid import UUID
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
     Endpoint,
-    check_handle,
     find_endpoint,
     lock_conversation,
     lock_parking,
@@ -18,13 +17,12 @@ from servicebroker.engine.endpoints import (
     state_at,
 )
 from servicebroker.engine.failure import drop_waiting
+from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import check_end
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import TRANSITIONS, Event, State, after
 from servicebroker.store.statements import Statement, Steps
-
-MAXIMUM_DESCRIPTION = 3000  # characters
 
 
 def end_conversation(
@@ -40,10 +38,10 @@ def end_conversation(
         BrokerError: 8418 no handle, 8426 unknown handle, 8427 wrong state, 8419, 8422, 8424 a half-given or
             impossible error, 402 for wrong types.
     """
-    _check(handle, error, cleanup)
+    check_end(handle, error, cleanup)
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
-    yield _purge(endpoint)
+    yield from _purge(endpoint)
     if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
         yield drop_waiting([handle])
     if peer is not None:  # what the peer sent and still waits has nobody to go to
@@ -123,13 +121,15 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
         yield from remove_endpoint(endpoint)
 
 
-def _purge(endpoint: Endpoint) -> Statement:
-    """Every message of this conversation in this side's queue."""
-    return Statement(
-        f"delete from servicebroker.queue_{endpoint.queue_id} "
-        "where priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
-        (endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
+def _purge(endpoint: Endpoint) -> Steps[None]:
+    """Every message of this conversation in this side's queue, retained ones too."""
+    yield purge(
+        f"queue_{endpoint.queue_id}",
+        "priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
+        *(endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
     )
+    if endpoint.keeps_retained:
+        yield purge(f"retained_{endpoint.queue_id}", "conversation_handle = $1", endpoint.conversation_handle)
 
 
 def _forget_address(endpoint: Endpoint) -> Statement:
@@ -146,29 +146,3 @@ def _set_state(endpoint: Endpoint, state: State) -> Statement:
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (endpoint.conversation_handle, state.value),
     )
-
-
-def _check(handle: object, error: tuple[int, str] | None, cleanup: bool) -> None:
-    check_handle(handle)
-    if error is None:
-        return
-    if cleanup:
-        raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
-    if not isinstance(error, tuple) or len(error) != 2:
-        raise BrokerError(402, "the error", repr(error), "a tuple of code and description")
-    code, description = error
-    if code is None and description is None:
-        raise BrokerError(8424)
-    if code is None:
-        raise BrokerError(8419)
-    if description is None:
-        raise BrokerError(8422)
-    if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
-        raise BrokerError(402, "the error code", repr(code), "a positive int")
-    if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
-        raise BrokerError(
-            402,
-            "the error description",
-            type(description).__name__,
-            f"str, at most {MAXIMUM_DESCRIPTION} characters",
-        )

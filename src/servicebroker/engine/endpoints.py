@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.states import TRANSITIONS, Event, State
+from servicebroker.model import waiting
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import State, at
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 
 class Endpoint(NamedTuple):
-    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none)."""
+    """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none).
+
+    Of its own queue: `retains` and `is_queue_enabled` are its options RETENTION and STATUS, `keeps_retained` says that
+    it may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service.
+    """
 
     conversation_handle: UUID
     conversation_id: UUID
@@ -37,6 +43,11 @@ class Endpoint(NamedTuple):
     peer_state: str
     catalog_version: int
     blocked_by: int
+    retains: bool
+    keeps_retained: bool
+    is_queue_enabled: bool
+    owner_id: int
+    far_service_id: int
 
     @property
     def obstacle(self) -> str:
@@ -53,21 +64,18 @@ class Endpoint(NamedTuple):
         """The other endpoint exists in this instance."""
         return self.far_handle is not None
 
+    @property
+    def peer_has_ended(self) -> bool:
+        """What is sent now is for nobody; the peer could not say so yet."""
+        return self.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED)
 
-OBSTACLES = {
-    0: "",
-    9749: RULES[9749].text,
-    9791: RULES[9791].text,
-    28012: RULES[28012].text.format("Service broker is administratively disabled."),
-}
+
+OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLED, 28012: waiting.TARGET_DISABLED}
 
 
 def state_at(endpoint: Endpoint, now: datetime) -> State:
     """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
-    state = State(endpoint.state)
-    if endpoint.lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
-        return State.ERROR
-    return state
+    return at(State(endpoint.state), endpoint.lifetime, now)
 
 
 _SELECT = (
@@ -77,25 +85,17 @@ _SELECT = (
     "coalesce(e.far_contract_id, 0), e.send_sequence, coalesce(p.database_id, 0), "
     "coalesce(p.queue_id, 0), coalesce(p.state, ''), coalesce(q.catalog_version, 0), "
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
-    "when not q.is_enqueue_enabled then 9749 else 0 end "
+    "when not q.is_enqueue_enabled then 9749 else 0 end, "
+    "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled, coalesce(s.owner_id, 1), "
+    "coalesce(e.far_service_id, 0) "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
+    "join servicebroker.queues mine on mine.queue_id = e.queue_id "
+    "left join servicebroker.services s on s.service_id = e.service_id "
     "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
     "left join servicebroker.databases far on far.database_id = p.database_id "
     "left join servicebroker.queues q on q.queue_id = p.queue_id "
 )
-
-
-def check_handle(handle: object) -> None:
-    """Refuse what cannot be a conversation handle, before anything is asked of the database.
-
-    Raises:
-        BrokerError: 8418 when it is missing, 402 for another type.
-    """
-    if handle is None:
-        raise BrokerError(8418)
-    if not isinstance(handle, UUID):
-        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
 
 
 def find_endpoint(handle: UUID) -> Steps[Endpoint]:
@@ -108,6 +108,20 @@ def find_endpoint(handle: UUID) -> Steps[Endpoint]:
     if not rows:
         raise BrokerError(8426, handle)
     return Endpoint(*rows[0])
+
+
+def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
+    """The endpoints of several handles.
+
+    Raises:
+        BrokerError: 8426 naming the first handle that has none.
+    """
+    rows = yield Statement(_SELECT + "where e.conversation_handle = any ($1)", (list(handles),))
+    found = {row[0]: Endpoint(*row) for row in rows}
+    for handle in handles:
+        if handle not in found:
+            raise BrokerError(8426, handle)
+    return found
 
 
 def lock_endpoint(handle: UUID) -> Steps[Endpoint]:
@@ -225,16 +239,9 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
         "returning conversation_group_id",
         (now, limit),
     )
-    groups = [group for (group,) in rows]
-    if groups:
-        # a dialog may be beginning in one of them: wait for it, so that the next statement sees it
-        yield Statement(
-            "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
-            "order by conversation_group_id for update",
-            (groups,),
-        )
-        yield remove_empty_groups(groups)
-    return len(groups)
+    if rows:
+        yield from _leave_groups([group for (group,) in rows])
+    return len(rows)
 
 
 def remove_endpoints(handles: list[UUID]) -> Steps[None]:
@@ -248,7 +255,20 @@ def remove_endpoints(handles: list[UUID]) -> Steps[None]:
         (handles,),
     )
     if rows:
-        yield remove_empty_groups([group for (group,) in rows])
+        yield from _leave_groups([group for (group,) in rows])
+
+
+def _leave_groups(groups: list[UUID]) -> Steps[None]:
+    """Delete those of the groups that are left empty; their locks are not ours.
+
+    A dialog may be beginning in one of them: wait for it, so that the next statement sees it.
+    """
+    yield Statement(
+        "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
+        "order by conversation_group_id for update",
+        (groups,),
+    )
+    yield remove_empty_groups(groups)
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

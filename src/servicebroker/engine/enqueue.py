@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from servicebroker.engine.shared_bodies import NEW_READER
 from servicebroker.store.direct import Bodies
 
 _COLUMNS = (
@@ -58,6 +59,29 @@ def send(queue_id: int) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
+def send_shared(queue_id: int) -> str:
+    """SEND of one message on each of several endpoints, all locked, to their peers in that queue.
+
+    Parameters: handles (an array), message type id, validation letter, the number of their shared body (null for an
+    empty one), the queue's catalog version. A row with handle and sequence number for each message that was sent;
+    for the others as `send`.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = any ($1) and state = 'CO' and {_delivers_to(queue_id, 5)} "
+        f"returning conversation_handle, send_sequence - 1 as number, last_stamp, {_ADDRESS}, "
+        f"case when $4::bigint is not null then {NEW_READER} end as reader), "
+        f"refers as (insert into servicebroker.shared_body_readers (reader, body_id) "
+        f"select reader, $4 from sender where reader is not null), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}, is_shared) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, reader, "
+        f"reader is not null from sender) "
+        f"select conversation_handle, number, {_wake(queue_id)} from sender"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
 def send_batch(queue_id: int) -> str:
     """SEND of many messages of one type to the peer in that queue, in their order.
 
@@ -102,10 +126,10 @@ def deliver(queue_id: int) -> str:
         f"delete from servicebroker.transmission_queue where conversation_handle = any ($1) returning *), "
         f"sender as (update servicebroker.conversation_endpoints set far_queue_id = {queue_id}, {_STAMP} "
         f"where conversation_handle = any ($1) returning conversation_handle, last_stamp, {_ADDRESS}), "
-        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}, is_shared) "
         f"select w.message_sequence_number, last_stamp, {_TO_PEER}, t.message_type_id, far_priority, "
         f"case when w.is_conversation_error then {RANK_ERROR} else {RANK_DATA} end, {_BUCKET}, t.validation, "
-        f"w.message_body from waiting w join sender using (conversation_handle) "
+        f"w.message_body, w.is_shared from waiting w join sender using (conversation_handle) "
         f"join servicebroker.queues q on q.queue_id = {queue_id} "
         f"join servicebroker.message_types t on t.database_id = q.database_id and t.name = w.message_type_name "
         f"order by min(w.enqueue_time) over (partition by w.conversation_handle), w.conversation_handle, "

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from servicebroker.engine import enqueue
 from servicebroker.engine.endpoints import Endpoint, remove_endpoints
+from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
@@ -54,4 +55,4 @@ def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
 
 def drop_waiting(handles: list[UUID]) -> Statement:
     """Forget what was sent on these endpoints and not delivered."""
-    return Statement("delete from servicebroker.transmission_queue where conversation_handle = any ($1)", (handles,))
+    return purge("transmission_queue", "conversation_handle = any ($1)", handles)

@@ -12,6 +12,8 @@ from servicebroker.engine.endpoints import (
     remove_empty_groups,
 )
 from servicebroker.engine.receive import refuse_pipeline
+from servicebroker.engine.retention import move_to_group
+from servicebroker.model.arguments import check_move
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import Event, State, after
 from servicebroker.store import locks
@@ -28,7 +30,7 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
             state, 8439 a group of another service, 402 wrong types.
         InstanceError: a pipeline reads the queue.
     """
-    _check(handle, group)
+    check_move(handle, group)
     yield from _lock_groups(handle, group)
     endpoint = yield from find_endpoint(handle)
     yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs deliver by what stands in its row
@@ -46,6 +48,8 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
         (handle, group, endpoint.far_handle),
     )
     yield _move_messages(endpoint, group)
+    if endpoint.keeps_retained:
+        yield move_to_group(endpoint, group)
     yield remove_empty_groups([endpoint.conversation_group_id])
 
 
@@ -89,13 +93,3 @@ def _move_messages(endpoint: Endpoint, group: UUID) -> Statement:
         "from numbered where ctid = place",
         (endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle, group),
     )
-
-
-def _check(handle: object, group: object) -> None:
-    if handle is None:
-        raise BrokerError(8418)
-    if group is None:
-        raise BrokerError(8420)
-    for kind, given in (("conversation handle", handle), ("conversation group", group)):
-        if not isinstance(given, UUID):
-            raise BrokerError(402, f"the {kind}", type(given).__name__, "uuid.UUID")

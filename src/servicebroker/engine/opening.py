@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_routes
 from servicebroker.engine.endpoints import Endpoint, never_opened
 from servicebroker.engine.priorities import PRIORITY
+from servicebroker.model import waiting
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.routing import (
     Ask,
@@ -25,7 +27,6 @@ from servicebroker.protocol.routing import (
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
-BUSY = RULES[9749].text
 NO_TRANSPORT = RULES[9748].text.format("Service Broker")
 
 Targets = Mapping[str, tuple[Any, ...]]  # what the statement says of a service, by its database's identifier
@@ -69,10 +70,12 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         number = 9770 if isinstance(destination, Ask) else destination.number
         return Outcome(waits=RULES[number].text.format(initiator.far_service))
     service_id, queue_id, database_id, contract_id, accepted, contract, is_open = targets[destination.broker_instance]
+    if refused := (yield from refused_arrival(initiator, service_id)):
+        return Outcome(refusal=refused)
     if not accepted:
         return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
     if not is_open:
-        return Outcome(waits=BUSY)
+        return Outcome(waits=waiting.TARGET_QUEUE_OFF)
     yield Statement(
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "

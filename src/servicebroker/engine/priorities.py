@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servicebroker.model import names
+from servicebroker.model.arguments import ANY, DEFAULT_LEVEL, criterion, priority_level
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.limits import DEFAULT_LEVEL
 from servicebroker.store.statements import Statement, Steps
-
-ANY = "ANY"
 
 # The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.
 PRIORITY = "servicebroker.conversation_priority({database}, {contract}, {local}, {remote})"
@@ -86,9 +84,9 @@ def _resolved(
     database_id: int, name: str, criteria: Criteria
 ) -> Steps[tuple[int | None, int | None, str | None, int | None]]:
     """The criteria as numbers; None for ANY and for what was not given."""
-    contract = _text(name, "CONTRACT_NAME", criteria.contract_name, names.MAXIMUM_NAME)
-    service = _text(name, "LOCAL_SERVICE_NAME", criteria.local_service_name, names.MAXIMUM_NAME)
-    remote = _text(name, "REMOTE_SERVICE_NAME", criteria.remote_service_name, names.MAXIMUM_SERVICE_NAME)
+    contract = criterion(name, "CONTRACT_NAME", criteria.contract_name, names.MAXIMUM_NAME)
+    service = criterion(name, "LOCAL_SERVICE_NAME", criteria.local_service_name, names.MAXIMUM_NAME)
+    remote = criterion(name, "REMOTE_SERVICE_NAME", criteria.remote_service_name, names.MAXIMUM_SERVICE_NAME)
     rows = yield Statement(
         "select (select service_contract_id from servicebroker.service_contracts "
         "        where database_id = $1 and name = $2), "
@@ -100,29 +98,7 @@ def _resolved(
         raise BrokerError(15151, "find", "service contract", contract)
     if service is not None and service_id is None:
         raise BrokerError(15151, "find", "service", service)
-    return contract_id, service_id, remote, _level(name, criteria.priority_level)
-
-
-def _text(name: str, clause: str, given: object, maximum: int) -> str | None:
-    if given is None or given == ANY:
-        return None
-    if not isinstance(given, str):
-        raise BrokerError(402, clause, type(given).__name__, "str")
-    if not 0 < len(given) <= maximum or "\0" in given or not names.is_encodable(given):
-        raise BrokerError(33301, clause, name, maximum)
-    return given
-
-
-def _level(name: str, given: object) -> int | None:
-    if given is None:
-        return None
-    if given == "DEFAULT":
-        return DEFAULT_LEVEL
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise BrokerError(402, "PRIORITY_LEVEL", repr(given), "an int from 1 to 10 or DEFAULT")
-    if not 1 <= given <= 10:
-        raise BrokerError(33302, name)
-    return given
+    return contract_id, service_id, remote, priority_level(name, criteria.priority_level)
 
 
 def _refuse_taken(

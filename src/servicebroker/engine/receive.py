@@ -7,10 +7,14 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.authorization import authorize
+from servicebroker.engine.authorization import queue as this_queue
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
 from servicebroker.engine.endpoints import keep_lock
+from servicebroker.model.arguments import check_receive
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
+from servicebroker.model.permissions import User
 from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps
 
@@ -39,25 +43,20 @@ def receive(
     priority. Its lock is held until the transaction ends. No messages when there is nothing to take.
 
     Raises:
-        BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 402 wrong types.
+        BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 229 no permission, 402 wrong types.
         InstanceError: a pipeline reads the queue.
     """
-    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
-        raise BrokerError(402, "TOP", repr(top), "an int of 0 or more")
-    for given in (conversation_handle, conversation_group_id):
-        if given is not None and not isinstance(given, UUID):
-            raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
-    if conversation_handle is not None and conversation_group_id is not None:
-        raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+    check_receive(top, conversation_handle, conversation_group_id)
     labels = yield from find_labels(catalog, queue.database_id)  # first: it must not fail between take and return
-    rows = yield Statement(
-        f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)",
-        (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id),
-    )
+    arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
+    if catalog.user is None:
+        rows = yield Statement(f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments)
+    else:
+        rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
         return Received([], 0)
-    _, _, group, *_, transaction_id, under_savepoint = rows[0]
+    group, _, transaction_id, under_savepoint = rows[0][-4:]
     transaction = int.from_bytes(transaction_id, "big")  # the driver leaves an xid8 as it came
     if under_savepoint:
         yield keep_lock(group)
@@ -66,6 +65,29 @@ def receive(
     except KeyError:  # a name that is younger than what we remember, or older: then it was dropped
         anew = yield from find_labels(catalog, queue.database_id, anew=True)
         return Received(_messages(rows, Labels(*(defaultdict(str, names) for names in anew))), transaction)
+
+
+def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...]) -> Steps[Rows]:
+    """RECEIVE of a principal that is not dbo. It takes nothing when permissions have changed since it was looked up.
+
+    Then they are looked up again; so the usual one is a single statement here too.
+    """
+    number = queue.queue_id
+    current = f"(select catalog_version from servicebroker.queues where queue_id = {number})"
+    top = f"case when {current} = $5 then $1 else 0 end"
+    while True:
+        version = catalog.receivable.get(number)
+        if version is not None:
+            rows = yield Statement(
+                f"select * from servicebroker.receive_{number}({top}, $2, $3, $4)", (*arguments, version)
+            )
+            if rows:
+                return rows
+        found = yield Statement(f"select {current}")
+        if found[0][0] in (None, version):  # the queue is gone, or there is nothing to take
+            return ()
+        yield from authorize(user, "RECEIVE", this_queue(number))
+        catalog.receivable[number] = found[0][0]
 
 
 def service_changes(queue: Queue) -> Steps[int]:
@@ -101,18 +123,31 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
 
 
 def _messages(rows: Rows, labels: Labels) -> list[Message]:
+    """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql)."""
     services, contracts, types = labels
+    group, service, *_ = rows[0][-4:]
+    service_name = services[service]
+    handles = {handle: UUID(bytes=handle) for handle in {row[1] for row in rows}}
+    kinds = {
+        kind: (contracts[kind >> 32], kind >> 32, types[kind & _TYPE], kind & _TYPE)
+        for kind in {row[4] for row in rows}
+    }
     new = tuple.__new__  # Message(...) takes twice as long
     return [
         new(
             Message,
             (
-                *(0, priority, order, group, handle, number, services[service], service),
-                *(contracts[contract], contract, types[kind], kind, validation, body, time),
+                *(0, -descent, place & _ORDER, group, handles[handle], number, service_name, service),
+                *kinds[kind],
+                *(validation, body, time),
             ),
         )
-        for priority, order, group, handle, number, service, contract, kind, validation, body, time, *_ in rows
+        for descent, handle, place, number, kind, validation, body, time, _, _, _, _ in sorted(rows)
     ]
+
+
+_ORDER = (1 << 61) - 1
+_TYPE = (1 << 32) - 1
 
 
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:

@@ -6,10 +6,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.transmission import lock_delivery, match_again
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model.permissions import DBO, Kind
 from servicebroker.protocol.routing import (
     DYNAMIC_ROUTING_SERVICE,
     LOCAL,
@@ -32,7 +34,9 @@ class Clauses(NamedTuple):
     mirror_address: str | None = None
 
 
-def create_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses, now: datetime) -> Steps[list[UUID]]:
+def create_route(
+    catalog: Catalog, database_id: int, name: str, clauses: Clauses, now: datetime, owner: int = DBO
+) -> Steps[list[UUID]]:
     """CREATE ROUTE name WITH ...; `address` is TCP://host:port, LOCAL or TRANSPORT.
 
     Returns the conversations that somebody else is at, each for a `deliver_conversation` of its own.
@@ -46,9 +50,9 @@ def create_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses
     yield lock_delivery()
     rows = yield Statement(
         "insert into servicebroker.routes "
-        "(database_id, name, remote_service_name, broker_instance, lifetime, address, mirror_address) "
-        "values ($1, $2, $3, $4, $5, $6, $7) on conflict do nothing returning route_id",
-        (database_id, name, *route[1:]),
+        "(database_id, name, remote_service_name, broker_instance, lifetime, address, mirror_address, owner_id) "
+        "values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing returning route_id",
+        (database_id, name, *route[1:], owner),
     )
     if not rows:
         raise BrokerError(2714, name)
@@ -110,6 +114,7 @@ def drop_route(catalog: Catalog, database_id: int, name: str, now: datetime) -> 
     )
     if not rows:
         raise BrokerError(15151, "drop", "route", name)
+    yield forget_permissions(database_id, Kind.ROUTE, rows[0][0])
     return (yield from _changed(catalog, database_id, now))
 
 

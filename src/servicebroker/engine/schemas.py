@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from servicebroker.engine.alter import renew_versions
-from servicebroker.engine.catalog import VALID_XML, VALIDATIONS, created, schema_documents
+from servicebroker.engine.authorization import demand
+from servicebroker.engine.catalog import created, schema_documents
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument, read_schema
 from servicebroker.store.statements import Statement, Steps
 
@@ -16,35 +18,36 @@ KIND = "XML schema collection"
 Schemas = str | bytes | Iterable[str | bytes]
 
 
-def create_xml_schema_collection(database_id: int, name: str, schemas: Schemas) -> Steps[int]:
+def create_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Steps[int]:
     """CREATE XML SCHEMA COLLECTION name AS schemas: documents that may import each other, and nothing else.
 
     Raises:
         BrokerError: 2378 a document is no XML schema, has a DTD or reaches outside, or they do not fit together;
-            2714 the name is taken, 9609 and 15151 its form, 402 another type.
+            2714 the name is taken, 9609 and 15151 its form, 402 another type, 262.
     """
     schema, collection = names.split_name(KIND, name)
     documents = _documents(schemas)
     _check(documents)
-    rows = yield Statement("select name from servicebroker.databases where database_id = $1", (database_id,))
+    yield from demand(user, "CREATE XML SCHEMA COLLECTION")
     rows = yield Statement(
         "insert into servicebroker.xml_schema_collections (database_id, schema_name, name, postgres_schema) "
         "values ($1, $2, $3, $4) on conflict do nothing returning xml_collection_id",
-        (database_id, schema, collection, names.postgres_name(rows[0][0], schema)),
+        (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
     )
     collection_id = created(rows, collection)
     yield _insert(collection_id, documents, 0)
     return collection_id
 
 
-def alter_xml_schema_collection(database_id: int, name: str, schemas: Schemas) -> Steps[None]:
+def alter_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Steps[None]:
     """ALTER XML SCHEMA COLLECTION name ADD schemas: for what is delivered from now on.
 
     Raises:
-        BrokerError: 15151 no such collection, 2378 and 402 as CREATE.
+        BrokerError: 15151 no such collection, or no permission, 2378 and 402 as CREATE.
     """
     documents = _documents(schemas)
-    collection_id = yield from find_collection("alter", database_id, name)
+    yield from demand(user, "ALTER XML SCHEMA COLLECTION", KIND, name)
+    collection_id = yield from find_collection("alter", user.database_id, name)
     present = yield from schema_documents(collection_id)
     _check([*present, *documents])
     yield _insert(collection_id, documents, len(present))
@@ -53,16 +56,17 @@ def alter_xml_schema_collection(database_id: int, name: str, schemas: Schemas) -
         "modify_date = clock_timestamp() where xml_collection_id = $1",
         (collection_id,),
     )
-    yield renew_versions(database_id)
+    yield renew_versions(user.database_id)
 
 
-def drop_xml_schema_collection(database_id: int, name: str) -> Steps[None]:
+def drop_xml_schema_collection(user: User, name: str) -> Steps[None]:
     """DROP XML SCHEMA COLLECTION.
 
     Raises:
-        BrokerError: 3716 a message type uses it, 15151 no such collection.
+        BrokerError: 3716 a message type uses it, 15151 no such collection, or no permission.
     """
-    collection_id = yield from find_collection("drop", database_id, name)
+    yield from demand(user, "DROP XML SCHEMA COLLECTION", KIND, name)
+    collection_id = yield from find_collection("drop", user.database_id, name)
     used = yield Statement(
         "select from servicebroker.message_types where xml_collection_id = $1 limit 1", (collection_id,)
     )
@@ -88,19 +92,16 @@ def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
     return int(rows[0][0])
 
 
-def checked_validation(database_id: int, validation: object, collection: str | None) -> Steps[tuple[str, int | None]]:
-    """The letter of a VALIDATION clause, and the number of the collection that VALID_XML names.
+def find_for_validation(user: User, name: str | None) -> Steps[int | None]:
+    """The number of the collection that VALID_XML names.
 
     Raises:
-        BrokerError: 402 an unknown validation, VALID_XML without a collection or a collection without it, 15151.
+        BrokerError: 15151 it does not exist, or the user may not refer to it.
     """
-    if not isinstance(validation, str) or validation not in VALIDATIONS:
-        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
-    if (validation == VALID_XML) != (collection is not None):
-        raise BrokerError(402, "the schema collection", repr(collection), f"named with {VALID_XML}, and only with it")
-    if collection is None:
-        return VALIDATIONS[validation], None
-    return VALIDATIONS[validation], (yield from find_collection("find", database_id, collection))
+    if name is None:
+        return None
+    yield from demand(user, "FIND XML SCHEMA COLLECTION", KIND, name)
+    return (yield from find_collection("find", user.database_id, name))
 
 
 def _insert(collection_id: int, documents: list[SchemaDocument], present: int) -> Statement:

@@ -7,10 +7,10 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
-from servicebroker.engine.catalog import Catalog, Channel, Usages, find_usages
+from servicebroker.engine.authorization import authorize, conversation, refused_arrival
+from servicebroker.engine.catalog import Catalog, Channel, Usage, Usages, find_usages
 from servicebroker.engine.endpoints import (
     Endpoint,
-    check_handle,
     find_endpoint,
     lock_endpoint,
     lock_parking,
@@ -19,21 +19,24 @@ from servicebroker.engine.endpoints import (
 )
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
-from servicebroker.engine.validation import Rejection, accepts, rejection
+from servicebroker.engine.retention import retain_sent
+from servicebroker.engine.validation import accepts, rejection
 from servicebroker.model import names
+from servicebroker.model.arguments import (
+    MAXIMUM_BODY,
+    OMITTED,
+    Body,
+    Omitted,
+    check_handle,
+    stored_bodies,
+    stored_body,
+)
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.limits import MAXIMUM_BODY
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.permissions import DBO
+from servicebroker.model.rejection import Rejection, on_both_sides
+from servicebroker.model.states import Event, after
+from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
-
-Body = bytes | bytearray | memoryview | str
-
-
-class Omitted:
-    """Stands for a body that was not given, which is not the same as NULL."""
-
-
-OMITTED = Omitted()
 
 
 def send(
@@ -43,16 +46,19 @@ def send(
     body: Body | Omitted = OMITTED,
     *,
     now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
 ) -> Steps[int]:
     """SEND ON CONVERSATION handle MESSAGE TYPE message_type (body). Returns the message sequence number.
 
+    `maximum_body` is in bytes.
+
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
-            8433 NULL body, 8459 too large, 402 wrong type (reference 02 section 4).
+            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type (reference 02 section 4).
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    content = _as_body(body)
+    content = stored_body(body, maximum_body)
     channel = catalog.channels.get(handle)
     if channel is not None:
         far = channel.far.get(message_type)
@@ -70,7 +76,13 @@ def send(
 
 
 def send_batch(
-    catalog: Catalog, handle: UUID, message_type: str, bodies: Iterable[Body], *, now: datetime
+    catalog: Catalog,
+    handle: UUID,
+    message_type: str,
+    bodies: Iterable[Body],
+    *,
+    now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
 ) -> Steps[int]:
     """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
 
@@ -78,11 +90,7 @@ def send_batch(
     """
     check_handle(handle)
     names.checked("message type", message_type)
-    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
-        raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
-    contents = [_as_body(body) for body in bodies]
-    if not contents:
-        raise BrokerError(402, "the batch", "empty", "at least one body")
+    contents = stored_bodies(bodies, maximum_body)
     channel = catalog.channels.get(handle)
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
@@ -105,34 +113,73 @@ def _send_slowly(
 ) -> Steps[int]:
     """Every rule, one after the other, under the endpoint's lock."""
     endpoint = yield from find_endpoint(handle)
-    near = yield from _refuse(catalog, endpoint, message_type, now)
+    if catalog.user is not None:
+        yield from authorize(catalog.user, "SEND", conversation(handle))
+    looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
+    yield from refuse(catalog, endpoint, message_type, now)
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
         yield lock_parking()
-    if endpoint.has_peer and (yield from _rejected(catalog, endpoint, message_type, contents)):
+    if endpoint.has_peer and (yield from rejected(catalog, endpoint, message_type, contents)):
         yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
     endpoint = yield from lock_endpoint(handle)
-    yield from _refuse(catalog, endpoint, message_type, now)
+    near = yield from refuse(catalog, endpoint, message_type, now)
+    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, looked_at=looked_at))
+
+
+def pass_on(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    body_id: int | None = None,
+    looked_at: int = -1,
+) -> Steps[int]:
+    """Messages that the sender's side allows, from an endpoint that is locked: delivered, parked or turned into Errors.
+
+    With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
+    body that stands for the only one of `contents`; `looked_at` the catalog version that permissions were asked under:
+    with another one the next SEND asks again.
+    """
+    first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
+    if endpoint.retains:
+        yield from retain_sent(endpoint, message_type, first, contents, body_id)
+    return first
+
+
+def _dispatch(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    body_id: int | None,
+    looked_at: int,
+) -> Steps[int]:
+    handle = endpoint.conversation_handle
     if not endpoint.has_peer:
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
             yield from fail_conversation(endpoint, outcome.refusal)
             return endpoint.send_sequence
         if outcome.waits:
-            return (yield from transmission.park(endpoint, message_type, contents, outcome.waits))
+            return (yield from transmission.park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
         opened = yield from find_endpoint(handle)
         if not (yield from transmission.deliver_waiting(catalog, opened, now)):
             return endpoint.send_sequence
         endpoint = yield from find_endpoint(handle)
-    if endpoint.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+    if endpoint.peer_has_ended:
         return (yield from transmission.discard(endpoint, len(contents)))
-    failure = yield from _rejected(catalog, endpoint, message_type, contents)
+    failure = yield from rejected(catalog, endpoint, message_type, contents)
     if failure:
         yield from fail_conversation(endpoint, *failure)
         return endpoint.send_sequence
     first = endpoint.send_sequence
-    far = yield from _far_usages(catalog, endpoint)
+    far = yield from far_usages(catalog, endpoint)
     usage = far[message_type]
     portions = enqueue.portions(contents)
     while portions:
@@ -142,45 +189,50 @@ def _send_slowly(
             if endpoint.obstacle:
                 for portion in portions:
                     yield from transmission.park(
-                        endpoint, message_type, portion, endpoint.obstacle, validation=usage.validation
+                        endpoint,
+                        message_type,
+                        portion,
+                        endpoint.obstacle,
+                        validation=usage.validation,
+                        body_id=body_id,
                     )
                 return first
             if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
                 return first
-        rows = yield Statement(
-            enqueue.send_batch(endpoint.peer_queue_id),
-            (
-                handle,
-                usage.message_type_id,
-                usage.validation,
-                portions[0],
-                len(portions[0]),
-                now,
-                endpoint.catalog_version,
-            ),
-        )
-        if rows:
+        if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)):
             portions.pop(0)
         else:  # the queue or the message type was altered since we looked
             endpoint = yield from find_endpoint(handle)
-            far = yield from _far_usages(catalog, endpoint)
+            far = yield from far_usages(catalog, endpoint)
             usage = far[message_type]
-            if failure := (yield from _rejected(catalog, endpoint, message_type, portions[0])):
+            if failure := (yield from rejected(catalog, endpoint, message_type, portions[0])):
                 yield from fail_conversation(endpoint, *failure)
                 return first
-    if endpoint.far_queue_id:
+    is_checked = catalog.user is not None or endpoint.owner_id != DBO
+    if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
         channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
         catalog.remember(handle, channel)
     return first
 
 
-def _far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
+def _enqueued(endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None) -> Steps[bool]:
+    """Deliver one portion. False when the peer's queue, or what stands behind its version, has changed."""
+    handle, version = endpoint.conversation_handle, endpoint.catalog_version
+    kind = (usage.message_type_id, usage.validation)
+    queue_id = endpoint.peer_queue_id
+    if body_id is None:
+        values = (handle, *kind, portion, len(portion), now, version)
+        return bool((yield Statement(enqueue.send_batch(queue_id), values)))
+    return bool((yield Statement(enqueue.send_shared(queue_id), ([handle], *kind, body_id, version))))
+
+
+def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
     """What the peer's contract allows, with the peer's own validation letters."""
     return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
 
 
-def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
-    """Raise what the sender's own side forbids: the state, then the message type and its direction."""
+def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
+    """Raise what the sender's own side forbids: the state, the message type and its direction, a queue that is off."""
     after(state_at(endpoint, now), Event.SEND)
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
@@ -191,6 +243,9 @@ def _refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: dateti
         raise BrokerError(8431 if rows else 8428, message_type)
     if not _allowed(usages, endpoint.is_initiator, message_type):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
+    if endpoint.retains and not endpoint.is_queue_enabled:
+        rows = yield Statement("select name from servicebroker.queues where queue_id = $1", (endpoint.queue_id,))
+        raise BrokerError(9618, *rows[0])
     return usages
 
 
@@ -199,31 +254,14 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     return usage is not None and usage.allows(is_initiator)
 
 
-def _rejected(
+def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
 ) -> Steps[Rejection | None]:
-    """What the peer says of the first of these messages that it does not take."""
-    far = yield from _far_usages(catalog, endpoint)
+    """What the peer says of the first of these messages that it does not take, or of who sends them."""
+    if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
+        return on_both_sides(refused)
+    far = yield from far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
         if failure := (yield from rejection(endpoint, far, message_type, number, content)):
             return failure
     return None
-
-
-def _as_body(body: Body | Omitted | None) -> bytes | None:
-    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8."""
-    if isinstance(body, Omitted):
-        return None
-    if body is None:
-        raise BrokerError(8433)
-    if isinstance(body, str):
-        if not names.is_encodable(body):
-            raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
-        content = body.encode()
-    elif isinstance(body, (bytes, bytearray, memoryview)):
-        content = bytes(body)
-    else:
-        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
-    if len(content) > MAXIMUM_BODY:
-        raise BrokerError(8459, MAXIMUM_BODY)
-    return content or None

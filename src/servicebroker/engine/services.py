@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from servicebroker.engine.alter import find_queue_now, lock_conversations, ring
-from servicebroker.engine.catalog import checked_contracts, contract_ids, lock_service_alone
+from servicebroker.engine.alter import find_queue_now, lock_conversations, renew_versions, ring
+from servicebroker.engine.authorization import forget_permissions
+from servicebroker.engine.catalog import contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.retention import move_to_queue, purge_queue
 from servicebroker.model import names
+from servicebroker.model.arguments import checked_contracts
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -48,6 +52,7 @@ def alter_service(
         yield from _drop_contract(service_id, contract, contract_id)
     if new_queue != old_queue:
         yield from _move(service_id, old_queue, new_queue)
+        yield renew_versions()  # who may send on its conversations depends on the queue
     yield _tell_readers(old_queue)
     yield ring(old_queue)
 
@@ -65,10 +70,11 @@ def drop_service(database_id: int, name: str) -> Steps[None]:
     service_id, queue_id, named = yield from _find("drop", database_id, name)
     if named:
         raise BrokerError(3716, "service", name, "conversation priorities")
-    yield _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
+    yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
     yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
-    yield _purge(queue_id, service_id)
+    yield from _purge(queue_id, service_id)
     yield Statement("delete from servicebroker.conversation_groups where service_id = $1", (service_id,))
+    yield forget_permissions(database_id, Kind.SERVICE, service_id)
     yield Statement("delete from servicebroker.services where service_id = $1", (service_id,))
     yield _tell_readers(queue_id)
     yield ring(queue_id)
@@ -151,11 +157,12 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
         f"select greatest(stamp, pg_current_xact_id()), {columns} from moved order by queuing_order",
         (service_id,),
     )
+    yield from move_to_queue(service_id, old, new)
     yield ring(new)
 
 
-def _purge(queue_id: int, service_id: int) -> Statement:
-    return Statement(f"delete from servicebroker.queue_{queue_id} where service_id = $1", (service_id,))
+def _purge(queue_id: int, service_id: int) -> Steps[None]:
+    return purge_queue(queue_id, "service_id = $1", service_id)
 
 
 def _tell_readers(queue_id: int) -> Statement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue
@@ -24,12 +24,12 @@ from servicebroker.engine.endpoints import (
 )
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
+from servicebroker.engine.shared_bodies import MESSAGE_BODY, NEW_READER, purge
 from servicebroker.engine.validation import rejection
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
-
-REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
 
 
 def park(
@@ -41,21 +41,28 @@ def park(
     validation: str | None = None,
     is_end_of_dialog: bool = False,
     is_conversation_error: bool = False,
+    body_id: int | None = None,
 ) -> Steps[int]:
     """Keep messages of a locked endpoint until they can be delivered. Returns the first sequence number.
 
-    `validation` is the letter under which the peer has accepted them, None when it was not asked.
+    `validation` is the letter under which the peer has accepted them, None when it was not asked. `body_id` is the
+    shared body that stands for the only one of `contents`.
     """
-    for portion in enqueue.portions(contents):
+    for portion in enqueue.portions(contents if body_id is None else [None]):
         yield Statement(
             "with sender as ("
             "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, state = 'CO', "
-            "far_queue_id = null where conversation_handle = $1 returning send_sequence - $5 as number) "
+            "far_queue_id = null where conversation_handle = $1 returning send_sequence - $5 as number), "
+            "message as materialized ("
+            "select number + place - 1 as number, "
+            f"case when $9::bigint is null then body else {NEW_READER} end as body "
+            "from sender, unnest($3::bytea[]) with ordinality as given (body, place)), "
+            "reader as (insert into servicebroker.shared_body_readers (reader, body_id) "
+            "select body, $9 from message where $9 is not null) "
             "insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, "
             "message_type_name, message_body, transmission_status, is_end_of_dialog, is_conversation_error, "
-            "validation) "
-            "select $1, number + place - 1, $2, body, $4, $6, $7, $8 "
-            "from sender, unnest($3::bytea[]) with ordinality as message (body, place)",
+            "validation, is_shared) "
+            "select $1, number, $2, body, $4, $6, $7, $8, $9 is not null from message",
             (
                 endpoint.conversation_handle,
                 message_type,
@@ -65,6 +72,7 @@ def park(
                 is_end_of_dialog,
                 is_conversation_error,
                 validation,
+                body_id,
             ),
         )
     return endpoint.send_sequence
@@ -266,7 +274,8 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
 def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Steps[bool]:
     """Deliver what waits on a locked endpoint whose way is free. False when the conversation failed."""
     waiting = yield Statement(
-        "select message_sequence_number, message_type_name, message_body from servicebroker.transmission_queue "
+        "select message_sequence_number, message_type_name, "
+        f"{MESSAGE_BODY} from servicebroker.transmission_queue "
         "where conversation_handle = $1 and not is_end_of_dialog and not is_conversation_error "
         "order by message_sequence_number",
         (endpoint.conversation_handle,),
@@ -276,10 +285,10 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
     for number, message_type, body in waiting:
         if failure := (yield from rejection(endpoint, far, message_type, number, body)):
-            yield Statement(
-                "delete from servicebroker.transmission_queue "
-                "where conversation_handle = $1 and message_sequence_number >= $2",
-                (endpoint.conversation_handle, number),
+            yield purge(
+                "transmission_queue",
+                "conversation_handle = $1 and message_sequence_number >= $2",
+                *(endpoint.conversation_handle, number),
             )
             yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
             yield from fail_conversation(endpoint, *failure)

@@ -12,6 +12,8 @@ from servicebroker.engine.failure import drop_waiting
 from servicebroker.engine.transmission import lock_free
 from servicebroker.store.statements import Statement, Steps
 
+WORTH_GIVING_BACK = 8 * 1024 * 1024  # bytes of a queue's files
+
 _OPEN = "e.state in ('SO', 'SI', 'CO', 'DI', 'DO')"  # as the index of lifetimes has it
 
 
@@ -35,6 +37,22 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
         f"then pg_notify('servicebroker', '{queue_id}') end",
         (now,),
     )
+
+
+def bloated_queues() -> Steps[list[int]]:
+    """The queues whose files are large enough to give their space back when they are empty."""
+    rows = yield Statement(
+        "select queue_id from servicebroker.queues "
+        "where pg_total_relation_size(to_regclass('servicebroker.queue_' || queue_id)) > $1 order by queue_id",
+        (WORTH_GIVING_BACK,),
+    )
+    return [queue_id for (queue_id,) in rows]
+
+
+def give_space_back(queue_id: int) -> Steps[bool]:
+    """Cut the table of a queue that is empty down to nothing, unless anybody is at it. Returns whether it was done."""
+    rows = yield Statement("select servicebroker.truncate_if_empty($1)", (queue_id,))
+    return bool(rows[0][0])
 
 
 def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:

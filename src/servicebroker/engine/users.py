@@ -9,7 +9,9 @@ from servicebroker.engine.alter import lock_catalog
 from servicebroker.engine.transmission import lock_delivery
 from servicebroker.store.statements import Statement, Steps
 
-_LOCK_TIMEOUT = "200ms"  # well below the server's deadlock_timeout: we give up before anybody is chosen as a victim
+# milliseconds that we wait for the tables, one attempt after the other: well below the server's deadlock_timeout, so
+# that we give up before anybody is chosen as a victim
+_LOCK_TIMEOUTS = (20, 20, 50, 50, 100, 100, 200, 200)
 
 
 class User(NamedTuple):
@@ -32,17 +34,20 @@ def users(database_id: int) -> Steps[list[User]]:
     return [User(*row) for row in rows]
 
 
-def lock_database(database_id: int) -> Steps[None]:
+def lock_database(database_id: int, attempt: int) -> Steps[None]:
     """Have the queues of the database for ourselves until the transaction ends; the definitions and deliveries too.
 
-    The server raises `lock_not_available` when that takes longer than a moment.
+    The server raises `lock_not_available` when that takes longer than a moment. Whether it does depends on the order
+    in which the others go from queue to queue, so every other attempt goes the other way round.
     """
+    order = "desc" if attempt % 2 else "asc"
     rows = yield Statement(
-        "select string_agg('servicebroker.queue_' || queue_id, ', ' order by queue_id) from servicebroker.queues "
-        "where database_id = $1",
+        f"select string_agg('servicebroker.queue_' || queue_id, ', ' order by queue_id {order}) "
+        "from servicebroker.queues where database_id = $1",
         (database_id,),
     )
-    yield Statement(f"set local lock_timeout = '{_LOCK_TIMEOUT}'", prepared=False)
+    timeout = _LOCK_TIMEOUTS[attempt % len(_LOCK_TIMEOUTS)]
+    yield Statement(f"set local lock_timeout = {timeout}", prepared=False)
     yield lock_catalog()
     yield lock_delivery()
     if rows[0][0] is not None:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from servicebroker.engine.catalog import Usage, Usages
 from servicebroker.engine.endpoints import Endpoint
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
 from servicebroker.model.xml import validation_failure
 from servicebroker.store.statements import Statement, Steps
-
-
-class Rejection(NamedTuple):
-    """The Error that each side gets for a message that the receiver does not take."""
-
-    to_sender: BrokerError
-    to_receiver: BrokerError
 
 
 def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
@@ -37,18 +28,15 @@ def rejection(
             "select from servicebroker.message_types where database_id = $1 and name = $2",
             (sender.far_database_id, message_type),
         )
-        return _both(BrokerError(8498 if known else 8428, message_type))
+        return unknown_type(message_type, is_known=bool(known))
     if not usage.allows(sender.is_initiator):
-        return _both(BrokerError(8457 if sender.is_initiator else 8437, message_type))
-    problem = validation_failure(usage.validation, content, usage.schemas)
-    if problem is None:
-        return None
-    where = (sender.conversation_id, int(sender.is_initiator), number)
-    if usage.validation == "E":
-        return Rejection(BrokerError(8430), BrokerError(8499, message_type, *where))
-    said = BrokerError(9616, message_type, problem, *where)
-    return Rejection(BrokerError(9615, message_type, problem, *where) if sender.is_initiator else said, said)
-
-
-def _both(error: BrokerError) -> Rejection:
-    return Rejection(error, error)
+        return wrong_direction(message_type, from_initiator=sender.is_initiator)
+    return invalid_body(
+        message_type,
+        usage.validation,
+        content,
+        sender.conversation_id,
+        number,
+        from_initiator=sender.is_initiator,
+        schemas=usage.schemas,
+    )

@@ -50,17 +50,42 @@ class Rule(NamedTuple):
 MINIMUM_LIFETIME = 1
 MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 section 3)
 
+_UNDELIVERABLE = "This message could not be delivered because "
+
 RULES: dict[int, Rule] = {
+    229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
+    262: Rule("{0} permission denied in database '{1}'.", 14),
     402: Rule("The type of {0} is {1}; it must be {2}."),
     416: Rule('The service queue "{0}" cannot be directly updated.'),
     911: Rule("Database '{0}' does not exist."),
-    1801: Rule("Database '{0}' already exists. Choose a different database name."),
+    916: Rule(
+        'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
+        14,
+    ),
     1093: Rule("'{0}' is not a valid broker name."),
+    1205: Rule(
+        "Transaction (Process ID {0}) was deadlocked on {1} resources with another process and has been chosen as "
+        "the deadlock victim. Rerun the transaction.",
+        13,
+    ),
+    1801: Rule("Database '{0}' already exists. Choose a different database name."),
     2378: Rule("Expected XML schema document."),
     2714: Rule("There is already an object named '{0}' in the database."),
-    3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     3702: Rule('Cannot drop database "{0}" because it is currently in use.'),
     3708: Rule("Cannot drop the database '{0}' because it is a system database."),
+    3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
+    4606: Rule("Granted or revoked privilege {0} is not compatible with object."),
+    4611: Rule("To revoke or deny grantable privileges, specify the CASCADE option."),
+    4613: Rule("Grantor does not have GRANT permission."),
+    4617: Rule("Cannot grant, deny or revoke permissions to or from special roles."),
+    4624: Rule(
+        "Cannot grant, deny, or revoke permissions to sa, dbo, entity owner, information_schema, sys, or yourself."
+    ),
+    5011: Rule(
+        "User does not have permission to alter database '{0}', the database does not exist, "
+        "or the database is not in a state that allows access checks.",
+        14,
+    ),
     5070: Rule("Database state cannot be changed while other users are using the database '{0}'."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
@@ -120,11 +145,11 @@ RULES: dict[int, Rule] = {
         "The conversation endpoint is not in a valid state for MOVE CONVERSATION. The current endpoint state is '{0}'."
     ),
     8439: Rule("The destination conversation group '{0}' is invalid."),
-    8444: Rule("The service queue structure is inconsistent: queue with ID {0}.", 23),
     8442: Rule(
         "There is no Service Broker active in the database. "
         "Change to a database context that contains a Service Broker."
     ),
+    8444: Rule("The service queue structure is inconsistent: queue with ID {0}.", 23),
     8457: Rule(
         "The message received was sent by the initiator of the conversation, but the message type '{0}' is marked "
         "SENT BY TARGET in the contract."
@@ -145,6 +170,8 @@ RULES: dict[int, Rule] = {
     8490: Rule("Cannot find the remote service '{0}' because it does not exist."),
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
+    8494: Rule("You do not have permission to access the service '{0}'."),
+    8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     8499: Rule(
         "The remote service has sent a message body of type '{0}' that does not match the message body encoding "
         "format. This occurred in the message with Conversation ID '{1}', Initiator: {2}, and Message sequence "
@@ -153,10 +180,6 @@ RULES: dict[int, Rule] = {
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
-    9616: Rule(
-        "A message of type '{0}' was received and failed XML validation. {1} This occurred in the message "
-        "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
-    ),
     9611: Rule("Cannot find the specified user '{0}'."),
     9613: Rule("The queue '{0}' cannot be activated because the activation user is not specified."),
     9614: Rule(
@@ -167,23 +190,31 @@ RULES: dict[int, Rule] = {
         "A message of type '{0}' failed XML validation on the target service. {1} This occurred in the message "
         "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
     ),
-    8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
+    9616: Rule(
+        "A message of type '{0}' was received and failed XML validation. {1} This occurred in the message "
+        "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
+    ),
     9617: Rule('The service queue "{0}" is currently disabled.'),
-    9659: Rule("The {0} of route '{1}' cannot be empty."),
-    9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
-    9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
-    9662: Rule('Cannot specify BROKER_INSTANCE without SERVICE_NAME in route "{0}".'),
+    9618: Rule(
+        "The message cannot be sent because the service queue '{0}' associated with the dialog is currently disabled "
+        "and retention is on."
+    ),
     9648: Rule(
         "The queue '{0}' has been enabled for activation, but the MAX_QUEUE_READERS is zero. No procedures will be "
         "activated. Consider increasing the number of MAX_QUEUE_READERS.",
         10,
     ),
+    9659: Rule("The {0} of route '{1}' cannot be empty."),
+    9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
+    9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
+    9662: Rule('Cannot specify BROKER_INSTANCE without SERVICE_NAME in route "{0}".'),
     9663: Rule("The system object cannot be modified."),
     9680: Rule("The conversation endpoint '{0}' is referencing the missing conversation group '{1}'."),
     9681: Rule("The conversation endpoint '{0}' is referencing the missing service contract with ID {1}."),
     9682: Rule("The conversation endpoint '{0}' is referencing the missing service with ID {1}."),
     9683: Rule("The conversation group '{0}' is referencing the missing service with ID {1}."),
     9705: Rule("The messages in the queue with ID {0} are referencing the invalid conversation handle '{1}'."),
+    9707: Rule("The queue with ID {0} is referencing the invalid user ID {1} in the EXECUTE AS of its activation."),
     9708: Rule("The messages in the queue with ID {0} are referencing the invalid conversation group '{1}'."),
     9709: Rule("The messages in the queue with ID {0} are referencing the invalid message type ID {1}."),
     9711: Rule("The transmission queue is referencing the invalid conversation handle '{0}'."),
@@ -191,25 +222,36 @@ RULES: dict[int, Rule] = {
     9716: Rule("The conversation group '{0}' references no conversation."),
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
+    9742: Rule(
+        "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
+    ),
     9743: Rule('The {0} of route "{1}" must be an address when using mirroring.'),
     9744: Rule('The {0} of route "{1}" is not a valid address.'),
     9745: Rule("The ADDRESS of route '{0}' cannot be 'TRANSPORT' when SERVICE_NAME is specified."),
     9746: Rule("The LIFETIME of route '{0}' must be in the range {1} to {2}."),
     9747: Rule("The ADDRESS and MIRROR_ADDRESS of route '{0}' cannot be the same."),
     9748: Rule("The {0} protocol transport is not available.", 10),
-    9742: Rule(
-        "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
-    ),
     9749: Rule("Target queue is busy; message(s) queued for delivery.", 10),
     9750: Rule(
         "No route matches the destination service name for this conversation. Create a route to the destination "
         "service name for messages in this conversation to be delivered.",
         10,
     ),
+    9753: Rule("The target service broker is unreachable.", 10),
     9770: Rule("Locating routes and security information via the Broker Configuration Service.", 10),
     9772: Rule(
         'The Service Broker in database "{0}" cannot be enabled because there is already an enabled Service Broker '
         "with the same ID."
+    ),
+    9779: Rule(
+        "Service Broker received an END CONVERSATION message on this conversation. "
+        "Service Broker will not transmit the message; it will be held until the application ends the conversation.",
+        10,
+    ),
+    9784: Rule(
+        "Service Broker received an error message on this conversation. "
+        "Service Broker will not transmit the message; it will be held until the application ends the conversation.",
+        10,
     ),
     9785: Rule("Invalid address specified: '{0}'.", 10),
     9791: Rule("The broker is disabled in the sender's database.", 10),
@@ -224,9 +266,73 @@ RULES: dict[int, Rule] = {
         "in the local SQL Server instance.",
         10,
     ),
+    11212: Rule(_UNDELIVERABLE + "the conversation endpoint has already been closed."),
+    11213: Rule(_UNDELIVERABLE + "this is not the first message in the conversation."),
+    11217: Rule(
+        _UNDELIVERABLE + "it is out of sequence with respect to the conversation. "
+        "Conversation receive sequence number: {0}, Message sequence number: {1}."
+    ),
+    11218: Rule(_UNDELIVERABLE + "it is a duplicate."),
+    11221: Rule(_UNDELIVERABLE + "there is an inconsistency in the message header: {0}."),
+    11222: Rule(
+        _UNDELIVERABLE + "the TO service name '{0}' in the message does not match the name in the conversation "
+        "endpoint, '{1}'."
+    ),
+    11223: Rule(
+        _UNDELIVERABLE + "the service contract name '{0}' in the message does not match the name in the conversation "
+        "endpoint, '{1}'."
+    ),
+    11224: Rule(
+        _UNDELIVERABLE + "another instance of this service program has already started conversing with this endpoint."
+    ),
+    11230: Rule(_UNDELIVERABLE + "the message could not be decrypted and validated."),
+    11231: Rule(_UNDELIVERABLE + "the conversation endpoint is not secured, however the message is secured."),
+    11232: Rule(_UNDELIVERABLE + "the conversation endpoint is secured, however the message is not secured."),
+    11235: Rule("Received a malformed message: {0}."),
+    11277: Rule(
+        "A corrupted message has been received: "
+        "End of Conversation and Error flags may not be set in the first sequenced message."
+    ),
+    11299: Rule(
+        "A corrupted message has been received: an unsequenced message had a non-zero sequence number.",
+        10,
+    ),
+    15007: Rule("'{0}' is not a valid login or you do not have permission."),
+    15023: Rule("User, group, or role '{0}' already exists in the current database."),
+    15063: Rule("The login already has an account under a different user name."),
+    15081: Rule("Membership of the public role cannot be changed."),
+    15138: Rule("The database principal owns a {0} in the database, and cannot be dropped."),
+    15144: Rule("The role has members. It must be empty before it can be dropped."),
+    15150: Rule("Cannot {0} the {1} '{2}'."),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
-    28021: Rule("One or more messages could not be delivered to the local service targeted by this dialog: {0}."),
+    15247: Rule("User does not have permission to perform this action."),
+    15284: Rule(
+        "The database principal has granted or denied permissions to objects in the database and cannot be dropped."
+    ),
+    15405: Rule("Cannot use the special principal '{0}'.", 11),
+    15413: Rule("Cannot make a role a member of itself.", 11),
+    15517: Rule(
+        'Cannot execute as the database principal because the principal "{0}" does not exist, '
+        "this type of principal cannot be impersonated, or you do not have permission."
+    ),
+    28000: Rule("The session key has an unexpected size: {0} bytes instead of {1}."),
+    28004: Rule("This message could not be delivered because the '{0}' action cannot be performed in the '{1}' state."),
+    28006: Rule(
+        "User does not have permission to {0} the conversation '{1}' in state '{2}'. Only members of the sysadmin "
+        "fixed server role and the db_owner fixed database role have this permission.",
+        14,
+    ),
+    28010: Rule(
+        _UNDELIVERABLE + "it contains an invalid acknowledged message number. "
+        "Highest expected message number: {0}. Acknowledged message number: {1}, fragment number: {2}."
+    ),
     28012: Rule("The Service Broker in the target database is unavailable: '{0}'."),
+    28021: Rule("One or more messages could not be delivered to the local service targeted by this dialog: {0}."),
+    28027: Rule("Connection handshake failed. There is no compatible {0}.", 10),
+    28028: Rule("Connection handshake failed. The connection was closed by the peer.", 10),
+    28029: Rule("Connection handshake failed. Received unexpected event {0} in state {1}.", 10),
+    28032: Rule("Connection handshake failed. The connection lost arbitration to a previously existing one.", 10),
+    28033: Rule("A new connection was established with the same peer. This connection lost the arbitration.", 10),
     33301: Rule(
         "The {0} specified for conversation priority '{1}' is not valid. "
         "The value must be between 1 and {2} characters long."

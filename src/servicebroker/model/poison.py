@@ -64,3 +64,8 @@ class Rollbacks:
             elif outcomes[transaction] == "aborted":
                 reached += self.rolled_back(queues)
         return reached
+
+
+def reason(queue: str) -> str:
+    """What the event says of a queue that was switched off."""
+    return f"The queue '{queue}' was switched off after five rollbacks of transactions that received."

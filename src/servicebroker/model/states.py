@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from servicebroker.model.errors import BrokerError
@@ -35,6 +36,7 @@ class Event(StrEnum):
 
 
 REMOVED = None  # the endpoint is gone
+REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
 
 _OPEN = (State.STARTED_OUTBOUND, State.STARTED_INBOUND, State.CONVERSING)
 
@@ -73,3 +75,10 @@ def after(state: State, event: Event) -> State | None:
         if event in REFUSALS:
             raise BrokerError(REFUSALS[event], state.value) from None
         raise
+
+
+def at(state: State, lifetime: datetime, now: datetime) -> State:
+    """The state at `now`, also when the lifetime has run out and nobody has looked yet."""
+    if lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
+        return State.ERROR
+    return state

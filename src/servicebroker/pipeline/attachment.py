@@ -7,8 +7,11 @@ from typing import Any
 
 import psycopg
 
+from servicebroker.engine.authorization import authorize
+from servicebroker.engine.authorization import queue as this_queue
 from servicebroker.engine.catalog import Catalog, find_queue
 from servicebroker.engine.databases import find_database
+from servicebroker.engine.principals import find_user
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
@@ -17,7 +20,7 @@ from servicebroker.pipeline.instance import OpenInstance
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
-from servicebroker.store.statements import execute, run
+from servicebroker.store.running import execute, run
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Attachment:
 
         Raises:
             InstanceError: the instance cannot be reached, or is not one of servicebroker.
-            BrokerError: 911 no such database, 15151 no such queue.
+            BrokerError: 911 no such database, 15151 no such queue, 229 no permission to receive from it.
         """
         instance = OpenInstance(options.instance)
         try:
@@ -54,6 +57,8 @@ class Attachment:
             _check_schema(connection)
             database_id = run(connection, find_database(options.database))
             queue = run(connection, find_queue(Catalog(), database_id, options.queue))
+            user = run(connection, find_user(database_id))
+            run(connection, authorize(user, "RECEIVE", this_queue(queue.queue_id)))
             initial = _initial(connection, database_id, queue.queue_id)
             execute(connection, frontier.PIN_PLANS)
         except BaseException:

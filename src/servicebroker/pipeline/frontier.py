@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from servicebroker.engine.shared_bodies import READERS_GONE
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.queue import retain_gone
 
 VERSION = 1
 PRIORITIES = range(1, 11)
@@ -169,19 +171,46 @@ def rows(queue_id: int, piece: Slice, partition: int, partitions: int, columns: 
     return _merged(queue_id, columns, f"{_in_slice(piece)} and bucket % {int(partitions)} = {int(partition)}")
 
 
-def delete_rows(queue_id: int, piece: Slice) -> str:
-    """Delete a slice; the rows that come back are the conversation handles that its control messages end.
+def endings(queue_id: int, piece: Slice) -> str:
+    """How many rows a slice has, how many of them have shared bodies, and whom its control messages end, in order.
 
     Parameters: database id, name of the message type that ends a stream.
     """
     return (
-        f"with gone as (delete from servicebroker.queue_{queue_id} "
-        f"where priority = any ('{_every_priority()}') and {_in_slice(piece)} "
-        "returning conversation_handle, message_type_id) "
-        "select distinct conversation_handle from gone where message_type_id in (1, 2) "
-        "or message_type_id = (select message_type_id from servicebroker.message_types "
-        "where database_id = $1 and name = $2) order by conversation_handle"
+        "select count(*), count(*) filter (where is_shared), "
+        "array_agg(distinct conversation_handle order by conversation_handle) filter ("
+        "where message_type_id in (1, 2) or message_type_id = (select message_type_id "
+        "from servicebroker.message_types where database_id = $1 and name = $2)) "
+        f"from servicebroker.queue_{queue_id} where {_scanned(piece)}"
     )
+
+
+def delete_rows(queue_id: int, piece: Slice) -> str:
+    """Delete a slice of rows that have their bodies to themselves."""
+    return f"delete from servicebroker.queue_{queue_id} where {_scanned(piece)}"
+
+
+def take_rows(queue_id: int, piece: Slice, retention: bool) -> str:
+    """Delete a slice of any rows; with `retention` the queue keeps the messages where RECEIVE does not find them."""
+    and_then = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
+    return (
+        f"with gone as (delete from servicebroker.queue_{queue_id} where {_scanned(piece)} returning *){and_then} "
+        "select count(*) from gone"
+    )
+
+
+def has_later(queue_id: int, piece: Slice) -> str:
+    """Whether messages have arrived behind a slice: one probe for each priority."""
+    return " or ".join(
+        f"exists (select from servicebroker.queue_{queue_id} "
+        f"where priority = {priority} and queuing_order > {int(piece.upto)})"
+        for priority in PRIORITIES
+    )
+
+
+def has_others(queue_id: int, piece: Slice) -> str:
+    """Whether the queue has any row outside a slice. Reads it all."""
+    return f"exists (select from servicebroker.queue_{queue_id} where not ({_in_slice(piece)}))"
 
 
 def _merged(queue_id: int, columns: str, where: str, direction: str = "") -> str:
@@ -202,5 +231,6 @@ def _in_slice(piece: Slice) -> str:
     return f"queuing_order > {after} and queuing_order <= {upto} and stamp >= '{lo}'::xid8 and stamp < '{hi}'::xid8"
 
 
-def _every_priority() -> str:
-    return "{" + ",".join(map(str, PRIORITIES)) + "}"
+def _scanned(piece: Slice) -> str:
+    """A slice, with the column that the arrival index begins with."""
+    return f"priority = any ('{{{','.join(map(str, PRIORITIES))}}}') and {_in_slice(piece)}"

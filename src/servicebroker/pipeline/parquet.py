@@ -34,6 +34,7 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Sc
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     groups = _row_groups(batches, schema)
@@ -42,7 +43,8 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Sc
         return []
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"part-{uuid.uuid4()}.parquet"
-    with pq.ParquetWriter(path, schema, write_statistics=_comparable(schema)) as writer:
+    repeating: Any = [field.name for field in schema if pa.types.is_string(field.type)]  # others seldom do
+    with pq.ParquetWriter(path, schema, use_dictionary=repeating, write_statistics=_comparable(schema)) as writer:
         writer.write_table(first, row_group_size=first.num_rows)
         for group in groups:
             writer.write_table(group, row_group_size=group.num_rows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
+from servicebroker.engine.shared_bodies import MESSAGE_BODY
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.frontier import Slice
 from servicebroker.pipeline.instance import OpenInstance
@@ -26,7 +27,8 @@ COLUMNS = (
 # The ids become names in the task: joins would cost the order, and the names the width of the wire.
 _WIRE = (
     "service_id, service_contract_id, message_type_id, conversation_handle::text, conversation_group_id::text, "
-    "message_sequence_number, queuing_order, priority, validation::text, message_body, message_enqueue_time"
+    "message_sequence_number, queuing_order, priority, validation::text, "
+    f"{MESSAGE_BODY} as message_body, message_enqueue_time"
 )
 _LABELS = (
     "select service_id, name from servicebroker.services where database_id = {database_id}",

@@ -1,3 +1,4 @@
+# Made from aio/connection.py by tools/make_sync.py: change that file, then run `make sync`.
 """Connections: one way to open them, one pool per instance."""
 
 from __future__ import annotations
@@ -6,10 +7,9 @@ import re
 from typing import Any
 
 import psycopg
-from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.direct import DirectConnection
+from servicebroker.store.direct import DirectConnection, DirectPool
 
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
 _OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
@@ -38,16 +38,16 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
     return connection
 
 
-def pool(url: str, size: int) -> ConnectionPool[DirectConnection]:
-    """A pool of such connections, opened as they are needed, at most `size`."""
-    return ConnectionPool(
+def pool(url: str, size: int) -> DirectPool:
+    """A pool of such connections, not open yet; they are made as they are needed, at most `size`."""
+    return DirectPool(
         url,
         connection_class=DirectConnection,
         kwargs=_settings("servicebroker"),
         min_size=1,
         max_size=size,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
-        open=True,
+        open=False,
         name="servicebroker",
     )
 

@@ -1,3 +1,4 @@
+# Made from aio/kept.py by tools/make_sync.py: change that file, then run `make sync`.
 """Group locks that a session keeps beyond a savepoint, and how they are given back when the transaction has ended.
 
 The server takes them (`keep_lock`) and says so in the last column of the statement's first row. What is noted here
@@ -69,8 +70,7 @@ def settle(connection: psycopg.Connection[Any]) -> None:
     if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
         release(connection)
         return
-    with connection.cursor(row_factory=tuple_row) as cursor:
-        ((began,),) = cursor.execute("select transaction_timestamp()").fetchall()
+    began = _began(connection)
     if kept.since is None:
         kept.since = began
     elif kept.since != began:
@@ -81,8 +81,16 @@ def note_transaction(connection: psycopg.Connection[Any]) -> None:
     """After a verb on such a connection: remember which transaction the locks belong to."""
     kept = _kept.get(connection)
     if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            ((kept.since,),) = cursor.execute("select transaction_timestamp()").fetchall()
+        kept.since = _began(connection)
+
+
+def _began(connection: psycopg.Connection[Any]) -> datetime:
+    """When the transaction began that is open on the connection."""
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute("select transaction_timestamp()")
+        ((began,),) = cursor.fetchall()
+    at: datetime = began
+    return at
 
 
 def _free(connection: psycopg.Connection[Any], kept: _Kept) -> None:
@@ -90,5 +98,7 @@ def _free(connection: psycopg.Connection[Any], kept: _Kept) -> None:
         if not kept.unsure:
             cursor.execute(_FREE, (locks.GROUP, kept.keys))
             return
-        while any(freed for (freed,) in cursor.execute(_FREE_ALL, (locks.GROUP, locks.GROUP)).fetchall()):
-            pass  # a lock that was taken several times is freed as often
+        freed = True
+        while freed:  # a lock that was taken several times is freed as often
+            cursor.execute(_FREE_ALL, (locks.GROUP, locks.GROUP))
+            freed = any(was for (was,) in cursor.fetchall())

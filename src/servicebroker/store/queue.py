@@ -13,23 +13,52 @@ from servicebroker.model.messages import error_body
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "expire", "receive")
+_FUNCTIONS = ("fire_timers", "expire", "survey", "receive")
 
 
-def queue_objects(queue_id: int, schema: str, view: str) -> list[Statement]:
-    """The statements that make a queue: table, indexes, functions, and the view under its own name."""
+def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
+    """The statements that make a queue: tables, indexes, functions, and the view under its own name."""
     return [
         *(_statement(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
-        *queue_functions(queue_id),
         Statement(f"create schema if not exists {quoted(schema)}", prepared=False),
+        *renewed_objects(queue_id, schema, view, retention),
+    ]
+
+
+def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
+    """The statements that make what can be made again while the queue has messages, as a newer version wants it."""
+    return [
+        *(_statement(part, queue_id) for part in ("retained", "retained_conversation")),
+        *queue_functions(queue_id, retention),
         _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
         *queue_refusals(queue_id, schema, view),
     ]
 
 
-def queue_functions(queue_id: int) -> list[Statement]:
-    """The statements that make, or make anew, the functions of a queue."""
-    return [_statement(part, queue_id) for part in _FUNCTIONS]
+def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
+    """The statements that make, or make anew, the functions of a queue, for RETENTION on or off."""
+    delete, deleted = f"delete from servicebroker.queue_{queue_id} g where", "returning"
+    slots = {
+        "delete": delete,
+        "returning": deleted,
+        "body": _part("take", queue_id),
+        "deleter": "g.xmax",
+        "from_gone": "",
+    }
+    if retention:
+        slots = {
+            "delete": f"with gone as ({delete}",
+            "returning": f"returning g.*, g.xmax as deleter){retain_gone(queue_id)} select",
+            "body": _part("keep", queue_id),
+            "deleter": "g.deleter",
+            "from_gone": "from gone g",
+        }
+    return [_statement(part, queue_id, **slots) for part in _FUNCTIONS]
+
+
+def retain_gone(queue_id: int) -> str:
+    """A further part of a statement whose part `gone` deletes received rows: RETENTION keeps them."""
+    return _part("retain", queue_id)
 
 
 def queue_refusals(queue_id: int, schema: str, view: str) -> list[Statement]:
@@ -52,6 +81,12 @@ def _statement(part: str, queue_id: int, **names: str) -> Statement:
         **names,
     }
     return Statement(re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False)
+
+
+def _part(name: str, queue_id: int) -> str:
+    """A piece of a statement, without its comment."""
+    text = re.sub(r"^--.*\n", "", _template()[name], flags=re.MULTILINE).rstrip()
+    return text.replace("{id}", str(queue_id))
 
 
 @functools.cache

@@ -19,6 +19,7 @@ create table servicebroker.queue_{id} (
     rank smallint not null default 2,  -- received first: 0 DialogTimer, 1 Error
     bucket smallint not null,          -- 0 to 1023, hash of the group: splits a read among workers
     validation "char" not null,
+    is_shared boolean not null default false,  -- message_body is the key of a reader of a shared body
     message_body bytea
 ) with (
     autovacuum_vacuum_scale_factor = 0.02,
@@ -32,6 +33,28 @@ create index queue_{id}_arrival on servicebroker.queue_{id} (priority desc, queu
 -- name: group
 create index queue_{id}_group on servicebroker.queue_{id}
     (priority, conversation_group_id, conversation_handle, rank, queuing_order);
+
+-- name: retained
+-- What RETENTION keeps until the conversation ends: received messages have the status 0, sent ones 3. A table of its
+-- own, which RECEIVE never reads.
+create table if not exists servicebroker.retained_{id} (
+    status smallint not null,
+    priority smallint not null,
+    queuing_order bigint not null default nextval('servicebroker.queue_{id}_order'),
+    conversation_group_id uuid not null,
+    conversation_handle uuid not null,
+    message_sequence_number bigint not null,
+    service_id integer not null,
+    service_contract_id integer not null,
+    message_type_id integer not null,
+    validation "char" not null,
+    message_enqueue_time timestamptz not null default clock_timestamp(),
+    is_shared boolean not null default false,
+    message_body bytea
+);
+
+-- name: retained_conversation
+create index if not exists retained_{id}_conversation on servicebroker.retained_{id} (conversation_handle);
 
 -- name: fire_timers
 -- DialogTimer messages for the timers of this queue that are due. A row that another transaction holds is
@@ -70,6 +93,10 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
     ), unsent as (
         delete from servicebroker.transmission_queue
          where conversation_handle = any (array(select conversation_handle from due))
+        returning is_shared, message_body
+    ), unread as (
+        delete from servicebroker.shared_body_readers
+         where reader = any (array(select message_body from unsent where is_shared))
     ), told as (
         insert into servicebroker.queue_{id}
             (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
@@ -84,163 +111,299 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
     select count(*) from told;
 $$;
 
+-- name: survey
+-- Moves this session's marks of the queue on. A mark, one for each priority, is a number of arrival below which no
+-- message lies or will ever come: RECEIVE searches from there, past what others have consumed and vacuum may not
+-- remove yet. What has been drawn when we look is decided once every transaction has ended that had the table open
+-- for writing after that. A transaction that stays open is no longer waited for after a while: the marks then hold
+-- on the condition that it still is open (RECEIVE asks), and the last ones without condition are kept to go back to.
+-- Not where our own transaction has written: what it deleted would come back with a rollback.
+create or replace function servicebroker.survey_{id}(marks bigint[]) returns bigint[] language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+as $$
+declare
+    last servicebroker.survey := nullif(current_setting('servicebroker.survey_{id}', true), '')::servicebroker.survey;
+    drawn bigint;
+    writers xid8[];
+    open xid8[];
+    decided bigint;
+begin
+    if pg_current_xact_id_if_assigned() is not null or current_setting('transaction_isolation') <> 'read committed'
+       or clock_timestamp() between last.looked_at and last.looked_at + interval '10 ms' then
+        return marks;
+    end if;
+    last.held := coalesce(last.held, '{}');
+    last.patience := coalesce(last.patience, interval '100 ms');
+    last.looked_at := clock_timestamp();
+    select case when is_called then last_value else 0 end into drawn from servicebroker.queue_{id}_order;
+    writers := array(select unnest(servicebroker.writers('servicebroker.queue_{id}')) except select unnest(last.held));
+    open := servicebroker.unfinished(last.writers);
+    if writers = '{}' then
+        decided := drawn;
+    elsif open = '{}' then
+        decided := last.drawn;
+    elsif last.looked_at > last.drawn_at + last.patience then
+        decided := last.drawn;
+        if last.held = '{}' then
+            last.base := marks;
+        end if;
+        last.held := last.held || open;
+        writers := array(select unnest(writers) except select unnest(open));
+    end if;
+    if decided is not null then
+        marks := array(
+            select greatest(marks[p.level], least(decided + 1, (
+                   select m.queuing_order from servicebroker.queue_{id} m
+                    where m.priority = p.level and m.queuing_order >= marks[p.level]
+                    order by m.queuing_order limit 1)))
+              from generate_series(1, 10) as p (level) order by p.level)
+            || (last.held <> '{}')::integer::bigint;
+        perform set_config('servicebroker.marks_{id}', marks::text, false);
+    end if;
+    if decided is not null or last.drawn is null then
+        last.drawn := drawn;
+        last.drawn_at := last.looked_at;
+        last.writers := writers;
+    end if;
+    perform set_config('servicebroker.survey_{id}', last::text, false);
+    return marks;
+end $$;
+
 -- name: receive
 -- RECEIVE. A function and not one statement, because each of its statements needs a snapshot of its own: what
 -- the previous owner of a group has just committed must be seen. Locks the group it takes from until the
 -- transaction ends; without `handle` and `in_group` it skips groups that others have locked, with them it waits.
--- Under a savepoint (a row's xmax is then not the transaction's own id) the client makes the session keep the lock
--- too. With `only_lock` it takes the group and leaves the messages: one row, of which the group counts.
+-- Returns the messages in any order but for the first; they sort by the first three columns. What is the same for
+-- all of them stands in the first row only, since a column costs as much as a tenth of a message. Under a savepoint
+-- (a row's xmax is then not the transaction's own id) the client makes the session keep the lock too. With
+-- `only_lock` it takes the group and leaves the messages: one row, of which the group counts.
 -- Plans are pinned: on a fresh table the statistics would choose to sort a whole group.
 create or replace function servicebroker.receive_{id}(
     top integer, at timestamptz, handle uuid default null, in_group uuid default null, only_lock boolean default false
 ) returns table (
-    priority smallint, queuing_order bigint, conversation_group_id uuid, conversation_handle uuid,
-    message_sequence_number bigint, service_id integer, service_contract_id integer, message_type_id integer,
-    validation "char", message_body bytea, message_enqueue_time timestamptz, transaction_id xid8, under_savepoint boolean
+    descent smallint,                -- minus the priority
+    conversation_handle bytea,
+    place bigint,                    -- rank << 61 | queuing_order
+    message_sequence_number bigint,
+    kind bigint,                     -- service_contract_id << 32 | message_type_id
+    validation "char", message_body bytea, message_enqueue_time timestamptz,
+    conversation_group_id uuid, service_id integer, transaction_id xid8, under_savepoint boolean
 ) language plpgsql
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
-    level smallint;                -- the priority being looked at
-    lower_level smallint;
+    marks bigint[];                  -- by priority; the eleventh is 1 when they hold on a condition
+    level integer;                   -- the priority being looked at
+    lower_level integer;
+    oldest bigint;                   -- the number of arrival of the first message
+    drawn bigint;
     candidates uuid[];
     candidate uuid;
     previous uuid;
     stage integer;
-    taken integer := 0;
-    fresh integer;
+    places tid[];
     enabled boolean;
-    timers_due boolean;
-    lifetimes_due boolean;
+    due boolean;
+    fired boolean := false;
 begin
     if in_group is not null then
         perform pg_advisory_xact_lock({group_lock}, uuid_hash(in_group));
     end if;
-    -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest priority
-    select q.is_receive_enabled, head.priority, head.conversation_group_id,
-           exists (select from servicebroker.conversation_endpoints e
-                    where e.queue_id = {id} and e.dialog_timer <= at),
-           exists (select from servicebroker.conversation_endpoints e
-                    where e.queue_id = {id} and e.lifetime <= at
-                      and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
-      into enabled, level, candidate, timers_due, lifetimes_due
-      from servicebroker.queues q
-      left join lateral (select m.priority, m.conversation_group_id from servicebroker.queue_{id} m
-                          order by m.priority desc, m.queuing_order limit 1) head on true
-     where q.queue_id = {id};
-    -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
-    if top <= 0 or not coalesce(enabled, false) or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
-        return;
-    end if;
-    if timers_due then
-        perform servicebroker.fire_timers_{id}(at);
-    end if;
-    if lifetimes_due then
-        perform servicebroker.expire_{id}(at);
-    end if;
-    if timers_due or lifetimes_due then
-        select m.priority, m.conversation_group_id into level, candidate from servicebroker.queue_{id} m
-         order by m.priority desc, m.queuing_order limit 1;
-    end if;
-
-    if handle is not null then
-        loop  -- the group may change while we wait for its lock
-            select e.conversation_group_id into candidate from servicebroker.conversation_endpoints e
-             where e.conversation_handle = handle and e.queue_id = {id};
-            exit when candidate is null or candidate = previous;
-            perform pg_advisory_xact_lock({group_lock}, uuid_hash(candidate));
-            previous := candidate;
+    marks := coalesce(nullif(current_setting('servicebroker.marks_{id}', true), ''), '{0,0,0,0,0,0,0,0,0,0,0}');
+    loop
+        places := '{}';
+        -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest
+        -- priority
+        select q.is_receive_enabled, s.last_value, head.level, head.queuing_order, head.conversation_group_id,
+               exists (select from servicebroker.conversation_endpoints e
+                        where e.queue_id = {id} and e.dialog_timer <= at)
+            or exists (select from servicebroker.conversation_endpoints e
+                        where e.queue_id = {id} and e.lifetime <= at
+                          and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
+          into enabled, drawn, level, oldest, candidate, due
+          from servicebroker.queues q
+          cross join servicebroker.queue_{id}_order s
+          left join lateral (
+               select p.level, first.* from generate_series(10, 1, -1) as p (level)
+                cross join lateral (select m.queuing_order, m.conversation_group_id from servicebroker.queue_{id} m
+                                     where m.priority = p.level and m.queuing_order >= marks[p.level]
+                                     order by m.queuing_order limit 1) first
+                limit 1) head on true
+         where q.queue_id = {id};
+        -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
+        if top <= 0 or not coalesce(enabled, false) or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
+            return;
+        end if;
+        if due and not fired then
+            perform servicebroker.fire_timers_{id}(at);
+            perform servicebroker.expire_{id}(at);
+            fired := true;
+            continue;
+        end if;
+        -- many numbers between a mark and what there is: they are rows that somebody has consumed
+        due := oldest - marks[level] > 100;
+        for empty_level in coalesce(level, 0) + 1 .. 10 loop
+            due := due or drawn - marks[empty_level] > 100;
         end loop;
-        if candidate is null then return; end if;
-        return query
-            with gone as (
-                delete from servicebroker.queue_{id} q
-                 where q.ctid = any (array(
-                       select m.ctid from servicebroker.queue_{id} m
-                        where m.priority = (select e.priority from servicebroker.conversation_endpoints e
-                                             where e.conversation_handle = handle)
-                          and m.conversation_group_id = candidate and m.conversation_handle = handle
-                        order by m.rank, m.queuing_order limit top))
-                returning q.*, q.xmax as deleter)
-            select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
-                   g.message_sequence_number, g.service_id, g.service_contract_id, g.message_type_id,
-                   g.validation, g.message_body, g.message_enqueue_time,
-                   pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
-              from gone g order by g.rank, g.queuing_order;
-        return;
-    end if;
+        if due then
+            marks := servicebroker.survey_{id}(marks);
+        end if;
 
-    candidates := array[coalesce(in_group, candidate)];
-    while level is not null loop
-        -- stage 1: the oldest message's group; 2: the groups of the oldest 64; 3: every group, one by one
-        stage := 1;
-        previous := '00000000-0000-0000-0000-000000000000';
-        loop
-            foreach candidate in array candidates loop
-                continue when not pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate));
-                if only_lock then
-                    continue when not exists (select from servicebroker.queue_{id} q
-                                               where q.priority = level and q.conversation_group_id = candidate);
-                    return query select null::smallint, null::bigint, candidate, null::uuid, null::bigint, null::integer,
-                        null::integer, null::integer, null::"char", null::bytea, null::timestamptz,
-                        null::xid8, null::boolean;
-                    return;
-                end if;
-                lower_level := level;
-                while lower_level is not null and taken < top loop
-                    return query
-                        with gone as (
-                            delete from servicebroker.queue_{id} q
-                             where q.ctid = any (array(
-                                   select m.ctid from servicebroker.queue_{id} m
-                                    where m.priority = lower_level and m.conversation_group_id = candidate
-                                    order by m.conversation_handle, m.rank, m.queuing_order
-                                    limit top - taken))
-                            returning q.*, q.xmax as deleter)
-                        select g.priority, g.queuing_order, g.conversation_group_id, g.conversation_handle,
-                               g.message_sequence_number, g.service_id, g.service_contract_id,
-                               g.message_type_id, g.validation, g.message_body, g.message_enqueue_time,
-                               pg_current_xact_id(), g.deleter <> pg_current_xact_id()::xid
-                          from gone g order by g.conversation_handle, g.rank, g.queuing_order;
-                    get diagnostics fresh = row_count;
-                    taken := taken + fresh;
-                    exit when taken >= top or (taken = 0 and in_group is null);
-                    lower_level := (select max(q.priority) from servicebroker.queue_{id} q
-                                     where q.priority < lower_level);
+        <<search>>
+        begin
+            if handle is not null then
+                loop  -- the group may change while we wait for its lock
+                    select e.conversation_group_id, e.priority into candidate, level
+                      from servicebroker.conversation_endpoints e
+                     where e.conversation_handle = handle and e.queue_id = {id};
+                    exit when candidate is null or candidate = previous;
+                    perform pg_advisory_xact_lock({group_lock}, uuid_hash(candidate));
+                    previous := candidate;
                 end loop;
-                if taken > 0 then return; end if;
-            end loop;
-            exit when in_group is not null;
-            stage := stage + 1;
-            if stage = 2 then
-                candidates := array(
-                    select w.conversation_group_id
-                      from (select q.conversation_group_id, q.queuing_order from servicebroker.queue_{id} q
-                             where q.priority = level order by q.queuing_order limit 64) w
-                     group by w.conversation_group_id order by min(w.queuing_order));
-            else
-                previous := (select q.conversation_group_id from servicebroker.queue_{id} q
-                              where q.priority = level and q.conversation_group_id > previous
-                              order by q.conversation_group_id limit 1);
-                exit when previous is null;
-                candidates := array[previous];
+                places := array(
+                    select m.ctid from servicebroker.queue_{id} m
+                     where m.priority = level and m.conversation_group_id = candidate
+                       and m.conversation_handle = handle and m.queuing_order >= marks[level]
+                     order by m.rank, m.queuing_order limit top);
+                exit search;
             end if;
-        end loop;
-        exit when in_group is not null;
-        select q.priority, array[q.conversation_group_id] into level, candidates from servicebroker.queue_{id} q
-         where q.priority < level order by q.priority desc, q.queuing_order limit 1;
+            candidates := array[candidate];
+            if in_group is not null then
+                candidates := array[in_group];
+                level := (select p.level from generate_series(10, 1, -1) as p (level)
+                           where exists (select from servicebroker.queue_{id} m
+                                          where m.priority = p.level and m.conversation_group_id = in_group
+                                            and m.queuing_order >= marks[p.level]) limit 1);
+            end if;
+            while level is not null loop
+                -- stage 1: the oldest message's group; 2: the groups of the oldest 64; 3: every group, one by one
+                stage := 1;
+                previous := '00000000-0000-0000-0000-000000000000';
+                loop
+                    foreach candidate in array candidates loop
+                        continue when not pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate));
+                        places := array(
+                            select m.ctid from servicebroker.queue_{id} m
+                             where m.priority = level and m.conversation_group_id = candidate
+                               and m.queuing_order >= marks[level]
+                             order by m.conversation_handle, m.rank, m.queuing_order limit top);
+                        exit search when places <> '{}';
+                    end loop;
+                    exit search when in_group is not null;
+                    stage := stage + 1;
+                    if stage = 2 then
+                        candidates := array(
+                            select w.conversation_group_id
+                              from (select q.conversation_group_id, q.queuing_order from servicebroker.queue_{id} q
+                                     where q.priority = level and q.queuing_order >= marks[level]
+                                     order by q.queuing_order limit 64) w
+                             group by w.conversation_group_id order by min(w.queuing_order));
+                    else
+                        previous := (select q.conversation_group_id from servicebroker.queue_{id} q
+                                      where q.priority = level and q.conversation_group_id > previous
+                                        and q.queuing_order >= marks[level]
+                                      order by q.conversation_group_id limit 1);
+                        exit when previous is null;
+                        candidates := array[previous];
+                    end if;
+                end loop;
+                select p.level, array[first.conversation_group_id] into level, candidates
+                  from generate_series(level - 1, 1, -1) as p (level)
+                 cross join lateral (select m.conversation_group_id from servicebroker.queue_{id} m
+                                      where m.priority = p.level and m.queuing_order >= marks[p.level]
+                                      order by m.queuing_order limit 1) first
+                 limit 1;
+            end loop;
+        end search;
+
+        if handle is null and places <> '{}' and cardinality(places) < top and not only_lock then
+            for lower_level in  -- the group's conversations of lower priorities
+                select p.level from generate_series(level - 1, 1, -1) as p (level)
+                 where exists (select from servicebroker.queue_{id} m
+                                where m.priority = p.level and m.conversation_group_id = candidate
+                                  and m.queuing_order >= marks[p.level])
+            loop
+                places := places || array(
+                    select m.ctid from servicebroker.queue_{id} m
+                     where m.priority = lower_level and m.conversation_group_id = candidate
+                       and m.queuing_order >= marks[lower_level]
+                     order by m.conversation_handle, m.rank, m.queuing_order limit top - cardinality(places));
+                exit when cardinality(places) = top;
+            end loop;
+        end if;
+        -- asked after the snapshots that we have searched with: while the condition holds, nothing was below the marks
+        exit when marks[11] = 0 or servicebroker.marks_hold({id});
+        marks := servicebroker.unconditional_marks({id});
     end loop;
+
+    if places = '{}' then
+        return;
+    end if;
+    if only_lock then
+        return query select null::smallint, null::bytea, null::bigint, null::bigint, null::bigint, null::"char",
+            null::bytea, null::timestamptz, candidate, null::integer, null::xid8, null::boolean;
+        return;
+    end if;
+    return query
+        {delete} g.ctid = places[1]
+        {returning} (-g.priority)::smallint, uuid_send(g.conversation_handle), g.rank::bigint << 61 | g.queuing_order,
+                  g.message_sequence_number, g.service_contract_id::bigint << 32 | g.message_type_id,
+                  g.validation, {body}, g.message_enqueue_time,
+                  g.conversation_group_id, g.service_id, pg_current_xact_id(), {deleter} <> pg_current_xact_id()::xid
+        {from_gone};
+    if not found then  -- its service was dropped under us
+        return;
+    end if;
+    if cardinality(places) > 1 then
+        return query
+            {delete} g.ctid = any (places[2:])
+            {returning} (-g.priority)::smallint, uuid_send(g.conversation_handle),
+                      g.rank::bigint << 61 | g.queuing_order, g.message_sequence_number,
+                      g.service_contract_id::bigint << 32 | g.message_type_id,
+                      g.validation, {body}, g.message_enqueue_time,
+                      null::uuid, null::integer, null::xid8, null::boolean
+            {from_gone};
+    end if;
 end $$;
 
+-- name: take
+-- The body of a received row `g`, which leaves nothing behind.
+case when g.is_shared then servicebroker.take_shared_body(g.message_body) else g.message_body end
+
+-- name: keep
+-- The body of a received row `g` that RETENTION keeps.
+case when g.is_shared then (select b.body from servicebroker.shared_bodies b
+                              join servicebroker.shared_body_readers r using (body_id)
+                             where r.reader = g.message_body)
+     else g.message_body end
+
+-- name: retain
+-- A part of the statement that receives the rows `gone`, with RETENTION on.
+, retained as (
+    insert into servicebroker.retained_{id}
+    select 0, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle, q.message_sequence_number,
+           q.service_id, q.service_contract_id, q.message_type_id, q.validation, q.message_enqueue_time, q.is_shared,
+           q.message_body
+      from gone q)
+
 -- name: view
-create view {schema}.{view} with (security_invoker = true) as
-select 1::smallint as status, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle,
+create or replace view {schema}.{view} with (security_invoker = true) as
+select q.status, q.priority, q.queuing_order, q.conversation_group_id, q.conversation_handle,
        q.message_sequence_number, s.name as service_name, q.service_id, c.name as service_contract_name,
        q.service_contract_id, t.name as message_type_name, q.message_type_id, q.validation::text as validation,
-       q.message_body, q.message_enqueue_time
-  from servicebroker.queue_{id} q
+       case when q.is_shared then (select b.body from servicebroker.shared_bodies b
+                                     join servicebroker.shared_body_readers r using (body_id)
+                                    where r.reader = q.message_body)
+            else q.message_body end as message_body,
+       q.message_enqueue_time
+  from (select 1::smallint as status, priority, queuing_order, conversation_group_id, conversation_handle,
+               message_sequence_number, service_id, service_contract_id, message_type_id, validation,
+               message_enqueue_time, is_shared, message_body
+          from servicebroker.queue_{id}
+         union all
+        select * from servicebroker.retained_{id}) q
   join servicebroker.services s on s.service_id = q.service_id
   left join servicebroker.service_contracts c
     on c.database_id = s.database_id and c.service_contract_id = q.service_contract_id

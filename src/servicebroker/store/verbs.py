@@ -9,8 +9,8 @@ from importlib import resources
 from psycopg import sql
 
 from servicebroker.model import names
+from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY
 from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES
-from servicebroker.model.limits import DEFAULT_LEVEL, MAXIMUM_BODY
 from servicebroker.store import locks
 
 DELIVERY_CHANNEL = "servicebroker_delivery"  # a notification: something was sent that is to be delivered

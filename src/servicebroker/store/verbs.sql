@@ -97,6 +97,7 @@ returns bigint language plpgsql security definer set search_path = pg_catalog, p
 declare
     sender record;
     usage record;
+    own record;
     number bigint;
 begin
     if handle is null then perform servicebroker.refuse(8418); end if;
@@ -114,7 +115,7 @@ begin
     if sender.state not in ('SO', 'CO') then perform servicebroker.refuse(8429, sender.state); end if;
     if sender.lifetime <= clock_timestamp() then perform servicebroker.refuse(8429, 'ER'); end if;
 
-    select t.message_type_id, u.is_sent_by_initiator, u.is_sent_by_target into usage
+    select t.message_type_id, t.validation, u.is_sent_by_initiator, u.is_sent_by_target into usage
       from servicebroker.message_types t
       left join servicebroker.service_contract_message_usages u
         on u.database_id = t.database_id and u.message_type_id = t.message_type_id
@@ -124,6 +125,19 @@ begin
     if usage.is_sent_by_initiator is null then perform servicebroker.refuse(8431, message_type); end if;
     if sender.is_initiator and not usage.is_sent_by_initiator then perform servicebroker.refuse(8432, message_type); end if;
     if not sender.is_initiator and not usage.is_sent_by_target then perform servicebroker.refuse(8434, message_type); end if;
+
+    -- RETENTION: the own queue keeps a copy (engine/retention.py)
+    select q.name, q.is_retention_enabled, q.is_enqueue_enabled into own
+      from servicebroker.queues q where q.queue_id = sender.queue_id;
+    if own.is_retention_enabled and not own.is_enqueue_enabled then perform servicebroker.refuse(9618, own.name); end if;
+    if own.is_retention_enabled then
+        execute format(
+            'insert into servicebroker.retained_%s (status, priority, conversation_group_id, conversation_handle, '
+            'message_sequence_number, service_id, service_contract_id, message_type_id, validation, is_shared, '
+            'message_body) values (3, $1, $2, $3, $4, $5, $6, $7, $8, false, $9)', sender.queue_id)
+        using sender.priority, sender.conversation_group_id, handle, sender.send_sequence, sender.service_id,
+              sender.service_contract_id, usage.message_type_id, usage.validation, nullif(body, '');
+    end if;
 
     if sender.peer_state in ('DO', 'CD') then  -- it has ended and cannot say so yet: counted and dropped
         update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1

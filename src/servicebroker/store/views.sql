@@ -27,7 +27,7 @@ select d.name,
 create or replace view sys.service_message_types with (security_invoker = true) as
 select t.name,
        t.message_type_id,
-       1 as principal_id,  -- dbo
+       t.owner_id as principal_id,
        t.validation::text as validation,
        case t.validation when 'N' then 'NONE' when 'X' then 'XML' when 'E' then 'EMPTY' end as validation_desc,
        t.xml_collection_id,
@@ -58,7 +58,7 @@ select c.xml_collection_id,
 create or replace view sys.service_contracts with (security_invoker = true) as
 select c.name,
        c.service_contract_id,
-       1 as principal_id,
+       c.owner_id as principal_id,
        shown.broker_database
   from servicebroker.service_contracts c
   join servicebroker.shown_databases shown using (database_id);
@@ -75,7 +75,7 @@ select u.service_contract_id,
 create or replace view sys.service_queues with (security_invoker = true) as
 select q.name,
        q.queue_id as object_id,
-       null::integer as principal_id,              -- no owner but its schema's
+       nullif(q.owner_id, 1) as principal_id,      -- null: dbo, as owner of the schema
        space.oid::integer as schema_id,            -- of the PostgreSQL schema where the queue can be read
        0 as parent_object_id,
        'SQ'::text as type,
@@ -91,7 +91,7 @@ select q.name,
        q.is_activation_enabled::integer::smallint as is_activation_enabled,
        q.is_receive_enabled::integer::smallint as is_receive_enabled,
        q.is_enqueue_enabled::integer::smallint as is_enqueue_enabled,
-       0::smallint as is_retention_enabled,
+       q.is_retention_enabled::integer::smallint as is_retention_enabled,
        q.is_poison_message_handling_enabled::integer::smallint as is_poison_message_handling_enabled,
        shown.broker_database
   from servicebroker.queues q
@@ -101,7 +101,7 @@ select q.name,
 create or replace view sys.services with (security_invoker = true) as
 select s.name,
        s.service_id,
-       1 as principal_id,
+       s.owner_id as principal_id,
        s.queue_id as service_queue_id,
        shown.broker_database
   from servicebroker.services s
@@ -135,7 +135,7 @@ select p.priority_id,
 create or replace view sys.routes with (security_invoker = true) as
 select r.name,
        r.route_id,
-       1 as principal_id,
+       r.owner_id as principal_id,
        r.remote_service_name,
        r.broker_instance,
        r.lifetime,
@@ -218,7 +218,10 @@ select t.conversation_handle,
        t.message_type_name,
        t.is_conversation_error::integer::smallint as is_conversation_error,
        t.is_end_of_dialog::integer::smallint as is_end_of_dialog,
-       t.message_body,
+       case when t.is_shared then (select b.body from servicebroker.shared_bodies b
+                                     join servicebroker.shared_body_readers r using (body_id)
+                                    where r.reader = t.message_body)
+            else t.message_body end as message_body,
        t.transmission_status,
        e.priority,
        shown.broker_database
@@ -228,3 +231,52 @@ select t.conversation_handle,
   left join servicebroker.services s using (service_id)
   left join servicebroker.service_contracts c
     on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id;
+
+create or replace view sys.database_principals with (security_invoker = true) as
+select p.name,
+       p.principal_id,
+       case when p.is_role then 'R' else 'S' end as type,
+       case when p.is_role then 'DATABASE_ROLE' else 'SQL_USER' end as type_desc,
+       case when not p.is_role then 'dbo' end as default_schema_name,
+       p.create_date,
+       p.create_date as modify_date,
+       case when p.is_role then 1 end as owning_principal_id,
+       (p.principal_id between 16384 and 16399)::integer::smallint as is_fixed_role,
+       p.postgres_role,
+       shown.broker_database
+  from servicebroker.principals p
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.database_role_members with (security_invoker = true) as
+select m.role_id as role_principal_id,
+       m.member_id as member_principal_id,
+       shown.broker_database
+  from servicebroker.role_members m
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.database_permissions with (security_invoker = true) as
+select p.class,
+       case p.class when 0 then 'DATABASE' when 1 then 'OBJECT_OR_COLUMN' when 15 then 'MESSAGE_TYPE'
+                    when 16 then 'SERVICE_CONTRACT' when 17 then 'SERVICE' when 19 then 'ROUTE' end as class_desc,
+       p.major_id,
+       0 as minor_id,
+       p.grantee_id as grantee_principal_id,
+       p.grantor_id as grantor_principal_id,
+       case p.permission
+            when 'ALTER' then 'AL' when 'CONTROL' then 'CL' when 'CONNECT' then 'CO' when 'RECEIVE' then 'RC'
+            when 'REFERENCES' then 'RF' when 'SEND' then 'SN' when 'TAKE OWNERSHIP' then 'TO'
+            when 'VIEW DEFINITION' then 'VW'
+            when 'ALTER ANY CONTRACT' then 'ALSC' when 'ALTER ANY MESSAGE TYPE' then 'ALMT'
+            when 'ALTER ANY ROLE' then 'ALRL' when 'ALTER ANY ROUTE' then 'ALRT'
+            when 'ALTER ANY SCHEMA' then 'ALSM'
+            when 'ALTER ANY SERVICE' then 'ALSV' when 'ALTER ANY USER' then 'ALUS'
+            when 'CREATE CONTRACT' then 'CRSC' when 'CREATE MESSAGE TYPE' then 'CRMT'
+            when 'CREATE QUEUE' then 'CRQU' when 'CREATE ROLE' then 'CRRL' when 'CREATE ROUTE' then 'CRRT'
+            when 'CREATE SERVICE' then 'CRSV'
+       end as type,
+       p.permission as permission_name,
+       p.state::text as state,
+       case p.state when 'G' then 'GRANT' when 'W' then 'GRANT_WITH_GRANT_OPTION' when 'D' then 'DENY' end as state_desc,
+       shown.broker_database
+  from servicebroker.permissions p
+  join servicebroker.shown_databases shown using (database_id);

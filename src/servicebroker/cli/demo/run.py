@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from servicebroker.api.instance import open_instance
+from servicebroker.api.open import open_instance
 from servicebroker.cli.demo import shipper as names
 from servicebroker.cli.demo.shipper import Shipper, set_up
 from servicebroker.cli.demo.source import default_source, open_source

@@ -7,7 +7,8 @@ create table servicebroker.routes (
     broker_instance text,
     lifetime timestamptz,  -- the instant of expiry
     address text not null,
-    mirror_address text
+    mirror_address text,
+    owner_id integer not null default 1  -- dbo
 );
 create unique index routes_name on servicebroker.routes (database_id, lower(name));
 

@@ -15,8 +15,8 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
-from servicebroker.store.queue import queue_functions, queue_refusals
-from servicebroker.store.statements import execute
+from servicebroker.store.queue import renewed_objects
+from servicebroker.store.running import execute
 from servicebroker.store.verbs import verbs
 
 
@@ -89,8 +89,11 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
 
 def _make_anew(connection: psycopg.Connection[object]) -> None:
     connection.execute(sql.SQL(verbs()))
-    for queue in execute(connection, "select queue_id, postgres_schema, postgres_name from servicebroker.queues"):
-        for statement in (*queue_functions(queue[0]), *queue_refusals(*queue)):
+    queues = execute(
+        connection, "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues"
+    )
+    for queue in queues:
+        for statement in renewed_objects(*queue):
             execute(connection, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
 

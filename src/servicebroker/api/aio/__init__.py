@@ -1,0 +1,1 @@
+"""The asyncio face. The files beside this folder are made from it (tools/make_sync.py)."""

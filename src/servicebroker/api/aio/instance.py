@@ -1,0 +1,223 @@
+"""An instance: one PostgreSQL database with the schema of servicebroker, embedded in a folder or by URL."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from psycopg_pool import PoolClosed, PoolTimeout
+
+from servicebroker.api.aio.database import AsyncDatabase
+from servicebroker.api.aio.doorbell import Doorbell
+from servicebroker.api.aio.poison import PoisonDetector
+from servicebroker.api.aio.transaction import release_kept
+from servicebroker.api.aio.upkeep import Upkeep
+from servicebroker.api.preparation import prepare
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.check import Report, check
+from servicebroker.engine.databases import ensure_database, find_database
+from servicebroker.engine.principals import find_user
+from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
+from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.events import Events
+from servicebroker.model.permissions import User
+from servicebroker.store.aio.concurrency import Lock, finish, in_thread
+from servicebroker.store.aio.connection import connect, is_url, pool
+from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
+from servicebroker.store.aio.running import run, run_alone
+from servicebroker.store.embedded import EmbeddedServer
+
+Clock = Callable[[], datetime]
+
+UPKEEP = 30.0  # seconds between two looks of the background for what is due
+PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
+
+
+def utc_now() -> datetime:
+    """The clock of everyday use."""
+    return datetime.now(UTC)
+
+
+class AsyncInstance:
+    """An instance; open it with a `with` block or `open`, and close it.
+
+    Attributes:
+        url: where its PostgreSQL is reached, for any libpq client of the same user.
+        clock: gives every rule its time.
+        events: what happened in this process that an administrator wants to know.
+        maximum_body: how many bytes the body of a message may have that is sent here.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        clock: Clock = utc_now,
+        connections: int = 20,
+        upkeep: float | None = UPKEEP,
+        maximum_body: int = MAXIMUM_BODY,
+    ) -> None:
+        self.clock = clock
+        self.maximum_body = checked_maximum(maximum_body)
+        self.catalog = Catalog()
+        self._catalogs: dict[User, Catalog] = {}
+        self.events = Events()
+        self.poison = PoisonDetector(self.connection, clock, self.events)
+        self.url = os.fspath(target)
+        self._connections = connections
+        self._interval = upkeep
+        self._looking, self._looked = Lock(), -math.inf
+        self._lent = 0  # connections so far: as long as the number rises, who waits has a turn coming
+        self._server: EmbeddedServer | None = None
+        self._pool: AsyncDirectPool | None = None
+        self._upkeep: Upkeep | None = None
+
+    async def open(self) -> Self:
+        """Open it, unless it is open.
+
+        Raises:
+            InstanceError: it cannot be made, reached or used; the message says why.
+        """
+        if self._pool is not None:
+            return self
+        if not is_url(self.url):
+            self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
+            self.url = self._server.url
+        try:
+            await in_thread(prepare, self.url)
+            self.doorbell = Doorbell(self.url)
+            self._pool = pool(self.url, self._connections)
+            await self._pool.open()
+            if self._interval:
+                self._upkeep = Upkeep(self.url, self.clock, self._interval)
+        except BaseException:
+            await finish(self.close())
+            raise
+        return self
+
+    async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
+        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+
+        `user` is the principal to work as. Without it, it is the one that the connection's PostgreSQL role is mapped
+        to (`Database.create_user`), else dbo for a role with the rights of the schema's owner, else guest.
+
+        Raises:
+            BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
+                this role may not act as.
+        """
+        find = ensure_database if create else find_database
+        async with self.connection() as connection:
+            database_id = await run_alone(connection, find(name))
+            return AsyncDatabase(self, name, await run_alone(connection, find_user(database_id, user)))
+
+    def catalog_of(self, user: User) -> Catalog:
+        """What this process remembers of the catalog for a principal."""
+        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
+
+    async def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
+        """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
+
+        Peers in other databases are not told; their next SEND gets them the Error -8462. Tables of your own in the
+        PostgreSQL schemas of the database stay. `rollback_after`: seconds after which the sessions of transactions that
+        use it are ended; 0 at once, None is refused while there are any.
+
+        Raises:
+            BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 15151 no permission, 402.
+        """
+        database = await self.database(name)
+        await database._drop(rollback_after)
+
+    async def status(self) -> tuple[list[QueueStatus], Waiting]:
+        """Every queue with its services, depth and oldest message; and what waits for delivery."""
+        async with self.connection() as connection:
+            return await run(connection, queue_statuses()), await run(connection, transmission_status())
+
+    async def check(self) -> Report:
+        """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
+        async with self.connection() as connection:
+            return await run(connection, check(self.clock()))
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
+        """A connection of the pool, in autocommit mode, for the length of a `with` block."""
+        return self._borrowed()
+
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
+        if self._upkeep is not None:
+            self._upkeep.took(queue_id, messages)
+
+    async def close(self) -> None:
+        """Leave the instance; an embedded server stops with its last user."""
+        if self._upkeep is not None:
+            await self._upkeep.close()
+        if self._pool is not None:
+            await self.doorbell.close()
+            await self._pool.close()
+        if self._server is not None:
+            await in_thread(self._server.close)
+
+    @contextlib.asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:
+        if self._pool is None:
+            raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
+        try:
+            connection = await self._get(self._pool)
+            self._lent += 1
+        except PoolClosed:
+            raise InstanceError("The instance is closed: open it again.") from None
+        except PoolTimeout:
+            raise InstanceError(
+                f"No connection to PostgreSQL could be had in {PATIENCE} s: all {self._pool.max_size} connections of "
+                "this instance are in use."
+            ) from None
+        try:
+            yield connection
+        finally:
+            await finish(self._put(self._pool, connection))
+
+    async def _get(self, connections: AsyncDirectPool) -> AsyncDirectConnection:
+        try:
+            return await connections.getconn(timeout=FIRST_PATIENCE)
+        except PoolTimeout:
+            await self._look()
+        while True:
+            lent = self._lent
+            try:
+                return await connections.getconn(timeout=PATIENCE - FIRST_PATIENCE)
+            except PoolTimeout:
+                if self._lent == lent:
+                    raise
+
+    async def _look(self) -> None:
+        """Find out whether the server is down; one of those who wait for a connection does it for all."""
+        async with self._looking:
+            if time.monotonic() - self._looked > FIRST_PATIENCE:
+                await (await connect(self.url)).close()
+                self._looked = time.monotonic()
+
+    async def _put(self, connections: AsyncDirectPool, connection: AsyncDirectConnection) -> None:
+        await release_kept(connection)
+        lost = connection.closed
+        await connections.putconn(connection)
+        if lost:  # the server has gone, or will have lost the others too
+            await connections.check()
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self.open().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await finish(self.close())

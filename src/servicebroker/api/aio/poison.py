@@ -1,0 +1,89 @@
+"""Who counts rollbacks: one for each open instance, outside of every transaction, since a ROLLBACK undoes a count."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from servicebroker.engine.poison import disable_queue, outcomes
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.model.poison import Rollbacks, reason
+from servicebroker.store.aio.running import run
+
+_LOG = logging.getLogger("servicebroker")
+
+Connections = Callable[[], AbstractAsyncContextManager[psycopg.AsyncConnection[Any]]]
+
+
+class PoisonDetector:
+    """Switches a queue off after five rollbacks in a row. `connections` lends one that no transaction is open on."""
+
+    def __init__(self, connections: Connections, clock: Callable[[], datetime], events: Events) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._events = events
+        self._rollbacks = Rollbacks()
+        self._lock = threading.Lock()
+
+    def received(self, transaction: int, queues: Iterable[int]) -> None:
+        """A transaction that somebody else ends has taken messages from these queues."""
+        with self._lock:
+            self._rollbacks.received(transaction, queues)
+
+    def committed(self, queues: Iterable[int]) -> None:
+        """A transaction that took messages was committed."""
+        with self._lock:
+            self._rollbacks.committed(queues)
+
+    async def rolled_back(self, connection: psycopg.AsyncConnection[Any], queues: Iterable[int]) -> None:
+        """A transaction that took messages was rolled back; `connection` is free now."""
+        with self._lock:
+            reached = self._rollbacks.rolled_back(queues)
+        for queue_id in reached:
+            if connection.closed:
+                with contextlib.suppress(InstanceError):
+                    async with self._connections() as other:
+                        await self._disable(other, queue_id)
+            else:
+                await self._disable(connection, queue_id)
+
+    async def look(self, queue_id: int) -> None:
+        """Before a RECEIVE: ask how transactions have ended, when that may have switched the queue off."""
+        with self._lock:
+            due = self._rollbacks.is_due(queue_id)
+        if due:
+            with contextlib.suppress(InstanceError):
+                async with self._connections() as connection:
+                    await self.judge(connection)
+
+    async def judge(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Ask how the transactions have ended that are not known of."""
+        with self._lock:
+            pending = self._rollbacks.pending()
+        try:
+            found = await run(connection, outcomes(pending)) if pending else {}
+        except psycopg.Error as problem:
+            _LOG.debug("poison detection: %s", problem)
+            return
+        with self._lock:
+            reached = self._rollbacks.ended(found)
+        for queue_id in reached:
+            await self._disable(connection, queue_id)
+
+    async def _disable(self, connection: psycopg.AsyncConnection[Any], queue_id: int) -> None:
+        try:
+            disabled = await run(connection, disable_queue(queue_id))
+        except psycopg.Error as problem:
+            _LOG.error("%s (%s)", BrokerError(8405, "of the queue", queue_id, problem.sqlstate, 1), problem)
+            return
+        if disabled:
+            text = reason(disabled.name)
+            self._events.record(QUEUE_DISABLED, self._clock(), disabled.database_id, queue_id, text)

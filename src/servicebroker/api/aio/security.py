@@ -1,0 +1,182 @@
+"""Principals, owners and permissions of a broker database as methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from servicebroker.engine import authorization, grants, principals
+from servicebroker.engine.grants import Target
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind, User
+from servicebroker.store.statements import Steps
+
+T = TypeVar("T")
+
+
+class AsyncSecurity(ABC):
+    """CREATE and DROP of users and roles; GRANT, DENY, REVOKE; ALTER AUTHORIZATION.
+
+    The object of a permission is named by one of the keywords `service`, `queue`, `contract`, `message_type`
+    and `route`; without any it is the database.
+    """
+
+    user: User
+
+    @abstractmethod
+    async def _alone(self, steps: Steps[T]) -> T:
+        """Run the steps of DDL; they see for themselves whether the user may."""
+
+    async def create_user(self, name: str, postgres_role: str | None = None) -> None:
+        """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
+
+        Who opens the instance as `postgres_role` is this user by default.
+
+        Raises:
+            BrokerError: 15023 name taken, 15007 no such PostgreSQL role, 15063 the role has a user already, 15247.
+        """
+        await self._alone(principals.create_user(self.user, name, postgres_role))
+
+    async def drop_user(self, name: str) -> None:
+        """DROP USER. What somebody does as the user from now on is refused with 15517.
+
+        Raises:
+            BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something.
+        """
+        await self._alone(principals.drop_user(self.user, name))
+
+    async def create_role(self, name: str) -> None:
+        """CREATE ROLE: its members have what it is granted, and are denied what it is denied.
+
+        Raises:
+            BrokerError: 15023 name taken, 15247.
+        """
+        await self._alone(principals.create_role(self.user, name))
+
+    async def drop_role(self, name: str) -> None:
+        """DROP ROLE.
+
+        Raises:
+            BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
+        """
+        await self._alone(principals.drop_role(self.user, name))
+
+    async def add_role_member(self, role: str, member: str) -> None:
+        """ALTER ROLE role ADD MEMBER member, a user or a role.
+
+        Raises:
+            BrokerError: 15151, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
+        """
+        await self._alone(principals.add_member(self.user, role, member))
+
+    async def drop_role_member(self, role: str, member: str) -> None:
+        """ALTER ROLE role DROP MEMBER member.
+
+        Raises:
+            BrokerError: 15151, 15081 public.
+        """
+        await self._alone(principals.drop_member(self.user, role, member))
+
+    async def grant(
+        self,
+        permission: str,
+        principal: str,
+        *,
+        service: str | None = None,
+        queue: str | None = None,
+        contract: str | None = None,
+        message_type: str | None = None,
+        route: str | None = None,
+        with_grant_option: bool = False,
+    ) -> None:
+        """GRANT permission ON object TO principal; it takes back a DENY.
+
+        Raises:
+            BrokerError: 4606 no such permission on such an object, 4613, 4617, 4624, 9663, 15151.
+        """
+        target = _target(service, queue, contract, message_type, route)
+        await self._alone(grants.grant(self.user, permission, principal, target, with_grant_option=with_grant_option))
+
+    async def deny(
+        self,
+        permission: str,
+        principal: str,
+        *,
+        service: str | None = None,
+        queue: str | None = None,
+        contract: str | None = None,
+        message_type: str | None = None,
+        route: str | None = None,
+        cascade: bool = False,
+    ) -> None:
+        """DENY permission ON object TO principal: counts more than any GRANT, to it or to a role that it is in.
+
+        With `cascade` also to all to whom the principal has granted the permission.
+
+        Raises:
+            BrokerError: as `grant`, and 4611 the principal may grant it and `cascade` is not set.
+        """
+        target = _target(service, queue, contract, message_type, route)
+        await self._alone(grants.deny(self.user, permission, principal, target, cascade=cascade))
+
+    async def revoke(
+        self,
+        permission: str,
+        principal: str,
+        *,
+        service: str | None = None,
+        queue: str | None = None,
+        contract: str | None = None,
+        message_type: str | None = None,
+        route: str | None = None,
+        cascade: bool = False,
+        grant_option_for: bool = False,
+    ) -> None:
+        """REVOKE [GRANT OPTION FOR] permission ON object FROM principal, granted or denied; nothing there is no error.
+
+        With `cascade` also from all to whom the principal has granted the permission.
+
+        Raises:
+            BrokerError: as `deny`.
+        """
+        target = _target(service, queue, contract, message_type, route)
+        await self._alone(
+            grants.revoke(self.user, permission, principal, target, cascade=cascade, grant_option_for=grant_option_for)
+        )
+
+    async def alter_authorization(
+        self,
+        owner: str,
+        *,
+        service: str | None = None,
+        queue: str | None = None,
+        contract: str | None = None,
+        message_type: str | None = None,
+        route: str | None = None,
+    ) -> None:
+        """ALTER AUTHORIZATION ON object TO owner. All permissions on the object are dropped.
+
+        Raises:
+            BrokerError: 15151 unknown names or no right, 9663 built-in, 15405 public or guest, 402 no object given.
+        """
+        target = _target(service, queue, contract, message_type, route)
+        await self._alone(grants.alter_authorization(self.user, target, owner))
+
+
+def _target(
+    service: str | None, queue: str | None, contract: str | None, message_type: str | None, route: str | None
+) -> Target:
+    targets = [
+        Target(kind, name, lookup)
+        for kind, name, lookup in (
+            (Kind.SERVICE, service, authorization.service(service)),
+            (Kind.QUEUE, queue, authorization.queue(queue)),
+            (Kind.CONTRACT, contract, authorization.contracts([contract])),
+            (Kind.MESSAGE_TYPE, message_type, authorization.message_types([message_type])),
+            (Kind.ROUTE, route, authorization.route(route)),
+        )
+        if name is not None
+    ]
+    if len(targets) > 1:
+        raise BrokerError(402, "the object", "more than one", "one of service, queue, contract, message_type and route")
+    return targets[0] if targets else Target(Kind.DATABASE, "")

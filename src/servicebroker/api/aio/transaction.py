@@ -1,0 +1,216 @@
+"""Transactions: the application's own tables and its messages, committed together."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from servicebroker.api.aio.verbs import AsyncVerbs
+from servicebroker.engine.databases import in_broker
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.store.aio import kept
+from servicebroker.store.aio.concurrency import finish
+from servicebroker.store.aio.connection import one_line
+from servicebroker.store.aio.direct import AsyncDirectConnection, run_command
+from servicebroker.store.aio.running import run, run_alone
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.database import AsyncDatabase
+
+T = TypeVar("T")
+
+
+class AsyncJoinedTransaction(AsyncVerbs):
+    """The verbs on a connection whose transaction somebody else begins and ends.
+
+    On a connection in autocommit mode with no transaction open, each verb is a transaction of its own.
+    """
+
+    def __init__(self, database: AsyncDatabase, connection: psycopg.AsyncConnection[Any]) -> None:
+        self.database = database
+        self.connection = connection
+
+    async def _do(self, steps: Steps[T]) -> T:
+        async with translated():
+            await kept.settle(self.connection)
+            steps = in_broker(self.database.database_id, steps)
+            if self.connection.autocommit and _is_idle(self.connection):
+                return await run_alone(self.connection, steps)
+            result = await run(self.connection, steps)
+            await kept.note_transaction(self.connection)
+            return result
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """A savepoint: rolled back when the block raises, and the exception goes on; the transaction lives.
+
+        Messages that the block received are in the queue again then, and their groups stay locked until the
+        transaction ends. `SAVEPOINT` and `connection.transaction()` on the connection do the same.
+
+        Raises:
+            InstanceError: no transaction is open on the connection.
+        """
+        if _is_idle(self.connection):
+            raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
+        async with self.connection.transaction():
+            yield
+
+    async def release_locks(self) -> None:
+        """Give back group locks that a transaction with savepoints has left, after you have ended it.
+
+        The next verb on the connection does that too; until then, nobody else reads those groups.
+
+        Raises:
+            InstanceError: the transaction is still open.
+        """
+        if not _is_idle(self.connection):
+            raise InstanceError("The transaction is still open: its group locks live until it ends.")
+        async with translated():
+            await kept.release(self.connection)
+            if not self.connection.autocommit:
+                await self.connection.rollback()
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        poison = self.database.instance.poison
+        if self.connection.autocommit and _is_idle(self.connection):
+            poison.committed([queue_id])
+        else:
+            poison.received(transaction, [queue_id])
+
+    def _may_repeat(self) -> bool:
+        return _is_idle(self.connection)
+
+
+class AsyncTransaction(AsyncJoinedTransaction):
+    """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""
+
+    connection: AsyncDirectConnection
+
+    async def __aenter__(self) -> Self:
+        self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
+        await run_command(self.connection, b"begin")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended = True  # the connection serves somebody else from now on
+        known = not _is_idle(self.connection)  # else it was ended on the connection, by whatever
+        committed = False
+        try:
+            if kind is None:
+                await _commit(self.connection)
+                committed = True
+        except psycopg.errors.InFailedSqlTransaction:
+            raise
+        except BaseException:
+            known = False
+            raise
+        finally:
+            await finish(self._clean_up(committed=committed, known=known))
+
+    async def _clean_up(self, *, committed: bool, known: bool) -> None:
+        if not _is_idle(self.connection):
+            with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+                await self.connection.rollback()
+        await release_kept(self.connection)
+        if self._taken:
+            await self._count(committed=committed, known=known)
+
+    async def _count(self, *, committed: bool, known: bool) -> None:
+        """Tell the poison detection how a transaction that received has ended."""
+        poison, connection = self.database.instance.poison, self.connection
+        queues = {queue_id for _, queue_id in self._taken}
+        known = known and len({transaction for transaction, _ in self._taken}) == 1
+        if known and committed:
+            poison.committed(queues)
+        elif known and not connection.closed:
+            await poison.rolled_back(connection, queues)
+        else:
+            for transaction, queue_id in self._taken:
+                poison.received(transaction, [queue_id])
+            if not connection.closed:
+                await poison.judge(connection)
+
+    def _received(self, queue_id: int, transaction: int) -> None:
+        self._taken.add((transaction, queue_id))
+
+    _ended = False
+
+    async def _do(self, steps: Steps[T]) -> T:
+        self._check_open()
+        if _is_idle(self.connection):
+            raise InstanceError(
+                "The transaction was committed or rolled back on its connection: leave the block to end it, and "
+                "begin another one."
+            )
+        async with translated():
+            return await run(self.connection, in_broker(self.database.database_id, steps))
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+async def release_kept(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Give back the group locks that an ended transaction has left on a connection of ours, or the connection."""
+    if not kept.is_kept(connection):
+        return
+    try:
+        await connection.rollback()  # a transaction that was left open
+        await kept.release(connection)
+    except psycopg.Error:
+        await connection.close()
+
+
+def _is_idle(connection: psycopg.AsyncConnection[Any]) -> bool:
+    return connection.info.transaction_status == TransactionStatus.IDLE
+
+
+async def _commit(connection: AsyncDirectConnection) -> None:
+    if connection.info.transaction_status == TransactionStatus.INERROR:
+        await connection.rollback()
+        raise psycopg.errors.InFailedSqlTransaction
+    try:
+        await run_command(connection, b"commit")
+    except psycopg.OperationalError as problem:
+        if connection.closed:
+            raise InstanceError(
+                f"The connection was lost during COMMIT ({one_line(problem)}): look whether it was done before you "
+                "begin the transaction again."
+            ) from problem
+        raise
+
+
+@asynccontextmanager
+async def translated() -> AsyncIterator[None]:
+    """A deadlock, a lost connection and an aborted transaction in our own words; other errors as they are."""
+    try:
+        yield
+    except psycopg.errors.DeadlockDetected as deadlock:
+        raise BrokerError(1205, _victim(deadlock), "lock") from deadlock
+    except psycopg.errors.InFailedSqlTransaction:
+        raise InstanceError(
+            "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again."
+        ) from None
+    except psycopg.OperationalError as problem:
+        if problem.sqlstate and not problem.sqlstate.startswith(("08", "57P")):
+            raise  # a timeout, a full disk: the connection lives
+        raise InstanceError(
+            f"PostgreSQL went away or refused ({one_line(problem)}): what was not committed is undone; "
+            "begin the transaction again."
+        ) from problem
+
+
+def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
+    """The server's process that gave way: PostgreSQL names it first."""
+    found = re.search(r"\d+", deadlock.diag.message_detail or "")
+    return found[0] if found else "unknown"

@@ -1,0 +1,150 @@
+"""The background of an open instance, which looks now and then for what is due, and is told what to deliver."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.shared_bodies import remove_unread
+from servicebroker.engine.transmission import deliver_left_over
+from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
+from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.store.aio.concurrency import Background, Event
+from servicebroker.store.aio.connection import connect
+from servicebroker.store.aio.running import in_transaction, run
+from servicebroker.store.statements import Steps
+from servicebroker.store.verbs import DELIVERY_CHANNEL
+
+_LOG = logging.getLogger("servicebroker")
+_PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
+_STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
+_TICK = 1.0  # seconds between two looks whether a queue was drained
+_SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
+_TRIES = 10  # one in each tick
+_DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
+_ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
+
+
+class Upkeep:
+    """Runs `upkeep` every `interval` seconds, and `deliver` as soon as the server's own SEND has put something down.
+
+    It listens for that on a connection of its own. A queue that this process has drained gives its space back within a
+    second or so. A round that fails, because the server is down or restarts, is made up for by the next one.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], datetime], interval: float) -> None:
+        self._url = url
+        self._clock = clock
+        self._interval = interval
+        self._closed = Event()
+        self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._tries = 0  # left, to find nobody at a table that was drained
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._background = Background(self._run, "servicebroker upkeep")
+
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE of this process has taken so many messages; none: the queue is empty."""
+        if messages:
+            self._taken[queue_id] += messages
+        elif self._taken.pop(queue_id, 0) >= _DRAINED:
+            self._tries = _TRIES
+
+    async def close(self) -> None:
+        """Stop, also in the middle of a round: what a round has done is committed piece by piece."""
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            await connection.cancel_safe(timeout=_PATIENCE)
+            await self._wake()
+        await self._background.stop(_PATIENCE)
+
+    async def _wake(self) -> None:
+        try:
+            async with await connect(self._url, application_name="servicebroker upkeep") as connection:
+                await connection.execute(f"notify {DELIVERY_CHANNEL}")
+        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down: that has woken it
+            _LOG.debug("upkeep: %s", problem)
+
+    async def _run(self) -> None:
+        pause = _TICK
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                async with await connect(self._url, application_name="servicebroker upkeep") as connection:
+                    self._connection = connection
+                    await self._serve(connection)
+            except (psycopg.Error, ServiceBrokerError) as problem:
+                _LOG.debug("upkeep: %s", problem)
+                held = time.monotonic() - began > self._interval
+                pause = _TICK if held else 2 * pause
+                await self._closed.wait(min(pause, self._interval))
+            finally:
+                self._connection = None
+
+    async def _serve(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
+        await connection.execute(f"listen {DELIVERY_CHANNEL}")
+        due, pause, heard = time.monotonic() + self._interval, _SOON, True
+        while not self._closed.is_set():
+            if self._tries:
+                self._tries -= 1
+                if await give_back(connection):
+                    self._tries = 0
+            if time.monotonic() >= due:
+                await upkeep(connection, self._clock(), self._closed.is_set)
+                due = time.monotonic() + self._interval
+            left = heard and await deliver(connection, self._clock())
+            seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
+            pause = min(2 * pause, _LATER) if left else _SOON
+            heard = await _hears(connection, seconds) or left
+
+
+async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bool:
+    """Sleep, until something is to be delivered, at most so many seconds. Returns whether it is."""
+    heard = False
+    async for _ in connection.notifies(timeout=seconds, stop_after=1):
+        heard = True
+    return heard
+
+
+async def deliver(connection: psycopg.AsyncConnection[Any], now: datetime) -> bool:
+    """Deliver what waits and need not. True when something is left over, on which somebody is at work."""
+    return await in_transaction(connection, deliver_left_over(now))
+
+
+async def give_back(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Give back the space of queues that are large and empty. Returns whether no large one is left."""
+    left = 0
+    for queue_id in await run(connection, bloated_queues()):
+        left += not await run(connection, give_space_back(queue_id))
+    return not left
+
+
+async def upkeep(
+    connection: psycopg.AsyncConnection[Any], now: datetime, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode."""
+    for _ in range(_ROUNDS):
+        queues = await run(connection, due_queues(now))
+        for queue_id in queues:
+            if stopped():
+                return
+            await run(connection, serve_queue(queue_id, now))
+        if not queues:
+            break
+    pieces: list[Callable[[], Steps[int]]] = [partial(expire_ended, now), partial(remove_closed, now), remove_unread]
+    for piece in pieces:
+        for _ in range(_ROUNDS):
+            if stopped() or not await in_transaction(connection, piece()):
+                break
+    if not stopped():
+        await deliver(connection, now)
+        await give_back(connection)

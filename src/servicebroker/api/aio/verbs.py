@@ -1,0 +1,305 @@
+"""The verbs as methods, the same in a transaction and on a database (where each is its own transaction)."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar, overload
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.engine import authorization as rights
+from servicebroker.engine import begin, end, move, multicast, receive, send
+from servicebroker.engine.catalog import Queue, find_queue
+from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
+from servicebroker.model.messages import Message
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.database import AsyncDatabase
+
+T = TypeVar("T")
+
+FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
+
+
+class AsyncVerbs(ABC):
+    """SEND, RECEIVE and the rest. `database` is where names are looked up."""
+
+    database: AsyncDatabase
+
+    @abstractmethod
+    async def _do(self, steps: Steps[T]) -> T:
+        """Run a verb where this object runs its verbs."""
+
+    def _may_repeat(self) -> bool:
+        """Whether a verb that PostgreSQL has just refused can be done again: not inside a transaction."""
+        return True
+
+    async def _remembering(self, verb: Callable[[], Steps[T]], forget: Callable[[], None]) -> T:
+        """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile."""
+        try:
+            return await self._do(verb())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+            forget()
+            if not self._may_repeat():
+                raise InstanceError(
+                    "The queue was dropped by another process, and this transaction is undone: begin it again."
+                ) from None
+            return await self._do(verb())
+
+    @abstractmethod
+    def _received(self, queue_id: int, transaction: int) -> None:
+        """Messages were taken from the queue by the transaction of that id: its rollback counts."""
+
+    async def begin_dialog(
+        self,
+        from_service: str,
+        to_service: str,
+        *,
+        broker_instance: str | UUID | None = None,
+        contract: str = names.DEFAULT,
+        related_conversation: UUID | None = None,
+        related_conversation_group: UUID | None = None,
+        lifetime: int = MAXIMUM_LIFETIME,
+        encryption: bool = True,
+    ) -> UUID:
+        """BEGIN DIALOG: returns the handle of a new conversation. The target is neither told nor looked for.
+
+        Args:
+            from_service: a service of this database.
+            to_service: the target's name, compared byte by byte.
+            broker_instance: identifier of the target's database, or "CURRENT DATABASE".
+            contract: a contract of this database.
+            related_conversation: a handle whose group the new conversation joins.
+            related_conversation_group: the group to join; made under this id when it does not exist.
+            lifetime: seconds, 1 to 2,147,483,647.
+            encryption: whether dialog security is wanted; it matters only between instances.
+
+        Raises:
+            BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093; 8494 without RECEIVE on the
+                service's queue, 229 without REFERENCES on the contract.
+        """
+        steps = begin.begin_dialog(
+            self.database.database_id,
+            from_service,
+            to_service,
+            broker_instance=broker_instance,
+            contract=contract,
+            related_conversation=related_conversation,
+            related_conversation_group=related_conversation_group,
+            lifetime=lifetime,
+            encryption=encryption,
+            now=self.database.instance.clock(),
+        )
+        return await self._do(
+            rights.authorized(
+                steps, self.database.user, "BEGIN DIALOG", rights.queue_of(from_service), rights.contracts([contract])
+            )
+        )
+
+    @overload
+    async def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
+
+    @overload
+    async def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
+
+    async def send(
+        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
+    ) -> int | list[int]:
+        """SEND one message; returns its sequence number, from 0 in each direction.
+
+        A list of handles sends it on each of these conversations, or on none when one of them is refused, and
+        stores its body once; the numbers come back in their order. A body that is omitted or empty is received as
+        None; a str is sent as UTF-8.
+
+        Raises:
+            BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 8494, 9618; 402 for a list of handles
+                that is empty, holds one twice, or more than 10,000.
+        """
+        if not isinstance(handle, UUID | None):
+            return await self._multicast(handle, message_type, body)
+        catalog, instance = self.database.catalog, self.database.instance
+        return await self._remembering(
+            lambda: send.send(
+                catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
+            lambda: catalog.forget(handle),
+        )
+
+    async def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
+        catalog, instance = self.database.catalog, self.database.instance
+        return await self._remembering(
+            lambda: multicast.send_multicast(
+                catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
+            ),
+            lambda: None,
+        )
+
+    async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
+        """SEND many messages of one type, in their order, all or none; returns the first sequence number.
+
+        Raises:
+            BrokerError: as `send`.
+        """
+        database = self.database
+        return await self._remembering(
+            lambda: send.send_batch(
+                database.catalog,
+                handle,
+                message_type,
+                bodies,
+                now=database.instance.clock(),
+                maximum_body=database.instance.maximum_body,
+            ),
+            lambda: database.catalog.forget(handle),
+        )
+
+    async def receive(
+        self,
+        queue: str,
+        *,
+        top: int | None = None,
+        conversation_handle: UUID | None = None,
+        conversation_group_id: UUID | None = None,
+        wait: float = 0.0,
+    ) -> list[Message]:
+        """RECEIVE: messages of one conversation group, in order; an empty list when there is nothing to take.
+
+        Args:
+            queue: its name, compared without case; `schema.queue` when the schema is not dbo.
+            top: at most so many; None for all that the group has.
+            conversation_handle: take from this conversation only, waiting for its group's lock.
+            conversation_group_id: take from this group only, waiting for its lock.
+            wait: seconds to wait for a message (WAITFOR); float("inf") for ever.
+
+        Raises:
+            BrokerError: 9617 queue disabled, 8426, 8436, 15151 no such queue, 229 no permission; while waiting also
+                8468 when a service of the queue was altered or dropped.
+        """
+        check_wait(wait)
+        catalog, database_id = self.database.catalog, self.database.database_id
+        found = await self._find(queue)
+
+        def look() -> Steps[tuple[int, receive.Received]]:
+            there = yield from find_queue(catalog, database_id, queue)
+            return there.queue_id, (
+                yield from receive.receive(
+                    catalog,
+                    there,
+                    top=top,
+                    conversation_handle=conversation_handle,
+                    conversation_group_id=conversation_group_id,
+                    now=self.database.instance.clock(),
+                )
+            )
+
+        async def once() -> list[Message]:
+            await self.database.instance.poison.look(found.queue_id)
+            queue_id, (messages, transaction) = await self._remembering(
+                look, lambda: catalog.forget_queue(found.queue_id)
+            )
+            if messages:
+                self._received(queue_id, transaction)
+            self.database.instance.took(queue_id, len(messages))
+            return messages
+
+        return await self._waiting(queue, once, 0 if top == 0 else wait)
+
+    async def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
+        """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
+
+        The group is locked until the transaction ends, also when nothing is received from it; several calls can
+        lock several groups. `wait` is in seconds, as for `receive`.
+
+        Raises:
+            BrokerError: 9617 queue disabled, 15151 no such queue, 229 no permission; while waiting also 8468 when a
+                service of the queue was altered or dropped.
+        """
+        check_wait(wait)
+        catalog, database_id = self.database.catalog, self.database.database_id
+        found = await self._find(queue)
+
+        def look() -> Steps[UUID | None]:
+            there = yield from find_queue(catalog, database_id, queue)
+            yield from rights.authorize(self.database.user, "GET CONVERSATION GROUP", rights.queue(there.queue_id))
+            return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
+
+        async def once() -> UUID | None:
+            return await self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+
+        return await self._waiting(queue, once, wait)
+
+    async def move_conversation(self, handle: UUID, group: UUID) -> None:
+        """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
+
+        Both groups are locked until the transaction ends.
+
+        Raises:
+            BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
+        """
+        await self._do(
+            rights.authorized(
+                move.move_conversation(handle, group),
+                self.database.user,
+                "MOVE CONVERSATION",
+                rights.conversation(handle),
+            )
+        )
+
+    async def _find(self, queue: str) -> Queue:
+        """The queue of that name; it takes no connection when this process remembers it."""
+        catalog, database_id = self.database.catalog, self.database.database_id
+        known = catalog.queues.get((database_id, queue)) if isinstance(queue, str) else None
+        if known is not None:
+            return known
+        return await self._do(find_queue(catalog, database_id, queue))
+
+    async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float) -> T:
+        """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
+        found = await once()
+        if found or wait == 0:
+            return found
+        there = await self._find(queue)
+        deadline = time.monotonic() + wait
+        async with self.database.instance.doorbell.listening(there.queue_id) as bell:
+            services = await self._do(receive.service_changes(there))
+            while not (found := await once()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                await bell.wait(min(left, FALLBACK_POLL))
+                if await self._do(receive.service_changes(there)) != services:
+                    raise BrokerError(8468)
+        return found
+
+    async def end_conversation(
+        self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False
+    ) -> None:
+        """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP.
+
+        Raises:
+            BrokerError: 8418, 8419, 8422, 8424, 8426, 8427, 8494; 28006 for WITH CLEANUP of a conversation that has
+                ended on this side, by others than db_owner.
+        """
+
+        def steps() -> Steps[None]:
+            yield from rights.authorize_end(self.database.user, handle, cleanup=cleanup)
+            yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
+
+        await self._do(steps())
+
+    async def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
+        """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
+
+        Raises:
+            BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
+        """
+        steps = begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock())
+        await self._do(
+            rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle))
+        )

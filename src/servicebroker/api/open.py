@@ -1,0 +1,43 @@
+"""Opening an instance, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import os
+
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.instance import UPKEEP, Clock, Instance, utc_now
+from servicebroker.model.arguments import MAXIMUM_BODY
+
+
+def open_instance(
+    target: str | os.PathLike[str],
+    *,
+    clock: Clock = utc_now,
+    upkeep: float | None = UPKEEP,
+    maximum_body: int = MAXIMUM_BODY,
+) -> Instance:
+    """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
+
+    Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
+    from, and removes closed endpoints; None for no such thread. A body of more than `maximum_body` bytes, 512 MB
+    unless given and 900 MB at most, is refused by SEND (8459).
+
+    Raises:
+        BrokerError: 402 an impossible `maximum_body`.
+        InstanceError: it cannot be made, reached or used; the message says why.
+    """
+    return Instance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body).open()
+
+
+def open_async(
+    target: str | os.PathLike[str],
+    *,
+    clock: Clock = utc_now,
+    upkeep: float | None = UPKEEP,
+    maximum_body: int = MAXIMUM_BODY,
+) -> AsyncInstance:
+    """The same for asyncio: `async with open_async(...) as instance`, or `instance = await open_async(...)`.
+
+    The instance belongs to the event loop that it is opened in. Arguments and errors are those of `open`.
+    """
+    return AsyncInstance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body)

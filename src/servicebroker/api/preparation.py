@@ -1,0 +1,19 @@
+"""Making a PostgreSQL database ready for an instance."""
+
+from __future__ import annotations
+
+from servicebroker.engine.databases import ensure_system_objects
+from servicebroker.store.connection import connect
+from servicebroker.store.migrations import migrate
+from servicebroker.store.running import run_alone
+
+
+def prepare(url: str) -> None:
+    """Bring the schema up to date, and what every instance has; the first time this makes both.
+
+    Raises:
+        InstanceError: the server cannot be reached or used.
+    """
+    with connect(url) as connection:
+        migrate(connection)
+        run_alone(connection, ensure_system_objects())

@@ -1,0 +1,280 @@
+"""How a queue behaves when it is deep, crowded, locked or full of dead rows: ours against ours in easier conditions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
+from servicebroker.benchmarks.scenarios import BASELINE
+from servicebroker.benchmarks.system import Way, text_body
+from servicebroker.store import locks
+
+DEPTH = 10_000  # times the measured messages: 10,000,000 at scale 1
+MANY = 1_000  # times the measured messages: 1,000,000 at scale 1
+CONSUMED = 100  # times the measured messages: 1,000,000 at scale 1
+GROUPS = 1_000
+HEAD = "head"  # the group that is locked
+
+# Rows as SEND writes them, in the order of their numbers; so many in a row belong to one group, then to the next.
+_FILL = (
+    "insert into servicebroker.queue_{} (message_sequence_number, stamp, conversation_group_id, conversation_handle, "
+    "service_id, service_contract_id, message_type_id, priority, bucket, validation, message_body) "
+    "select n, pg_current_xact_id(), md5(label)::uuid, md5(label)::uuid, s.service_id, c.service_contract_id, "
+    "t.message_type_id, 5, 0, 'N', %(body)s::bytea from servicebroker.services s, servicebroker.service_contracts c, "
+    "servicebroker.message_types t, generate_series(0, %(messages)s::int - 1) n, "
+    "concat(%(prefix)s::text, n / %(row)s::int %% %(groups)s::int) label "
+    "where s.name = %(service)s and c.name = %(contract)s and t.name = %(type)s"
+)
+
+
+class Storage:
+    """A queue in the conditions that a scenario asks for, and what is done with it."""
+
+    def __init__(self, broker: ServiceBroker) -> None:
+        self._broker = broker
+        self._database = broker.database
+        self._table = f"servicebroker.queue_{broker.queue_id}"
+        self._body = text_body().encode()
+        self._handles: list[UUID] = []
+        self._open = ExitStack()  # what the present condition holds
+
+    def subjects(self) -> dict[str, Way]:
+        """By scenario, what is measured."""
+        receive, sides = self.receive, self.crowd
+        return {
+            "storage-depth": Way("receive(top=1)", "10,000 times as deep", self._deep, receive),
+            "storage-groups": Way(
+                "receive(top=1)", "a group for each message", partial(self._fill_many, None), receive
+            ),
+            "storage-locked": Way("receive(top=1)", "the oldest group, a long one, is locked", self._locked, receive),
+            "storage-held-read": Way(
+                "receive(top=10)", "an old transaction has read", partial(self._consumed, "select 1"), self.receive_tens
+            ),
+            "storage-held-write": Way(
+                "receive(top=10)",
+                "an old transaction has written",
+                partial(self._consumed, "select pg_current_xact_id()"),
+                self.receive_tens,
+            ),
+            "storage-crowd": Way("send, receive(top=1)", "16 senders, 16 readers", self._crowded, partial(sides, 16)),
+            "storage-whole-group": Way(
+                "receive()", "whole groups, a commit for each", self._dialogs, self.receive_groups
+            ),
+            "storage-reuse-send": Way("send", "2 conversations", self._empty, partial(self.send_on, 2)),
+            "storage-reuse-receive": Way("receive()", "2 conversations", partial(self._sent, 2), self.receive_groups),
+            "storage-readers": Way(
+                "receive(top=1)", "4 readers, 100 groups", partial(self._few, 100), partial(self.readers, 4)
+            ),
+            "storage-readers-one": Way(
+                "receive(top=1)", "4 readers, 1 group", partial(self._few, 1), partial(self.readers, 4)
+            ),
+        }
+
+    def baselines(self) -> dict[str, Way]:
+        """By scenario, what it is compared with."""
+        receive, sides = self.receive, self.crowd
+        held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
+        return {
+            "storage-depth": Way("receive(top=1)", "a shallow queue", partial(self._fill, GROUPS), receive),
+            "storage-groups": Way("receive(top=1)", "1,000 groups", partial(self._fill_many, GROUPS), receive),
+            "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUPS), receive),
+            "storage-held-read": held,
+            "storage-held-write": held,
+            "storage-crowd": Way("send, receive(top=1)", "4 senders, 4 readers", self._crowded, partial(sides, 4)),
+            "storage-whole-group": Way("receive(top=1)", "a commit for each", self._dialogs, receive),
+            "storage-reuse-send": Way("begin_dialog, send", "one for each message", self._empty, self.send_anew),
+            "storage-reuse-receive": Way(
+                "receive()", "one for each message", partial(self._sent, None), self.receive_groups
+            ),
+            "storage-readers": Way(
+                "receive(top=1)", "1 reader, 100 groups", partial(self._few, 100), partial(self.readers, 1)
+            ),
+            "storage-readers-one": Way(
+                "receive(top=1)", "1 reader, 1 group", partial(self._few, 1), partial(self.readers, 1)
+            ),
+        }
+
+    def close(self) -> None:
+        """End what the last condition held."""
+        self._open.close()
+
+    # ---------------------------------------------------------------- conditions
+
+    def _empty(self, messages: int) -> None:
+        self._open.close()
+        self._broker.begin(messages)
+
+    def _fill(self, groups: int, messages: int, *, prefix: str = "") -> None:
+        self._empty(messages)
+        self._insert(messages, groups, prefix)
+
+    def _few(self, groups: int, messages: int) -> None:
+        self._fill(groups, messages)
+        self._threads(4)
+
+    def _deep(self, messages: int) -> None:
+        self._fill(GROUPS, messages * DEPTH)
+
+    def _fill_many(self, groups: int | None, messages: int) -> None:
+        self._fill(groups or messages * MANY, messages * MANY)
+
+    def _locked(self, messages: int) -> None:
+        self._fill(1, messages * MANY, prefix=HEAD)
+        self._insert(messages, GROUPS, "")
+        other = self._connection()
+        other.execute("select pg_advisory_xact_lock(%s, uuid_hash(md5(%s)::uuid))", (locks.GROUP, HEAD + "0"))
+
+    def _consumed(self, held_by: str | None, messages: int) -> None:
+        """A queue through which a hundred times as many messages have gone, while somebody held vacuum back."""
+        self._empty(messages)
+        self._insert(messages * CONSUMED, messages * CONSUMED, "", row=1000)
+        self._insert(messages, messages, "later ", row=10)
+        if held_by is not None:
+            other = self._connection()
+            other.execute("set transaction isolation level repeatable read")
+            other.execute(held_by.encode())
+        left = messages * CONSUMED
+        while left:
+            left -= len(self._database.receive(QUEUE, top=min(1000, left)))
+
+    def _dialogs(self, messages: int) -> None:
+        """A hundred messages on each conversation."""
+        self._sent(max(1, messages // 100), messages)
+
+    def _sent(self, conversations: int | None, messages: int) -> None:
+        self._empty(messages)
+        self.send_on(conversations or messages, messages)
+
+    def _crowded(self, messages: int) -> None:
+        self._empty(messages)
+        self._threads(32)
+        self._handles = [self._begin() for _ in range(16)]
+        for handle in self._handles:
+            self._database.send(handle, TYPE, self._body)
+        while self._database.receive(QUEUE):
+            pass
+
+    def _threads(self, connections: int) -> None:
+        """An instance with a connection for each thread."""
+        instance = Instance(self._database.instance.url, connections=connections, upkeep=None)
+        self._crowd = self._open.enter_context(instance).database(DATABASE)
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        return self._open.enter_context(psycopg.connect(self._database.instance.url))
+
+    def _insert(self, messages: int, groups: int, prefix: str, row: int = 1) -> None:
+        values = {"body": self._body, "messages": messages, "groups": groups, "prefix": prefix, "row": row}
+        names = {"service": TARGET, "contract": CONTRACT, "type": TYPE}
+        with self._database.instance.connection() as connection:
+            connection.execute(_FILL.format(self._broker.queue_id).encode(), values | names)
+
+    def _begin(self) -> UUID:
+        return self._database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+
+    # ---------------------------------------------------------------- work
+
+    def receive(self, messages: int) -> int:
+        """One by one."""
+        return sum(len(self._database.receive(QUEUE, top=1)) for _ in range(messages))
+
+    def receive_tens(self, messages: int) -> int:
+        """Ten by ten, as far as groups have so many."""
+        done = 0
+        while done < messages:
+            done += len(self._database.receive(QUEUE, top=min(10, messages - done)))
+        return done
+
+    def receive_groups(self, messages: int) -> int:
+        """Each group whole."""
+        done = 0
+        while received := self._database.receive(QUEUE):
+            done += len(received)
+        return done
+
+    def send_on(self, conversations: int, messages: int) -> int:
+        """On so many new conversations, a message in each transaction."""
+        handles = [self._begin() for _ in range(conversations)]
+        for number in range(messages):
+            self._database.send(handles[number % conversations], TYPE, self._body)
+        return messages
+
+    def send_anew(self, messages: int) -> int:
+        """A conversation for each message, begun in the same transaction."""
+        for _ in range(messages):
+            with self._database.transaction() as transaction:
+                handle = transaction.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+                transaction.send(handle, TYPE, self._body)
+        return messages
+
+    def readers(self, count: int, messages: int) -> int:
+        """Receive all there is, one by one, in so many threads."""
+        with ThreadPoolExecutor(count) as pool:
+            return sum(pool.map(lambda _: self._read(threading.Event(), finished=True), range(count)))
+
+    def crowd(self, count: int, messages: int) -> int:
+        """So many senders, each on a conversation of its own, and as many readers."""
+        done = threading.Event()
+        shares = [len(range(number, messages, count)) for number in range(count)]
+        with ThreadPoolExecutor(2 * count) as pool:
+            readers = [pool.submit(self._read, done) for _ in range(count)]
+            senders = [pool.submit(self._send, *pair) for pair in zip(self._handles, shares, strict=False)]
+            try:
+                for sender in senders:
+                    sender.result()
+            finally:
+                done.set()
+            return sum(reader.result() for reader in readers)
+
+    def _send(self, handle: UUID, messages: int) -> None:
+        for _ in range(messages):
+            self._crowd.send(handle, TYPE, self._body)
+
+    def _read(self, done: threading.Event, *, finished: bool = False) -> int:
+        taken = 0
+        while True:
+            finished = finished or done.is_set()
+            received = self._crowd.receive(QUEUE, top=1, wait=0 if finished else 0.1)
+            taken += len(received)
+            if finished and not received and self._is_empty():
+                return taken
+
+    def _is_empty(self) -> bool:
+        """Nothing is left, also not in a group that another reader has locked."""
+        with self._crowd.instance.connection() as connection:
+            return connection.execute(f"select from {self._table} limit 1".encode()).fetchone() is None
+
+
+class Measured:
+    """Ours in the conditions of a scenario (`name` is ours), or in the usual ones (`name` is the baseline's)."""
+
+    def __init__(self, name: str, version: str, ways: dict[str, Way], close: Callable[[], None]) -> None:
+        self.name = name
+        self.version = version
+        self._ways = ways
+        self._close = close
+
+    def ways(self, scenario: str) -> list[Way]:
+        """One for each scenario of storage."""
+        return [self._ways[scenario]] if scenario in self._ways else []
+
+    def close(self) -> None:
+        """End what the last condition held."""
+        self._close()
+
+
+def storage_systems(broker: ServiceBroker) -> list[Measured]:
+    """The two that take part in the scenarios of storage."""
+    storage = Storage(broker)
+    return [
+        Measured(broker.name, broker.version, storage.subjects(), storage.close),
+        Measured(BASELINE, broker.version, storage.baselines(), storage.close),
+    ]

@@ -1,0 +1,272 @@
+"""Users and roles of a broker database, and who works there. The caller of DDL holds the lock of `lock_catalog`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servicebroker.engine.alter import renew_versions
+from servicebroker.engine.authorization import demand, find_rights
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, KIND_WORDS, PUBLIC, Kind, User
+from servicebroker.store.statements import Statement, Steps
+
+_FIXED = {principal.principal_id for principal in FIXED_PRINCIPALS}
+
+
+class Principal(NamedTuple):
+    """A user or a role."""
+
+    principal_id: int
+    name: str
+    is_role: bool
+
+    @property
+    def kind(self) -> str:
+        """What an error calls it."""
+        return "role" if self.is_role else "user"
+
+
+# ---------------------------------------------------------------- who works in a database
+
+
+def find_user(database_id: int, name: str | None = None) -> Steps[User]:
+    """Who works in the database: the user of that name, or the one that the connection's PostgreSQL role stands for.
+
+    That is the user which is mapped to the role, else dbo for a role with the rights of the schema's owner, else guest.
+
+    Raises:
+        BrokerError: 916 without CONNECT, 15517 no such user, or one that the connection's own may not act as.
+    """
+    rows = yield Statement(
+        "select d.name, p.principal_id, p.name from servicebroker.principals p "
+        "join servicebroker.databases d using (database_id) "
+        "where p.database_id = $1 and (p.postgres_role = current_user "
+        f"or p.principal_id = {DBO} and pg_has_role(current_user, "
+        "(select nspowner from pg_namespace where nspname = 'servicebroker'), 'usage') "
+        f"or p.principal_id = {GUEST}) "
+        "order by p.postgres_role is not distinct from current_user desc, p.principal_id limit 1",
+        (database_id,),
+    )
+    user = User(database_id, *rows[0])
+    if name is not None:
+        found = yield from _find(database_id, name)
+        if found is None or found.is_role:
+            raise BrokerError(15517, name)
+        if found.principal_id != user.principal_id:
+            yield from demand(user, "EXECUTE AS", name)
+            user = user._replace(principal_id=found.principal_id, name=found.name)
+    yield from demand(user, "CONNECT")
+    return user
+
+
+def find_owner(user: User, authorization: str | None) -> Steps[int]:
+    """The principal that AUTHORIZATION names; the user itself when it names nobody.
+
+    Raises:
+        BrokerError: 15151 no such principal, or one for which the user may not act, 15405 public or guest.
+    """
+    if authorization is None:
+        return user.principal_id
+    owner = yield from find_principal("find", user.database_id, authorization)
+    if owner.principal_id in (PUBLIC, GUEST):
+        raise BrokerError(15405, owner.name)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    if owner.principal_id not in rights.identities:
+        yield from demand(user, "AUTHORIZATION", owner.kind, owner.name)
+    return owner.principal_id
+
+
+def find_principal(action: str, database_id: int, name: str, kind: str = "user") -> Steps[Principal]:
+    """The user or role of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
+    found = yield from _find(database_id, name)
+    if found is None:
+        raise BrokerError(15151, action, kind, name)
+    return found
+
+
+# ---------------------------------------------------------------- users
+
+
+def create_user(user: User, name: str, postgres_role: str | None = None) -> Steps[None]:
+    """CREATE USER name [FOR LOGIN postgres_role]: it may CONNECT, and nothing else.
+
+    Raises:
+        BrokerError: 15023 name taken, 15007 no such PostgreSQL role, 15063 the role has a user already, 15247.
+    """
+    names.checked("user", name)
+    yield from demand(user, "CREATE USER")
+    if postgres_role is not None:
+        names.checked("login", postgres_role)
+        rows = yield Statement(
+            "select exists (select from servicebroker.principals where database_id = $1 and postgres_role = rolname) "
+            "from pg_roles where rolname = $2",
+            (user.database_id, postgres_role),
+        )
+        if not rows:
+            raise BrokerError(15007, postgres_role)
+        if rows[0][0]:
+            raise BrokerError(15063)
+    principal_id = yield from _create(user.database_id, name, False, postgres_role)
+    yield Statement(
+        "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
+        (user.database_id, Kind.DATABASE.value, principal_id, DBO, GRANT),
+    )
+
+
+def drop_user(user: User, name: str) -> Steps[None]:
+    """DROP USER, with what it was granted and denied. What this process or another does as the user is refused then.
+
+    Raises:
+        BrokerError: 15151 no such user, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something.
+    """
+    yield from demand(user, "DROP USER", "user", name)
+    found = yield from find_principal("drop", user.database_id, name)
+    if found.is_role:
+        raise BrokerError(15151, "drop", "user", name)
+    yield from _drop(user.database_id, found)
+
+
+# ---------------------------------------------------------------- roles
+
+
+def create_role(user: User, name: str) -> Steps[None]:
+    """CREATE ROLE.
+
+    Raises:
+        BrokerError: 15023 name taken, 15247.
+    """
+    names.checked("role", name)
+    yield from demand(user, "CREATE ROLE")
+    yield from _create(user.database_id, name, True, None)
+
+
+def drop_role(user: User, name: str) -> Steps[None]:
+    """DROP ROLE.
+
+    Raises:
+        BrokerError: 15151 no such role, 15150 public or a fixed one, 15144 it has members, 15138 it owns something.
+    """
+    yield from demand(user, "DROP ROLE", "role", name)
+    role = yield from _find_role("drop", user.database_id, name)
+    if role.principal_id in _FIXED:
+        raise BrokerError(15150, "drop", "role", role.name)
+    members = yield Statement(
+        "select from servicebroker.role_members where database_id = $1 and role_id = $2 limit 1",
+        (user.database_id, role.principal_id),
+    )
+    if members:
+        raise BrokerError(15144)
+    yield from _drop(user.database_id, role)
+
+
+def add_member(user: User, role_name: str, member_name: str) -> Steps[None]:
+    """ALTER ROLE role ADD MEMBER member, a user or a role. A member that it has already is no error.
+
+    Raises:
+        BrokerError: 15151 unknown names, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
+    """
+    role, member = yield from _find_both(user, role_name, member_name)
+    if member.principal_id in _FIXED - {GUEST}:
+        raise BrokerError(15405, member.name)
+    rights = yield from find_rights(user.database_id, role.principal_id, role.name)
+    if member.principal_id in rights.identities:
+        raise BrokerError(15413)
+    yield Statement(
+        "insert into servicebroker.role_members (database_id, role_id, member_id) values ($1, $2, $3) "
+        "on conflict do nothing",
+        (user.database_id, role.principal_id, member.principal_id),
+    )
+    yield renew_versions()
+
+
+def drop_member(user: User, role_name: str, member_name: str) -> Steps[None]:
+    """ALTER ROLE role DROP MEMBER member.
+
+    Raises:
+        BrokerError: 15151 unknown names, or no member, 15081 public.
+    """
+    role, member = yield from _find_both(user, role_name, member_name)
+    rows = yield Statement(
+        "delete from servicebroker.role_members where database_id = $1 and role_id = $2 and member_id = $3 returning 1",
+        (user.database_id, role.principal_id, member.principal_id),
+    )
+    if not rows:
+        raise BrokerError(15151, "drop", "member", member_name)
+    yield renew_versions()
+
+
+def _find_both(user: User, role_name: str, member_name: str) -> Steps[tuple[Principal, Principal]]:
+    yield from demand(user, "ALTER ROLE", "role", role_name)
+    role = yield from _find_role("alter", user.database_id, role_name)
+    if role.principal_id == PUBLIC:
+        raise BrokerError(15081)
+    if role.principal_id in _FIXED:
+        yield from demand(user, "ALTER FIXED ROLE", "role", role.name)
+    return role, (yield from find_principal("find", user.database_id, member_name))
+
+
+def _find_role(action: str, database_id: int, name: str) -> Steps[Principal]:
+    role = yield from find_principal(action, database_id, name, "role")
+    if not role.is_role:
+        raise BrokerError(15151, action, "role", name)
+    return role
+
+
+# ---------------------------------------------------------------- both
+
+
+def _find(database_id: int, name: str) -> Steps[Principal | None]:
+    rows = yield Statement(
+        "select principal_id, name, is_role from servicebroker.principals "
+        "where database_id = $1 and lower(name) = lower($2)",
+        (database_id, names.checked("user", name)),
+    )
+    return Principal(*rows[0]) if rows else None
+
+
+def _create(database_id: int, name: str, is_role: bool, postgres_role: str | None) -> Steps[int]:
+    rows = yield Statement(
+        "insert into servicebroker.principals (database_id, name, is_role, postgres_role) values ($1, $2, $3, $4) "
+        "on conflict do nothing returning principal_id",
+        (database_id, name, is_role, postgres_role),
+    )
+    if not rows:
+        raise BrokerError(15023, name)
+    return int(rows[0][0])
+
+
+def _drop(database_id: int, principal: Principal) -> Steps[None]:
+    if principal.principal_id in _FIXED:
+        raise BrokerError(15150, "drop", principal.kind, principal.name)
+    for kind, table in OWNED.items():
+        owned = yield Statement(
+            f"select from servicebroker.{table} where database_id = $1 and owner_id = $2 limit 1",
+            (database_id, principal.principal_id),
+        )
+        if owned:
+            raise BrokerError(15138, KIND_WORDS[kind])
+    granted = yield Statement(
+        "select from servicebroker.permissions where database_id = $1 and grantor_id = $2 limit 1",
+        (database_id, principal.principal_id),
+    )
+    if granted:
+        raise BrokerError(15284)
+    yield Statement(
+        "delete from servicebroker.principals where database_id = $1 and principal_id = $2",
+        (database_id, principal.principal_id),
+    )
+    yield renew_versions()
+
+
+OWNED = {
+    Kind.MESSAGE_TYPE: "message_types",
+    Kind.CONTRACT: "service_contracts",
+    Kind.QUEUE: "queues",
+    Kind.SERVICE: "services",
+    Kind.ROUTE: "routes",
+}

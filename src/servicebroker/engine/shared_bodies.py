@@ -1,0 +1,55 @@
+"""Bodies of multicasts, stored once: who may forget a row that refers to one, and what sweeps up after all.
+
+A row with `is_shared` carries the key of its reader in place of the body. Whoever takes such a row away for good
+removes its reader too, and a trigger removes the body with the last of them.
+"""
+
+from __future__ import annotations
+
+from servicebroker.store.statements import Statement, Steps
+
+MESSAGE_BODY = (  # of a row, wherever it is stored
+    "case when is_shared then (select body from servicebroker.shared_bodies "
+    "join servicebroker.shared_body_readers using (body_id) where reader = message_body) else message_body end"
+)
+READERS_GONE = (
+    "delete from servicebroker.shared_body_readers where reader = any (array("
+    "select message_body from gone where is_shared))"
+)
+NEW_READER = "uuid_send(gen_random_uuid())"
+
+
+def store(body: bytes) -> Steps[int]:
+    """Store a body that nobody refers to yet. Returns its number."""
+    rows = yield Statement("insert into servicebroker.shared_bodies (body) values ($1) returning body_id", (body,))
+    return int(rows[0][0])
+
+
+def remove_if_unread(body_id: int) -> Statement:
+    """Remove a body that nobody came to refer to."""
+    return Statement(
+        "delete from servicebroker.shared_bodies where body_id = $1 "
+        "and not exists (select from servicebroker.shared_body_readers where body_id = $1)",
+        (body_id,),
+    )
+
+
+def remove_unread(limit: int = 100) -> Steps[int]:
+    """Remove bodies whose last readers went at the same time and did not see each other. Returns how many."""
+    rows = yield Statement(
+        "delete from servicebroker.shared_bodies where body_id = any (array("
+        "select body_id from servicebroker.shared_bodies b where not exists ("
+        "select from servicebroker.shared_body_readers r where r.body_id = b.body_id) "
+        "order by body_id limit $1 for update skip locked)) returning 1",
+        (limit,),
+    )
+    return len(rows)
+
+
+def purge(table: str, condition: str, *parameters: object) -> Statement:
+    """Delete the rows of a table of messages that meet the condition, unread."""
+    return Statement(
+        f"with gone as (delete from servicebroker.{table} where {condition} returning is_shared, message_body) "
+        + READERS_GONE,
+        parameters,
+    )

@@ -1,0 +1,344 @@
+"""What a verb or a definition refuses by its arguments alone, whatever the catalog and the conversations hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+
+VALID_XML = "VALID_XML"
+VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
+SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
+
+MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
+HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with the rest of the row
+MAXIMUM_DESCRIPTION = 3000  # characters
+CURRENT_DATABASE = "CURRENT DATABASE"
+ANY = "ANY"  # a criterion of a broker priority
+DEFAULT_LEVEL = 5  # of a conversation that no broker priority names
+
+Body = bytes | bytearray | memoryview | str
+
+
+class Omitted:
+    """Stands for a body that was not given, which is not the same as NULL."""
+
+
+OMITTED = Omitted()
+
+
+# ---------------------------------------------------------------- verbs
+
+
+def check_handle(handle: object) -> None:
+    """Refuse what cannot be a conversation handle, before anything is asked of the database.
+
+    Raises:
+        BrokerError: 8418 when it is missing, 402 for another type.
+    """
+    if handle is None:
+        raise BrokerError(8418)
+    if not isinstance(handle, UUID):
+        raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+
+
+def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> bytes | None:
+    """The bytes to store: None for an omitted or empty body; a str is sent as UTF-8.
+
+    Raises:
+        BrokerError: 8433 for NULL, 8459 more than `maximum` bytes, 402 for another type.
+    """
+    if isinstance(body, Omitted):
+        return None
+    if body is None:
+        raise BrokerError(8433)
+    if isinstance(body, str):
+        if not names.is_encodable(body):
+            raise BrokerError(402, "the message body", "a str that UTF-8 cannot carry", "bytes or str")
+        body = body.encode()
+    elif not isinstance(body, (bytes, bytearray, memoryview)):
+        raise BrokerError(402, "the message body", type(body).__name__, "bytes or str")
+    if memoryview(body).nbytes > maximum:  # before it is copied
+        raise BrokerError(8459, maximum)
+    return bytes(body) or None
+
+
+def checked_maximum(maximum: object) -> int:
+    """The limit of bodies that an instance may be opened with, in bytes."""
+    if not isinstance(maximum, int) or isinstance(maximum, bool) or not 0 < maximum <= HIGHEST_MAXIMUM:
+        raise BrokerError(402, "maximum_body", repr(maximum), f"bytes, 1 to {HIGHEST_MAXIMUM}")
+    return maximum
+
+
+def stored_bodies(bodies: Iterable[Body], maximum: int = MAXIMUM_BODY) -> list[bytes | None]:
+    """The bodies of a batch, at least one."""
+    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Iterable):
+        raise BrokerError(402, "the batch", type(bodies).__name__, "a list of bodies")
+    contents = [stored_body(body, maximum) for body in bodies]
+    if not contents:
+        raise BrokerError(402, "the batch", "empty", "at least one body")
+    return contents
+
+
+def check_receive(top: object, handle: object, group: object) -> None:
+    """TOP and the two forms of WHERE."""
+    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 0):
+        raise BrokerError(402, "TOP", repr(top), "an int of 0 or more")
+    for given in (handle, group):
+        if given is not None and not isinstance(given, UUID):
+            raise BrokerError(402, "WHERE", type(given).__name__, "uuid.UUID")
+    if handle is not None and group is not None:
+        raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
+
+
+def check_wait(wait: object) -> None:
+    """The seconds of WAITFOR."""
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
+        raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+
+
+def check_end(handle: object, error: object, cleanup: bool) -> None:
+    """The three forms of END CONVERSATION.
+
+    Raises:
+        BrokerError: 8418 no handle, 8419, 8422, 8424 a half-given error, 402 an impossible one.
+    """
+    check_handle(handle)
+    if error is None:
+        return
+    if cleanup:
+        raise BrokerError(402, "END CONVERSATION", "WITH ERROR and WITH CLEANUP", "one of the two")
+    if not isinstance(error, tuple) or len(error) != 2:
+        raise BrokerError(402, "the error", repr(error), "a tuple of code and description")
+    code, description = error
+    if code is None and description is None:
+        raise BrokerError(8424)
+    if code is None:
+        raise BrokerError(8419)
+    if description is None:
+        raise BrokerError(8422)
+    if not isinstance(code, int) or isinstance(code, bool) or not 0 < code <= 2_147_483_647:
+        raise BrokerError(402, "the error code", repr(code), "a positive int")
+    if not isinstance(description, str) or len(description) > MAXIMUM_DESCRIPTION:
+        raise BrokerError(
+            402,
+            "the error description",
+            type(description).__name__,
+            f"str, at most {MAXIMUM_DESCRIPTION} characters",
+        )
+
+
+def check_timeout(timeout: object) -> None:
+    """The seconds of BEGIN CONVERSATION TIMER."""
+    if not isinstance(timeout, int) or isinstance(timeout, bool) or not 0 <= timeout <= MAXIMUM_LIFETIME:
+        raise BrokerError(402, "TIMEOUT", repr(timeout), f"int seconds from 0 to {MAXIMUM_LIFETIME}")
+
+
+def check_move(handle: object, group: object) -> None:
+    """What MOVE CONVERSATION is given.
+
+    Raises:
+        BrokerError: 8418 and 8420 missing handle or group, 402 another type.
+    """
+    if handle is None:
+        raise BrokerError(8418)
+    if group is None:
+        raise BrokerError(8420)
+    for kind, given in (("conversation handle", handle), ("conversation group", group)):
+        if not isinstance(given, UUID):
+            raise BrokerError(402, f"the {kind}", type(given).__name__, "uuid.UUID")
+
+
+def check_dialog(from_service: object, to_service: object, contract: object) -> None:
+    """The names that BEGIN DIALOG is given, as far as they must not be missing, and the target's."""
+    if from_service is None or to_service is None:
+        raise BrokerError(8421)
+    if contract is None:
+        raise BrokerError(8417)
+    names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
+
+
+def expiry(lifetime: object, now: datetime) -> datetime:
+    """When a conversation that begins at `now` ends by its lifetime in seconds.
+
+    Raises:
+        BrokerError: 8406 no lifetime, 8411 out of range, 402 another type.
+    """
+    if lifetime is None:
+        raise BrokerError(8406, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+    if not isinstance(lifetime, int) or isinstance(lifetime, bool):
+        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "int seconds")
+    if not MINIMUM_LIFETIME <= lifetime <= MAXIMUM_LIFETIME:
+        raise BrokerError(8411, lifetime, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+    return now + timedelta(seconds=lifetime)
+
+
+def broker_instance(given: object) -> str | None:
+    """The identifier in its usual spelling, CURRENT_DATABASE, or None when none was given.
+
+    Raises:
+        BrokerError: 1093 no identifier, 8413 too long, 402 another type.
+    """
+    if given is None or isinstance(given, UUID):
+        return None if given is None else str(given)
+    if not isinstance(given, str):
+        raise BrokerError(402, "the broker instance", type(given).__name__, "str or uuid.UUID")
+    if len(given.encode(errors="replace")) > 256:
+        raise BrokerError(8413, given)
+    if given == CURRENT_DATABASE:
+        return given
+    try:
+        return str(UUID(given))
+    except ValueError:
+        raise BrokerError(1093, given) from None
+
+
+def check_relation(conversation: object, group: object) -> None:
+    """RELATED_CONVERSATION or RELATED_CONVERSATION_GROUP of BEGIN DIALOG.
+
+    Raises:
+        BrokerError: 8414 the zero group, 402 both, or another type.
+    """
+    if conversation is not None and group is not None:
+        raise BrokerError(402, "WITH", "RELATED_CONVERSATION and RELATED_CONVERSATION_GROUP", "one of the two")
+    for given in (conversation, group):
+        if given is not None and not isinstance(given, UUID):
+            raise BrokerError(402, "the related conversation", type(given).__name__, "uuid.UUID")
+    if isinstance(group, UUID) and group.int == 0:
+        raise BrokerError(8414, group)
+
+
+# ---------------------------------------------------------------- definitions
+
+
+def validation_letter(validation: object, schema_collection: object = None) -> str:
+    """The catalog letter of a message type's VALIDATION; VALID_XML, and nothing else, names a schema collection.
+
+    Raises:
+        BrokerError: 402 an unknown validation, VALID_XML without a collection or a collection without it.
+    """
+    if not isinstance(validation, str) or validation not in VALIDATIONS:
+        raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+    if (validation == VALID_XML) != (schema_collection is not None):
+        raise BrokerError(
+            402, "the schema collection", repr(schema_collection), f"named with {VALID_XML}, and only with it"
+        )
+    return VALIDATIONS[validation]
+
+
+def checked_sent_by(contract: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The message types of a contract with their senders.
+
+    Raises:
+        BrokerError: 8403 for a type given twice, 8492 when the initiator may send nothing, 402 for wrong types.
+    """
+    pairs = _pairs(sent_by)
+    given = [names.checked("message type", message_type) for message_type, _ in pairs]
+    for message_type in given:
+        if given.count(message_type) > 1:
+            raise BrokerError(8403, message_type)
+    for _, side in pairs:
+        if not isinstance(side, str) or side not in SENT_BY:
+            raise BrokerError(402, "SENT BY", repr(side), "one of " + ", ".join(SENT_BY))
+    if not any(SENT_BY[side][0] for _, side in pairs):
+        raise BrokerError(8492, contract)
+    return pairs
+
+
+def _pairs(sent_by: object) -> list[tuple[str, str]]:
+    """Message types with their senders, from a mapping or from pairs."""
+    given = list(sent_by.items() if isinstance(sent_by, Mapping) else sent_by if isinstance(sent_by, Iterable) else [0])
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
+        raise BrokerError(402, "the message types", type(sent_by).__name__, "a mapping or pairs of type and sender")
+    return given
+
+
+def checked_contracts(contracts: Iterable[str]) -> list[str]:
+    """A list of contract names, none twice."""
+    if isinstance(contracts, str) or not isinstance(contracts, Iterable):
+        raise BrokerError(402, "the contracts", type(contracts).__name__, "a list of names")
+    given = [names.checked("service contract", contract) for contract in contracts]
+    for contract in given:
+        if given.count(contract) > 1:
+            raise BrokerError(8404, contract)
+    return given
+
+
+def check_switch(option: str, given: object) -> None:
+    """An option that is ON or OFF."""
+    if not isinstance(given, bool):
+        raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
+
+
+def check_switches(**options: object) -> None:
+    """Those options of ALTER QUEUE that are given: each is ON or OFF."""
+    for option, given in options.items():
+        if given is not None:
+            check_switch(option, given)
+
+
+def check_broker_options(*chosen: bool) -> None:
+    """At most one of ENABLE_BROKER, DISABLE_BROKER, NEW_BROKER and ERROR_BROKER_CONVERSATIONS."""
+    if sum(map(bool, chosen)) > 1:
+        raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+
+
+class Termination(NamedTuple):
+    """What becomes of those who use a database: they are ended after so many seconds, or they win at once.
+
+    Neither given: they are waited for.
+    """
+
+    rollback_after: float | None = None
+    no_wait: bool = False
+
+
+def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
+    """What WITH says: NO_WAIT, ROLLBACK AFTER seconds, or neither.
+
+    Raises:
+        BrokerError: 402 for both, or no number of seconds.
+    """
+    if rollback_after is None:
+        return Termination(no_wait=bool(no_wait))
+    if no_wait:
+        raise BrokerError(402, "WITH", "NO_WAIT and ROLLBACK AFTER", "one of the two")
+    if not isinstance(rollback_after, int | float) or isinstance(rollback_after, bool) or not rollback_after >= 0:
+        raise BrokerError(402, "ROLLBACK AFTER", repr(rollback_after), "seconds, 0 or more")
+    return Termination(rollback_after=rollback_after)
+
+
+def criterion(priority: str, clause: str, given: object, maximum: int) -> str | None:
+    """A name in SET (...) of a broker priority; None for ANY and for what was not given.
+
+    Raises:
+        BrokerError: 33301 empty or longer than `maximum` characters, 402 another type.
+    """
+    if given is None or given == ANY:
+        return None
+    if not isinstance(given, str):
+        raise BrokerError(402, clause, type(given).__name__, "str")
+    if not 0 < len(given) <= maximum or "\0" in given or not names.is_encodable(given):
+        raise BrokerError(33301, clause, priority, maximum)
+    return given
+
+
+def priority_level(priority: str, given: object) -> int | None:
+    """PRIORITY_LEVEL of a broker priority, None when it was not given.
+
+    Raises:
+        BrokerError: 33302 not from 1 to 10, 402 another type.
+    """
+    if given is None:
+        return None
+    if given == "DEFAULT":
+        return DEFAULT_LEVEL
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise BrokerError(402, "PRIORITY_LEVEL", repr(given), "an int from 1 to 10 or DEFAULT")
+    if not 1 <= given <= 10:
+        raise BrokerError(33302, priority)
+    return given

@@ -1,0 +1,11 @@
+"""Why a message waits in the transmission queue: the texts of `transmission_status`."""
+
+from __future__ import annotations
+
+from servicebroker.model.errors import RULES
+
+NOT_HERE = RULES[9796].text
+INSTANCE_NOT_HERE = RULES[9795].text
+TARGET_QUEUE_OFF = RULES[9749].text
+SENDER_DISABLED = RULES[9791].text
+TARGET_DISABLED = RULES[28012].text.format("Service broker is administratively disabled.")

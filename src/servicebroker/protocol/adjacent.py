@@ -1,0 +1,323 @@
+"""The adjacent broker protocol: one connection between two instances, over any byte stream.
+
+It greets, agrees on a version, lets one of two connections go, keeps alive, closes when idle, and carries the frames
+of all conversations between all databases of both instances. No state here survives the connection.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.errors import WireError
+from servicebroker.protocol.frames import MAXIMUM_BODY, MAXIMUM_GREETING, Frame, FrameKind, FrameReader, encode_frame
+
+OLDEST_VERSION, NEWEST_VERSION = 1, 1
+HANDSHAKE_TIME = 15.0  # seconds until both must have greeted
+KEEP_ALIVE = 15.0  # seconds of our own silence
+SILENCE = 50.0  # seconds of the peer's silence: it is gone
+IDLE = 90.0  # seconds without a message of a conversation: the connection is closed
+
+Version = Annotated[int, Meta(ge=0, le=65_535)]
+Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
+Counter = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class Phase(StrEnum):
+    """Where a connection is, in the words of sys.dm_broker_connections."""
+
+    INITIAL = "INITIAL"
+    NEGOTIATING = "WAIT LOGIN NEGOTIATE"
+    ARBITRATING = "WAIT ARBITRATION"
+    ONLINE = "ONLINE"
+    CLOSED = "CLOSED"
+
+
+class Hello(Struct, array_like=True, frozen=True):
+    """What the side that connected says first.
+
+    `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances.
+    """
+
+    instance: UUID
+    incarnation: UUID
+    moment: Counter
+    oldest: Version
+    newest: Version
+    capabilities: Capabilities = ()
+
+
+class Welcome(Struct, array_like=True, frozen=True):
+    """The other side accepts; `version` and `capabilities` are those both have."""
+
+    instance: UUID
+    incarnation: UUID
+    moment: Counter
+    version: Version
+    capabilities: Capabilities = ()
+
+
+class Goodbye(Struct, array_like=True, frozen=True):
+    """Why a connection is refused (REJECT) or ended (CLOSE)."""
+
+    number: Annotated[int, Meta(ge=0, le=2**31)]
+    text: Annotated[str, Meta(max_length=500)]
+
+
+class Myself(NamedTuple):
+    """The instance that we are, in this start of its daemon."""
+
+    instance: UUID
+    incarnation: UUID
+    capabilities: tuple[str, ...] = ()
+    oldest: int = OLDEST_VERSION
+    newest: int = NEWEST_VERSION
+
+
+class Greeted(NamedTuple):
+    """A peer asks to be let in: decide with `arbitration`, then `welcome` or `reject`."""
+
+    hello: Hello
+
+
+class Online(NamedTuple):
+    """Messages may travel; who greeted us, and the `moment` at which it welcomed us, if we connected."""
+
+    instance: UUID
+    incarnation: UUID
+    moment: int
+
+
+class Arrived(NamedTuple):
+    """The body of a DIALOG frame."""
+
+    body: bytes
+
+
+class Corrupted(NamedTuple):
+    """A message was changed under way and dropped: Broker:Corrupted Message."""
+
+    size: int
+
+
+class Closed(NamedTuple):
+    """The connection is over: close the stream, once `outgoing` is written. Number 0: nothing was wrong."""
+
+    number: int
+    text: str
+
+
+Event = Greeted | Online | Arrived | Corrupted | Closed
+
+# Which kinds of frames a phase takes; INITIAL and CLOSED take none.
+TAKES: dict[tuple[Phase, bool], frozenset[FrameKind]] = {
+    (Phase.NEGOTIATING, True): frozenset({FrameKind.WELCOME, FrameKind.REJECT, FrameKind.CLOSE}),
+    (Phase.NEGOTIATING, False): frozenset({FrameKind.HELLO, FrameKind.CLOSE}),
+    (Phase.ARBITRATING, False): frozenset({FrameKind.CLOSE}),
+    (Phase.ONLINE, True): frozenset({FrameKind.DIALOG, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
+    (Phase.ONLINE, False): frozenset({FrameKind.DIALOG, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
+}
+
+_hellos = msgspec.msgpack.Decoder(Hello)
+_welcomes = msgspec.msgpack.Decoder(Welcome)
+_goodbyes = msgspec.msgpack.Decoder(Goodbye)
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+
+
+class Connection:
+    """One connection; `is_opener` on the side that connected.
+
+    Everything it has to say collects in `outgoing()`; every call returns what has happened.
+    """
+
+    __slots__ = (
+        "_active_at",
+        "_begun_at",
+        "_heard_at",
+        "_me",
+        "_out",
+        "_reader",
+        "_said_at",
+        "capabilities",
+        "is_opener",
+        "peer",
+        "phase",
+        "version",
+    )
+
+    def __init__(self, me: Myself, *, is_opener: bool, now: float) -> None:
+        self.is_opener = is_opener
+        self.phase = Phase.INITIAL
+        self.peer: Hello | Welcome | None = None
+        self.version = 0
+        self.capabilities: frozenset[str] = frozenset()
+        self._me = me
+        self._reader = FrameReader(MAXIMUM_GREETING)
+        self._out: list[bytes] = []
+        self._begun_at = self._heard_at = self._said_at = self._active_at = now
+
+    # --- what we say
+
+    def begin(self, moment: int, now: float) -> None:
+        """The stream is there: the opener greets, the other side waits for it."""
+        self._expect(Phase.INITIAL)
+        self.phase = Phase.NEGOTIATING
+        if self.is_opener:
+            me = self._me
+            hello = Hello(me.instance, me.incarnation, moment, me.oldest, me.newest, me.capabilities)
+            self._say(FrameKind.HELLO, _encoder.encode(hello), now)
+
+    def welcome(self, moment: int, now: float) -> Online:
+        """Let in the peer that greeted."""
+        self._expect(Phase.ARBITRATING)
+        assert isinstance(self.peer, Hello)
+        me, peer = self._me, self.peer
+        common = tuple(one for one in me.capabilities if one in peer.capabilities)
+        answer = Welcome(me.instance, me.incarnation, moment, self.version, common)
+        self._say(FrameKind.WELCOME, _encoder.encode(answer), now)
+        return self._go_online(peer, common, now)
+
+    def reject(self, number: int, now: float) -> Closed:
+        """Do not let in the peer that greeted; `number` says why."""
+        self._expect(Phase.ARBITRATING)
+        return self._part(FrameKind.REJECT, BrokerError(number), now)
+
+    def send(self, body: bytes, now: float) -> None:
+        """Send the body of a DIALOG frame."""
+        self._expect(Phase.ONLINE)
+        self._active_at = now
+        self._say(FrameKind.DIALOG, body, now)
+
+    def close(self, number: int, text: str, now: float) -> Closed:
+        """End the connection and tell the peer why."""
+        self._say(FrameKind.CLOSE, _encoder.encode(Goodbye(number, text[:500])), now)
+        return self._closed(number, text)
+
+    def outgoing(self) -> bytes:
+        """What is to be written to the stream, once."""
+        out, self._out = self._out, []
+        return b"".join(out)
+
+    # --- what we hear
+
+    def receive(self, data: bytes, now: float) -> list[Event]:
+        """Bytes from the stream, in any portions."""
+        if self.phase is Phase.CLOSED:
+            return []
+        self._heard_at = now
+        self._reader.feed(data)
+        return self._read(now)
+
+    def end_of_stream(self) -> list[Event]:
+        """The peer has closed the stream, or it broke."""
+        if self.phase is Phase.CLOSED:
+            return []
+        return [self._closed(28028, BrokerError(28028).text) if self.phase is not Phase.ONLINE else self._closed(0, "")]
+
+    def tick(self, now: float) -> list[Event]:
+        """Time has passed."""
+        if self.phase is Phase.CLOSED:
+            return []
+        if self.phase is not Phase.ONLINE:
+            late = now >= self._begun_at + HANDSHAKE_TIME
+            return [self._part(FrameKind.CLOSE, BrokerError(28029, "timeout", self.phase), now)] if late else []
+        if now >= self._heard_at + SILENCE:
+            return [self.close(9753, BrokerError(9753).text, now)]
+        if now >= self._active_at + IDLE:
+            return [self.close(0, "The connection was idle.", now)]
+        if now >= self._said_at + KEEP_ALIVE:
+            self._say(FrameKind.KEEP_ALIVE, b"", now)
+        return []
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `tick` if nothing else happens."""
+        if self.phase is Phase.CLOSED:
+            return float("inf")
+        if self.phase is not Phase.ONLINE:
+            return self._begun_at + HANDSHAKE_TIME
+        return min(self._heard_at + SILENCE, self._active_at + IDLE, self._said_at + KEEP_ALIVE)
+
+    def resume(self, now: float) -> list[Event]:
+        """After `welcome`: what the peer has sent right behind its greeting."""
+        return self._read(now)
+
+    def _read(self, now: float) -> list[Event]:
+        events: list[Event] = []
+        try:
+            while self.phase not in (Phase.CLOSED, Phase.ARBITRATING):
+                frame = self._reader.next_frame()
+                if frame is None:
+                    break
+                events += self._take(frame, now)
+        except WireError as problem:
+            events.append(self._part(FrameKind.CLOSE, problem, now))
+        return events
+
+    def _take(self, frame: Frame, now: float) -> list[Event]:
+        if frame.kind not in TAKES.get((self.phase, self.is_opener), ()):
+            return [self._part(FrameKind.CLOSE, BrokerError(28029, frame.kind.name, self.phase), now)]
+        if frame.kind is FrameKind.DIALOG:
+            self._active_at = now
+            return [Arrived(frame.body)] if frame.is_intact else [Corrupted(len(frame.body))]
+        if not frame.is_intact:
+            raise WireError(11235, f"the body of a {frame.kind.name} was changed under way")
+        try:
+            return self._take_control(frame, now)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            raise WireError(11235, problem) from None
+
+    def _take_control(self, frame: Frame, now: float) -> list[Event]:
+        match frame.kind:
+            case FrameKind.HELLO:
+                return [self._greeted(_hellos.decode(frame.body), now)]
+            case FrameKind.WELCOME:
+                return [self._welcomed(_welcomes.decode(frame.body), now)]
+            case FrameKind.KEEP_ALIVE:
+                return []
+            case _:
+                goodbye = _goodbyes.decode(frame.body)
+                return [self._closed(goodbye.number, goodbye.text)]
+
+    def _greeted(self, hello: Hello, now: float) -> Event:
+        version = min(hello.newest, self._me.newest)
+        if version < max(hello.oldest, self._me.oldest):
+            return self._part(FrameKind.REJECT, BrokerError(28027, "protocol version"), now)
+        self.peer, self.version, self.phase = hello, version, Phase.ARBITRATING
+        return Greeted(hello)
+
+    def _welcomed(self, welcome: Welcome, now: float) -> Event:
+        if not self._me.oldest <= welcome.version <= self._me.newest:
+            return self._part(FrameKind.CLOSE, BrokerError(28027, "protocol version"), now)
+        self.version = welcome.version
+        common = tuple(one for one in self._me.capabilities if one in welcome.capabilities)
+        return self._go_online(welcome, common, now)
+
+    def _go_online(self, peer: Hello | Welcome, capabilities: tuple[str, ...], now: float) -> Online:
+        self.peer, self.phase = peer, Phase.ONLINE
+        self.capabilities = frozenset(capabilities)
+        self._reader.limit = MAXIMUM_BODY
+        self._active_at = now
+        return Online(peer.instance, peer.incarnation, peer.moment)
+
+    def _expect(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise ValueError(f"the connection is {self.phase}, not {phase}")
+
+    def _part(self, kind: FrameKind, why: BrokerError, now: float) -> Closed:
+        self._say(kind, _encoder.encode(Goodbye(why.number, why.text[:500])), now)
+        return self._closed(why.number, why.text)
+
+    def _closed(self, number: int, text: str) -> Closed:
+        self.phase = Phase.CLOSED
+        return Closed(number, text)
+
+    def _say(self, kind: FrameKind, body: bytes, now: float) -> None:
+        if self.phase is not Phase.CLOSED:
+            self._said_at = now
+            self._out.append(encode_frame(kind, body))

@@ -1,0 +1,462 @@
+"""The transmission object: one conversation endpoint's state of transmission, about 1 KB (seed; reference 03, 4).
+
+It holds numbers, never bodies, and knows no clock: `now` is in seconds of any clock that only goes forward. How to
+drive it stands in the package's docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES, BrokerError
+from servicebroker.protocol.envelope import Acknowledgement, Content, Failure, Header, Kind, Opening, Part, Payload
+from servicebroker.protocol.incoming import Batch, Incoming, Kept, Progress, Verdict
+from servicebroker.protocol.limits import LIMITS, Limits
+from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
+
+
+class Sending(StrEnum):
+    """What this side may send. Names the state in the refusals."""
+
+    FLOWING = "FLOWING"
+    HELD = "HELD"  # the peer has ended: messages wait until this side's application ends too
+    ENDING = "ENDING"  # our own end is on its way
+    ENDED = "ENDED"  # and was acknowledged
+    FAILED = "FAILED"  # a broker's error came: nothing is sent any more
+    CLOSED = "CLOSED"  # the endpoint is: only what it has stored is acknowledged again
+
+
+class Happening(StrEnum):
+    """What moves a `Sending`."""
+
+    ENDED_HERE = "END CONVERSATION"
+    PEER_ENDED = "receive end conversation"
+    END_ACKNOWLEDGED = "receive message acknowledgement"
+    FAILURE_ARRIVED = "receive broker error"
+    CLOSED_HERE = "CLOSED"
+
+
+# A pair that is missing changes nothing. A peer that has ended makes no more errors that matter here.
+TRANSITIONS: dict[tuple[Sending, Happening], Sending] = {
+    (Sending.FLOWING, Happening.ENDED_HERE): Sending.ENDING,
+    (Sending.FLOWING, Happening.PEER_ENDED): Sending.HELD,
+    (Sending.FLOWING, Happening.FAILURE_ARRIVED): Sending.FAILED,
+    (Sending.HELD, Happening.ENDED_HERE): Sending.ENDING,
+    (Sending.ENDING, Happening.END_ACKNOWLEDGED): Sending.ENDED,
+    (Sending.ENDING, Happening.FAILURE_ARRIVED): Sending.FAILED,
+    **{(state, Happening.CLOSED_HERE): Sending.CLOSED for state in Sending},
+}
+SENDS = frozenset({Sending.FLOWING, Sending.ENDING})
+GONE = Failure(-8462, RULES[8462].text)
+STATUS = {Sending.HELD: RULES[9779].text, Sending.FAILED: RULES[9784].text}
+
+
+class Identity(NamedTuple):
+    """Who talks to whom; an endpoint never changes it, but for `far_broker`, which may be learned.
+
+    `lifetime` is the end of the conversation in seconds of the clock of `now`.
+    """
+
+    conversation_id: UUID
+    is_initiator: bool
+    own_broker: UUID
+    own_service: str
+    far_service: str
+    contract: str
+    lifetime: float
+    encryption: bool = True
+    is_secured: bool = False
+
+
+class Acknowledged(NamedTuple):
+    """In one transaction: note that the peer has acknowledged, and its broker identifier; delete the messages below.
+
+    Then say `deleted`. An endpoint that is DISCONNECTED_OUTBOUND, and of which no message is left, is CLOSED by that.
+    """
+
+    below: int
+    far_broker: UUID
+
+
+class Failed(NamedTuple):
+    """The peer's broker refuses the conversation: the application gets this Error, nothing is sent any more."""
+
+    failure: Failure
+
+
+class Dropped(NamedTuple):
+    """A message, or a part of one, was not taken: number and text for Broker:Message Undeliverable (Dropped)."""
+
+    number: int
+    text: str
+
+
+Event = Acknowledged | Failed | Dropped
+
+
+class Transmission(NamedTuple):
+    """One frame to make. With a `cut` the caller reads its messages; else `payload` is all."""
+
+    header: Header
+    cut: Cut | None
+    payload: Failure | None = None
+
+
+class State(NamedTuple):
+    """What outlives the object in memory; all of it can also be found again from the store.
+
+    `base` is the lowest message in the transmission queue and `sent_below` the next number of SEND (both the latter
+    when none waits); `is_acknowledged` whether the peer has ever acknowledged anything; `next` is the next message to
+    arrive, `kept` what is kept above it, `final` the message that ended the conversation, once it is known.
+    """
+
+    base: int = 0
+    sent_below: int = 0
+    attempts: int = 0
+    sending: Sending = Sending.FLOWING
+    far_broker: UUID | None = None
+    is_acknowledged: bool = False
+    next: int = 0
+    final: int | None = None
+    kept: Mapping[int, Kept] = {}
+
+
+class _Saved(msgspec.Struct, array_like=True, frozen=True):
+    state: tuple[int, int, int, Sending, UUID | None, bool, int, int | None]
+    kept: list[tuple[int, int, bytes, int, Content]]  # of the fragments' bits there may be more than 64
+
+
+_saved = msgspec.msgpack.Decoder(_Saved)
+
+
+def pack(state: State) -> bytes:
+    """The bytes of a saved state."""
+    kept = [
+        (number, one.fragments, one.bits.to_bytes(-(-one.fragments // 8), "big"), one.size, one.content)
+        for number, one in state.kept.items()
+    ]
+    return msgspec.msgpack.encode(_Saved(state[:8], kept))
+
+
+def unpack(saved: bytes) -> State:
+    """The state that `pack` made bytes of."""
+    decoded = _saved.decode(saved)
+    kept = {
+        n: Kept(count, int.from_bytes(bits, "big"), size, content) for n, count, bits, size, content in decoded.kept
+    }
+    return State(*decoded.state, kept)
+
+
+class Dialog:
+    """The transmission state of one endpoint.
+
+    `state` is what `unpack` makes of saved bytes, or what the caller finds in the store; of an initiator that has
+    sent nothing it is `State()`, with the broker identifier that BEGIN DIALOG named. `draw` gives numbers from 0 up
+    to 1.
+    """
+
+    __slots__ = (
+        "_deleted_below",
+        "_end",
+        "_failure",
+        "_incoming",
+        "_is_acknowledged",
+        "_is_refusing",
+        "_link_status",
+        "_outgoing",
+        "dirty",
+        "far_broker",
+        "identity",
+        "sending",
+    )
+
+    def __init__(self, identity: Identity, state: State, draw: Callable[[], float], limits: Limits = LIMITS) -> None:
+        self.identity = identity
+        self.far_broker = state.far_broker
+        self._deleted_below = state.base
+        self._is_acknowledged = state.is_acknowledged
+        self.sending = state.sending
+        self.dirty = False
+        self._end: int | None = None
+        self._outgoing = Outgoing(state.base, state.sent_below, limits, draw)
+        self._outgoing.attempts = state.attempts
+        self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final), limits)
+        self._link_status = ""
+        self._failure: Failure | None = None
+        self._is_refusing = False
+        if self._incoming.stored.is_closed:
+            self._happens(Happening.PEER_ENDED)
+        if self.sending is Sending.CLOSED:
+            self.close()
+
+    # --- sending
+
+    @property
+    def next_to_offer(self) -> int:
+        """The number of the message to offer next; with END CONVERSATION WITH ERROR a higher one."""
+        return self._outgoing.next_number
+
+    @property
+    def room(self) -> int:
+        """Bytes of messages that may be offered now; a message is taken whole while this is above zero."""
+        return self._outgoing.room if self._end is None else 0
+
+    def offer(self, number: int, size: int, content: Content = Content.DATA) -> None:
+        """A message that SEND or END has committed, of `size` bytes, is to be sent.
+
+        An ERROR needs no room and may leave out numbers: everything below it that is not acknowledged is never sent
+        again.
+
+        Raises:
+            ValueError: it is not the next number, or follows the end of the conversation.
+        """
+        if self._end is not None:
+            raise ValueError(f"message {number} was offered behind the end of the conversation")
+        if content is Content.ERROR and number >= self._outgoing.base:
+            self._outgoing.skip_to(number)
+            self._deleted_below = number
+        self._outgoing.offer(number, size)
+        self.dirty = True
+        if content is not Content.DATA:
+            self._end = number
+            self._happens(Happening.ENDED_HERE)
+
+    def end(self) -> None:
+        """The endpoint is DISCONNECTED_OUTBOUND: what it has sent travels, even when the peer has ended too."""
+        self._happens(Happening.ENDED_HERE)
+
+    def close(self) -> None:
+        """The endpoint is CLOSED: nothing is sent, and what comes and is new is refused, so that its sender can end."""
+        self._happens(Happening.CLOSED_HERE)
+        self._failure = GONE
+
+    def refuse(self, failure: Failure) -> None:
+        """Answer what the peer sends with an error of the broker, now and each time it tries again."""
+        self._failure = failure
+        self._is_refusing = True
+
+    def has_work(self, now: float) -> bool:
+        """Whether `transmit` would return something."""
+        if now < self._outgoing.held_until:
+            return False
+        return self._incoming.is_ack_due or self._is_refusing or self._may_send(now)
+
+    def transmit(self, now: float) -> Transmission | None:
+        """The next frame, carrying what is due of acknowledgements; None when nothing is to be sent."""
+        if not self.has_work(now):
+            return None
+        if self._is_refusing:
+            self._is_refusing = False
+            return Transmission(self._header(Kind.FAILURE, None, now), None, self._failure)
+        cut = self._outgoing.cut(now) if self._may_send(now) else None
+        self._outgoing.release()
+        if cut is None:
+            return Transmission(self._header(Kind.ACKNOWLEDGEMENT, None, now), None)
+        kind = Kind.RUN if cut.fragments == 1 else Kind.FRAGMENT
+        return Transmission(self._header(kind, cut, now), cut)
+
+    def _may_send(self, now: float) -> bool:
+        return self.sending in SENDS and self._outgoing.has_work(now)
+
+    def _header(self, kind: Kind, cut: Cut | None, now: float) -> Header:
+        identity = self.identity
+        first, _, fragment, fragments, _, _ = cut or Cut(0, 0, 0, 1, 0, 0)
+        return Header(
+            identity.conversation_id,
+            identity.is_initiator,
+            kind,
+            identity.is_secured,
+            identity.far_service,
+            self.far_broker,
+            identity.own_service,
+            identity.own_broker,
+            first,
+            fragment,
+            fragments,
+            self._take_acknowledgement(),
+            self._opening(now) if identity.is_initiator and not self._is_acknowledged else None,
+        )
+
+    def _opening(self, now: float) -> Opening:
+        left = int(max(0, min(self.identity.lifetime - now, MAXIMUM_LIFETIME)))
+        return Opening(self.identity.contract, left, self.identity.encryption)
+
+    def _take_acknowledgement(self) -> Acknowledgement | None:
+        """Every frame says how far we are: it costs nothing, and repairs an acknowledgement that was lost."""
+        self._incoming.is_ack_due = False
+        stored = self._incoming.stored
+        return stored.acknowledgement() if stored.next or stored.kept else None
+
+    # --- receiving
+
+    def arrived(self, header: Header, payload: Payload) -> list[Event]:
+        """A frame whose integrity is proven. What is new in it comes with the next `batch`."""
+        strange = self._strange(header)
+        if strange is not None:
+            return [strange]
+        events = [] if header.acknowledgement is None else self._acknowledge(header)
+        if isinstance(payload, Failure):
+            return [*events, *self._fail(payload)]
+        if payload is None:
+            return events
+        if self._failure is None or self._repeats(header, payload):
+            return [*events, *self._take(header, payload)]
+        self._is_refusing = True
+        return [*events, _dropped(11212)]
+
+    def batch(self) -> Batch | None:
+        """What to store now; None when there is nothing, or when the last batch is not `committed` yet."""
+        return self._incoming.batch()
+
+    def committed(self) -> None:
+        """The batch is durable: from now on it is acknowledged."""
+        self._incoming.committed()
+        self.dirty = True
+        if self._incoming.stored.is_closed:
+            self._happens(Happening.PEER_ENDED)
+
+    def rolled_back(self) -> None:
+        """The batch was not stored: the peer will send it again."""
+        self._incoming.rolled_back()
+
+    def deleted(self, event: Acknowledged) -> None:
+        """What `Acknowledged` asked for is committed."""
+        self._deleted_below = max(self._deleted_below, event.below)
+
+    def _strange(self, header: Header) -> Dropped | None:
+        """Why a frame is not for this endpoint."""
+        identity = self.identity
+        if header.is_from_initiator == identity.is_initiator:
+            return _dropped(11221, "it comes from this side of the conversation")
+        if header.to_service != identity.own_service:
+            return _dropped(11222, header.to_service, identity.own_service)
+        if header.opening is not None and header.opening.contract != identity.contract:
+            return _dropped(11223, header.opening.contract, identity.contract)
+        if self.far_broker not in (None, header.from_broker):
+            return _dropped(11224)
+        return None
+
+    def _acknowledge(self, header: Header) -> list[Event]:
+        assert header.acknowledgement is not None
+        try:
+            news = self._outgoing.acknowledged(header.acknowledgement)
+        except BrokerError as problem:
+            return [Dropped(problem.number, problem.text)]
+        if not news:
+            return []
+        self.dirty = True
+        self.far_broker = header.from_broker
+        self._is_acknowledged = True
+        self._link_status = ""
+        if self._end is not None and self._outgoing.base > self._end:
+            self._happens(Happening.END_ACKNOWLEDGED)
+        return [Acknowledged(self._outgoing.base, header.from_broker)]
+
+    def _fail(self, failure: Failure) -> list[Event]:
+        before = self.sending
+        self._happens(Happening.FAILURE_ARRIVED)
+        return [Failed(failure)] if before is not self.sending else []
+
+    def _take(self, header: Header, parts: tuple[Part, ...]) -> list[Event]:
+        events: list[Event] = []
+        verdicts: set[Verdict] = set()
+        for place, part in enumerate(parts):
+            number = header.number + place
+            verdict = self._incoming.arrived(number, header.fragment, header.fragments, part)
+            if verdict not in verdicts and verdict not in (Verdict.NEW, Verdict.PENDING):
+                verdicts.add(verdict)
+                events.append(self._explain(verdict, number))
+        return events
+
+    def _repeats(self, header: Header, parts: tuple[Part, ...]) -> bool:
+        """Whether all of it is stored: then it only wants its acknowledgement again."""
+        return self._incoming.stored.has(header.number + len(parts) - 1, header.fragment)
+
+    def _explain(self, verdict: Verdict, number: int) -> Dropped:
+        match verdict:
+            case Verdict.DUPLICATE:
+                return _dropped(11218)
+            case Verdict.TOO_FAR:
+                return _dropped(11217, self._incoming.seen.next, number)
+            case Verdict.AFTER_END:
+                return _dropped(11212)
+            case _:
+                return _dropped(11221, "its fragments differ from those that came before")
+
+    # --- time and links
+
+    def tick(self, now: float) -> None:
+        """Time has passed: what was not acknowledged in time will travel again. Then ask `has_work`."""
+        self._outgoing.tick(now)
+
+    @property
+    def wake_at(self) -> float:
+        """When to call `tick` if nothing else happens; `NEVER` when only something from outside brings work."""
+        if (self._incoming.is_ack_due or self._is_refusing) and self._outgoing.held_until:
+            return self._outgoing.held_until
+        return self._outgoing.wake_at() if self.sending in SENDS else NEVER
+
+    def link_up(self) -> None:
+        """There is a connection towards the peer."""
+        self._link_status = ""
+        self._outgoing.release()
+
+    def link_down(self, now: float, status: str) -> None:
+        """The connection was lost, or there was none to be had; `status` says why, in the words of transmission_status.
+
+        What is unacknowledged travels again from the lowest number: at the next `link_up`, or when `wake_at` asks for
+        another attempt, after 4 seconds first and 64 at most.
+        """
+        self._link_status = status
+        self._outgoing.hold(now)
+        self.dirty = True
+
+    @property
+    def status(self) -> str:
+        """transmission_status: why messages wait; empty when they do not, or were not tried yet."""
+        return STATUS.get(self.sending, self._link_status)
+
+    # --- memory
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the object may be saved and dropped: nothing under way, to commit or to acknowledge."""
+        return (
+            not self._incoming.is_busy
+            and self._deleted_below == self._outgoing.base
+            and not self._incoming.is_ack_due
+            and not self._is_refusing
+            and (self.sending not in SENDS or self._outgoing.is_at_rest)
+        )
+
+    def save(self) -> bytes:
+        """The state for another `Dialog`, and this one is no longer dirty. Only what is committed is in it."""
+        out, stored = self._outgoing, self._incoming.stored
+        self.dirty = False
+        return pack(
+            State(
+                self._deleted_below,
+                out.sent_below,
+                out.attempts,
+                self.sending,
+                self.far_broker,
+                self._is_acknowledged,
+                stored.next,
+                stored.final,
+                stored.kept,
+            )
+        )
+
+    def _happens(self, happening: Happening) -> None:
+        after = TRANSITIONS.get((self.sending, happening), self.sending)
+        self.dirty |= after is not self.sending
+        self.sending = after
+
+
+def _dropped(number: int, *values: object) -> Dropped:
+    return Dropped(number, RULES[number].text.format(*values))

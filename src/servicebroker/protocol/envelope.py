@@ -1,0 +1,204 @@
+"""What one endpoint of a conversation sends the other: the body of a DIALOG frame.
+
+    header length 2 | header | sealed payload
+
+The header goes in clear, since brokers on the way route by it, and is authenticated with the payload. Both are msgspec
+arrays: a later version may add fields behind the last one, which this one skips.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, NamedTuple
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+
+from servicebroker.model.names import MAXIMUM_NAME, MAXIMUM_SERVICE_NAME
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.security import Protection
+
+MAXIMUM_NUMBER = 2**62
+MAXIMUM_FRAGMENTS = 2**21
+MAXIMUM_RUN = 1_000  # messages in one frame
+MAXIMUM_RANGES = 64  # in one acknowledgement
+MAXIMUM_SIZE = 2**31 - 1  # bytes of a message
+
+Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
+FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]
+ServiceName = Annotated[str, Meta(min_length=1, max_length=MAXIMUM_SERVICE_NAME)]
+ObjectName = Annotated[str, Meta(min_length=1, max_length=MAXIMUM_NAME)]
+
+
+class Kind(IntEnum):
+    """What travels. A run and a fragment are sequenced; an acknowledgement and a failure are not."""
+
+    RUN = 0
+    FRAGMENT = 1
+    ACKNOWLEDGEMENT = 2
+    FAILURE = 3
+
+
+class Content(IntEnum):
+    """What a sequenced message is: the application's, its END CONVERSATION, or its END CONVERSATION WITH ERROR."""
+
+    DATA = 0
+    END = 1
+    ERROR = 2
+
+
+class Acknowledgement(Struct, array_like=True, frozen=True):
+    """What the receiver has committed: every message below `below`, and of those above it what it keeps.
+
+    `whole` are ranges of messages (first, last), `parts` are ranges of fragments (message, first, last).
+    """
+
+    below: Number
+    whole: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=MAXIMUM_RANGES)] = ()
+    parts: Annotated[tuple[tuple[Number, FragmentNumber, FragmentNumber], ...], Meta(max_length=MAXIMUM_RANGES)] = ()
+
+
+class Opening(Struct, array_like=True, frozen=True):
+    """What the target needs to make its endpoint; the initiator says it until anything is acknowledged.
+
+    `lifetime` is what is left of the conversation's, in seconds.
+    """
+
+    contract: ObjectName
+    lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_SIZE)]
+    encryption: bool = True
+
+
+class Header(Struct, array_like=True, frozen=True):
+    """The clear part. `number` is the first message of a run, or the one that the fragment is of."""
+
+    conversation_id: UUID
+    is_from_initiator: bool
+    kind: Kind
+    is_secured: bool
+    to_service: ServiceName
+    to_broker: UUID | None
+    from_service: ServiceName
+    from_broker: UUID
+    number: Number = 0
+    fragment: FragmentNumber = 0
+    fragments: FragmentNumber = 1
+    acknowledgement: Acknowledgement | None = None
+    opening: Opening | None = None
+
+
+class Part(Struct, array_like=True, frozen=True):
+    """One message of a run, or a fragment of one: then `body` is the fragment's bytes."""
+
+    message_type: ObjectName
+    content: Content
+    body: bytes | None
+
+
+class Failure(Struct, array_like=True, frozen=True):
+    """An error that a broker made: the number below zero, and the text that the Error message shows."""
+
+    code: Annotated[int, Meta(le=-1)]
+    description: Annotated[str, Meta(max_length=3_000)]
+
+
+Payload = tuple[Part, ...] | Failure | None
+
+
+def refusal(header: Header, own_broker: UUID) -> Header:
+    """The header of a `Failure` that answers `header` where no endpoint is, or none is made."""
+    return Header(
+        header.conversation_id,
+        not header.is_from_initiator,
+        Kind.FAILURE,
+        False,
+        header.from_service,
+        header.from_broker,
+        header.to_service,
+        own_broker,
+    )
+
+
+class Envelope(NamedTuple):
+    """A parsed header, and what it was sealed with."""
+
+    header: Header
+    clear: bytes
+    sealed: bytes
+
+
+_PARTS = Annotated[tuple[Part, ...], Meta(min_length=1, max_length=MAXIMUM_RUN)]
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_headers = msgspec.msgpack.Decoder(Header)
+_parts = msgspec.msgpack.Decoder(_PARTS)
+_failures = msgspec.msgpack.Decoder(Failure)
+
+
+def encode(header: Header, payload: Payload, protection: Protection) -> bytes:
+    """The body of a DIALOG frame.
+
+    Raises:
+        KeyWornOut: the session key may not be used any more.
+    """
+    clear = _encoder.encode(header)
+    sealed = protection.seal(clear, b"" if payload is None else _encoder.encode(payload))
+    return b"".join((len(clear).to_bytes(2, "big"), clear, sealed))
+
+
+def parse(body: bytes) -> Envelope:
+    """The header of a DIALOG frame's body; nothing of it is proven until `open_payload`.
+
+    Raises:
+        CorruptedMessage: 11235, it is none.
+    """
+    end = 2 + int.from_bytes(body[:2], "big")
+    clear = body[2:end]
+    try:
+        header = _headers.decode(clear)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise CorruptedMessage(11235, problem) from None
+    return Envelope(header, clear, body[end:])
+
+
+def open_payload(envelope: Envelope, protection: Protection) -> Payload:
+    """The payload, once it is proven that neither it nor the header was changed.
+
+    Raises:
+        CorruptedMessage: 11230 when something was; 11231 or 11232 when only one of the message and the conversation
+            is secured; 11221, 11235, 11277 or 11299 when no broker makes such a message.
+    """
+    header = envelope.header
+    if header.is_secured != protection.is_secured:
+        raise CorruptedMessage(11231 if header.is_secured else 11232)
+    plain = protection.open(envelope.clear, envelope.sealed)
+    try:
+        payload = _decode(header.kind, plain)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise CorruptedMessage(11235, problem) from None
+    _check(header, payload)
+    return payload
+
+
+def _decode(kind: Kind, plain: bytes) -> Payload:
+    if kind is Kind.ACKNOWLEDGEMENT:
+        return None
+    return _failures.decode(plain) if kind is Kind.FAILURE else _parts.decode(plain)
+
+
+def _check(header: Header, payload: Payload) -> None:
+    if not isinstance(payload, tuple):
+        if (header.number, header.fragment, header.fragments) != (0, 0, 1):
+            raise CorruptedMessage(11299)
+        return
+    if header.is_from_initiator and header.number == 0 and payload[0].content is not Content.DATA:
+        raise CorruptedMessage(11277)
+    if any(part.content is not Content.DATA for part in payload[:-1]):
+        raise CorruptedMessage(11221, "messages follow the end of the conversation")
+    whole = header.kind is Kind.RUN
+    if (header.fragment, header.fragments) != (0, 1) if whole else not _is_fragment(header, payload):
+        raise CorruptedMessage(11221, "the fragment numbers do not fit the message")
+
+
+def _is_fragment(header: Header, payload: tuple[Part, ...]) -> bool:
+    return 2 <= header.fragments > header.fragment and len(payload) == 1 and bool(payload[0].body)

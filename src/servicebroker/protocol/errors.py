@@ -1,0 +1,20 @@
+"""What a decoder may raise, and nothing else: the bytes are hostile until parsed."""
+
+from __future__ import annotations
+
+from servicebroker.model.errors import BrokerError
+
+
+class WireError(BrokerError):
+    """Bytes that no broker of ours sends. The stream they came from cannot be read any further: close it."""
+
+
+class CorruptedMessage(BrokerError):
+    """One message was changed on its way, or never was one: drop it, acknowledge nothing, and go on.
+
+    It becomes the event Broker:Corrupted Message.
+    """
+
+
+class KeyWornOut(Exception):
+    """The session key has made as many transmissions as it was allowed; allow it more, up to `security.KEY_USES`."""

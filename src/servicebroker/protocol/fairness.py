@@ -1,0 +1,71 @@
+"""Whose turn it is to send one frame: by priority, in turns among equals, and nobody starves."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, NamedTuple, TypeVar
+
+PATIENCE = 16  # turns: one of so many goes to who has waited longest, whatever its priority
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Turn(NamedTuple, Generic[Key]):
+    """Whose turn it is; `is_elevated` when only its long wait brought it (StarvationElevation)."""
+
+    key: Key
+    is_elevated: bool
+
+
+class FairQueue(Generic[Key]):
+    """Those that have something to send. One turn is one frame: then who has more to send is added again.
+
+    So the fragments of a large message take turns with everything else. Where HONOR_BROKER_PRIORITY is off, add with
+    priority 5.
+    """
+
+    __slots__ = ("_classes", "_elevated", "_turn")
+
+    def __init__(self) -> None:
+        self._classes: dict[int, OrderedDict[Key, int]] = {}  # priority -> key -> the turn it was added at
+        self._turn = 0
+        self._elevated = 0  # the last turn that went to who had waited longest
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes.values()))
+
+    def add(self, key: Key, priority: int) -> None:
+        """Get in line, behind those of the same priority (1 to 10); once is enough."""
+        self._classes.setdefault(priority, OrderedDict()).setdefault(key, self._turn)
+
+    def discard(self, key: Key) -> None:
+        """Leave the line; no error when not in it."""
+        for priority in list(self._classes):
+            if self._classes[priority].pop(key, None) is not None:
+                self._forget_if_empty(priority)
+
+    def take(self) -> Turn[Key] | None:
+        """Who sends next, None when nobody waits."""
+        if not self._classes:
+            return None
+        self._turn += 1
+        best = max(self._classes)
+        chosen = self._starving() if len(self._classes) > 1 else None
+        if chosen is not None:
+            self._elevated = self._turn
+        priority = best if chosen is None else chosen
+        key, _ = self._classes[priority].popitem(last=False)
+        self._forget_if_empty(priority)
+        return Turn(key, priority < best)
+
+    def _starving(self) -> int | None:
+        """The priority of who has waited longest, when it is time for it."""
+        if self._turn - self._elevated < PATIENCE:
+            return None
+        since, priority = min((next(iter(line.values())), priority) for priority, line in self._classes.items())
+        return priority if self._turn - since >= PATIENCE else None
+
+    def _forget_if_empty(self, priority: int) -> None:
+        if not self._classes[priority]:
+            del self._classes[priority]

@@ -1,0 +1,109 @@
+"""Frames: how one connection's byte stream is cut (docs/reference/wire-protocol.md, "Frames").
+
+    magic 2 | format 1 | kind 1 | body length 4 | CRC-32 of the body 4 | CRC-32 of these twelve bytes 4 | body
+
+All numbers are unsigned and big-endian. The header has its own checksum, so that a length is believed, and memory
+taken, only when it is the one that was sent.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+from zlib import crc32
+
+from servicebroker.protocol.errors import WireError
+
+MAGIC = b"SB"
+FORMAT = 1
+HEADER_SIZE = 16  # bytes
+MAXIMUM_BODY = 262_144  # bytes of a body once the peer is known
+MAXIMUM_GREETING = 4_096  # bytes of a body before that
+
+_FIELDS = struct.Struct(">2sBBII")
+_CHECK = struct.Struct(">I")
+
+
+class FrameKind(IntEnum):
+    """What a frame's body is."""
+
+    HELLO = 1
+    WELCOME = 2
+    REJECT = 3
+    KEEP_ALIVE = 4
+    CLOSE = 5
+    DIALOG = 6
+
+
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+class Frame(NamedTuple):
+    """One frame; `is_intact` is False when its body is not the one that was sent."""
+
+    kind: FrameKind
+    body: bytes
+    is_intact: bool = True
+
+
+def encode_frame(kind: FrameKind, body: bytes = b"") -> bytes:
+    """The bytes of a frame.
+
+    Raises:
+        ValueError: the body is longer than `MAXIMUM_BODY`.
+    """
+    if len(body) > MAXIMUM_BODY:
+        raise ValueError(f"a frame's body has at most {MAXIMUM_BODY} bytes, this one has {len(body)}")
+    fields = _FIELDS.pack(MAGIC, FORMAT, kind, len(body), crc32(body))
+    return b"".join((fields, _CHECK.pack(crc32(fields)), body))
+
+
+class FrameReader:
+    """Cuts a byte stream, in whatever portions it comes, into frames.
+
+    `limit` is the longest body it takes, in bytes; it never keeps more than one frame's bytes, and what one call
+    brought in.
+    """
+
+    __slots__ = ("_buffer", "limit")
+
+    def __init__(self, limit: int = MAXIMUM_BODY) -> None:
+        self.limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add what has arrived."""
+        self._buffer += data
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, None when more bytes are needed.
+
+        Raises:
+            WireError: 11235, this is no frame, or a longer one than allowed.
+        """
+        buffer = self._buffer
+        if len(buffer) < HEADER_SIZE:
+            return None
+        kind, length, check = _parse_header(bytes(buffer[:HEADER_SIZE]), self.limit)
+        end = HEADER_SIZE + length
+        if len(buffer) < end:
+            return None
+        body = bytes(buffer[HEADER_SIZE:end])
+        del buffer[:end]
+        return Frame(kind, body, crc32(body) == check)
+
+
+def _parse_header(header: bytes, limit: int) -> tuple[FrameKind, int, int]:
+    magic, version, kind, length, check = _FIELDS.unpack_from(header)
+    if magic != MAGIC:
+        raise WireError(11235, "it does not begin like a frame; another program may be connected")
+    if crc32(header[: _FIELDS.size]) != _CHECK.unpack_from(header, _FIELDS.size)[0]:
+        raise WireError(11235, "the checksum of the header is wrong")
+    if version != FORMAT:
+        raise WireError(11235, f"frames of format {version} are unknown")
+    if kind not in _KINDS:
+        raise WireError(11235, f"frames of kind {kind} are unknown")
+    if length > limit:
+        raise WireError(11235, f"the body has {length} bytes, allowed are {limit}")
+    return _KINDS[kind], length, check

@@ -1,0 +1,251 @@
+"""The receiving half of a conversation endpoint: what is new, what is due for the store, what may be acknowledged."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+from servicebroker.protocol.envelope import MAXIMUM_RANGES, Acknowledgement, Content, Part
+from servicebroker.protocol.limits import Limits
+
+WHOLE = (0, 1)  # fragment 0 of 1
+
+
+class Deliver(NamedTuple):
+    """A message that is next in order: put it in the target queue."""
+
+    number: int
+    part: Part
+
+
+class Keep(NamedTuple):
+    """A fragment, or a whole message that came too early (fragment 0 of 1): keep it, with status 2."""
+
+    number: int
+    fragment: int
+    fragments: int
+    part: Part
+
+
+class Complete(NamedTuple):
+    """All of a message is kept and it is next in order: put it together and into the target queue."""
+
+    number: int
+
+
+class Discard(NamedTuple):
+    """What is kept below `below` will never be complete, since the conversation has ended with an error."""
+
+    below: int
+
+
+Step = Deliver | Keep | Complete | Discard
+
+
+class Batch(NamedTuple):
+    """What one transaction stores, in this order. The stored count goes from `expected` to `reached`."""
+
+    expected: int
+    reached: int
+    steps: list[Step]
+
+
+class Verdict(Enum):
+    """What became of an arrival."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"  # it is stored: acknowledge it again
+    PENDING = "pending"  # it waits for its commit: the acknowledgement will come
+    TOO_FAR = "too far"  # the sender's retry brings it again
+    AFTER_END = "after the end"
+    INCONSISTENT = "inconsistent"
+
+
+class Kept(NamedTuple):
+    """The fragments of one message that have come, as bits, and their bytes."""
+
+    fragments: int
+    bits: int
+    size: int
+    content: Content
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether none is missing."""
+        return self.bits == (1 << self.fragments) - 1
+
+
+class Progress:
+    """How far a direction has come: all below `next`, and of what lies above it, what is `kept`."""
+
+    __slots__ = ("final", "held", "kept", "next")
+
+    def __init__(self, next_number: int = 0, kept: dict[int, Kept] | None = None, final: int | None = None) -> None:
+        self.next = next_number
+        self.kept = {} if kept is None else kept
+        self.held = sum(one.size for one in self.kept.values())  # bytes
+        self.final = final  # the number of the message that ends the conversation, once it is known
+
+    def copy(self) -> Progress:
+        """One that changes by itself."""
+        twin = Progress(self.next, None, self.final)
+        twin.kept, twin.held = self.kept.copy(), self.held
+        return twin
+
+    @property
+    def ahead(self) -> int:
+        """Bytes kept of messages beyond the next one."""
+        current = self.kept.get(self.next)
+        return self.held if current is None else self.held - current.size
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the message that ends the conversation was reached."""
+        return self.final is not None and self.next > self.final
+
+    def has(self, number: int, fragment: int) -> bool:
+        """Whether this fragment has come."""
+        if number < self.next:
+            return True
+        kept = self.kept.get(number)
+        return kept is not None and bool(kept.bits >> fragment & 1)
+
+    def add(self, number: int, fragment: int, fragments: int, part: Part) -> list[Step]:
+        """Take in a fragment that has not come yet. Returns what the store has to do."""
+        if part.content is not Content.DATA:
+            self.final = number
+        if part.content is Content.ERROR and fragments == 1:
+            return [*self._jump_to(number), self._deliver(number, part)]
+        if number == self.next and fragments == 1:
+            return [self._deliver(number, part), *self._complete()]
+        before = self.kept.get(number, Kept(fragments, 0, 0, part.content))
+        size = before.size + len(part.body or b"")
+        self.held += size - before.size
+        kept = self.kept[number] = Kept(fragments, before.bits | 1 << fragment, size, part.content)
+        steps: list[Step] = [Keep(number, fragment, fragments, part)]
+        if kept.is_whole and part.content is Content.ERROR:
+            steps += self._jump_to(number)
+        return [*steps, *self._complete()]
+
+    def _deliver(self, number: int, part: Part) -> Step:
+        self.next = number + 1
+        return Deliver(number, part)
+
+    def _jump_to(self, number: int) -> list[Step]:
+        """An error takes the place of everything that has not come; see docs/decisions/051."""
+        doomed = [kept for kept in self.kept if kept < number]
+        for kept in doomed:
+            self.held -= self.kept.pop(kept).size
+        self.next = number
+        return [Discard(number)] if doomed else []
+
+    def _complete(self) -> list[Step]:
+        steps: list[Step] = []
+        while (kept := self.kept.get(self.next)) is not None and kept.is_whole:
+            self.held -= self.kept.pop(self.next).size
+            steps.append(Complete(self.next))
+            self.next += 1
+        return steps
+
+    def acknowledgement(self) -> Acknowledgement:
+        """What the sender may be told once this is committed; of very many gaps the lowest."""
+        if not self.kept:
+            return Acknowledgement(self.next)
+        whole: list[tuple[int, int]] = []
+        parts: list[tuple[int, int, int]] = []
+        for number in sorted(self.kept):
+            kept = self.kept[number]
+            if not kept.is_whole:
+                parts += [(number, first, last) for first, last in _ranges(kept.bits)]
+            elif whole and whole[-1][1] == number - 1:
+                whole[-1] = (whole[-1][0], number)
+            else:
+                whole.append((number, number))
+        return Acknowledgement(self.next, tuple(whole[:MAXIMUM_RANGES]), tuple(parts[:MAXIMUM_RANGES]))
+
+
+def _ranges(bits: int) -> list[tuple[int, int]]:
+    """The runs of ones: (first, last)."""
+    ranges, place = [], 0
+    while bits:
+        zeros = (bits & -bits).bit_length() - 1
+        bits >>= zeros
+        ones = (~bits & (bits + 1)).bit_length() - 1
+        ranges.append((place + zeros, place + zeros + ones - 1))
+        place += zeros + ones
+        bits >>= ones
+    return ranges
+
+
+class Incoming:
+    """Arrivals on their way into the store: one batch at a time is with the caller, who says how it ended."""
+
+    __slots__ = ("_committing", "_limits", "_steps", "_waiting", "is_ack_due", "seen", "stored")
+
+    def __init__(self, stored: Progress, limits: Limits) -> None:
+        self.stored = stored
+        self.seen = stored.copy()
+        self.is_ack_due = False
+        self._limits = limits
+        self._steps: list[Step] = []
+        self._waiting = 0  # bytes in them
+        self._committing: Progress | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits for a commit."""
+        return bool(self._steps) or self._committing is not None
+
+    def arrived(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
+        """One whole message, or one fragment of one."""
+        verdict = self._judge(number, fragment, fragments, part)
+        if verdict is Verdict.NEW:
+            self._steps += self.seen.add(number, fragment, fragments, part)
+            self._waiting += len(part.body or b"")
+        elif verdict is Verdict.DUPLICATE:
+            self.is_ack_due = True
+        return verdict
+
+    def _judge(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
+        if self.seen.has(number, fragment):
+            return Verdict.DUPLICATE if self.stored.has(number, fragment) else Verdict.PENDING
+        final, kept = self.seen.final, self.seen.kept.get(number)
+        if final is not None and number > final:
+            return Verdict.AFTER_END
+        if kept is not None and (kept.fragments, kept.content) != (fragments, part.content):
+            return Verdict.INCONSISTENT
+        return Verdict.NEW if self._has_room(number, fragments, part) else Verdict.TOO_FAR
+
+    def _has_room(self, number: int, fragments: int, part: Part) -> bool:
+        size, limit = len(part.body or b""), self._limits.ahead_bytes
+        if self._waiting + size > limit:
+            return False
+        if number == self.seen.next or (part.content is Content.ERROR and fragments == 1):
+            return True
+        return number < self.seen.next + self._limits.ahead_messages and self.seen.ahead + size <= limit
+
+    def batch(self) -> Batch | None:
+        """What to store now; None when there is nothing, or the last batch is still with the caller."""
+        if self._committing is not None or not self._steps:
+            return None
+        self._committing = self.seen.copy()
+        steps, self._steps, self._waiting = self._steps, [], 0
+        return Batch(self.stored.next, self._committing.next, steps)
+
+    def committed(self) -> None:
+        """The batch is durable: it may be acknowledged.
+
+        Raises:
+            ValueError: there is no batch.
+        """
+        if self._committing is None:
+            raise ValueError("no batch is under way")
+        self.stored, self._committing = self._committing, None
+        self.is_ack_due = True
+
+    def rolled_back(self) -> None:
+        """The batch was not stored: it, and what came after it, is as if it had never arrived."""
+        self._committing = None
+        self._steps.clear()
+        self._waiting = 0
+        self.seen = self.stored.copy()

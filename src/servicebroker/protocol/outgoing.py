@@ -1,0 +1,305 @@
+"""The sending half of a conversation endpoint: what travels next, what must travel again, what was acknowledged.
+
+It knows the numbers and sizes of messages, never their bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.envelope import MAXIMUM_RUN, Acknowledgement
+from servicebroker.protocol.limits import Limits
+
+NEVER = float("inf")
+
+
+class Cut(NamedTuple):
+    """What one frame takes: messages `first` to `last` whole, or `length` bytes at `offset` of message `first`."""
+
+    first: int
+    last: int
+    fragment: int
+    fragments: int
+    offset: int
+    length: int
+
+
+class _Flight(NamedTuple):
+    """A cut under way; at `due` what of it is unacknowledged is sent again."""
+
+    due: float
+    first: int
+    last: int
+    fragment: int
+    attempts: int
+
+
+class Outgoing:
+    """Messages from `base`, the lowest one that is not acknowledged.
+
+    `sent_below` bounds what a peer can rightly acknowledge: SEND has committed every number below it. `draw` gives
+    numbers from 0 up to 1, for the jitter.
+    """
+
+    __slots__ = (
+        "_acked",
+        "_again",
+        "_cursor",
+        "_draw",
+        "_flights",
+        "_limits",
+        "_offered",
+        "_sizes",
+        "_under_way",
+        "attempts",
+        "base",
+        "held_until",
+        "sent_below",
+    )
+
+    def __init__(self, base: int, sent_below: int, limits: Limits, draw: Callable[[], float]) -> None:
+        self.base = base
+        self.sent_below = sent_below
+        self.attempts = 0  # links that could not be had, in a row
+        self.held_until = 0.0
+        self._limits = limits
+        self._draw = draw
+        self._sizes: list[int] = []  # of message base, base + 1, ...
+        self._offered = 0  # their sum
+        self._acked: dict[int, int] = {}  # message -> its acknowledged fragments, as bits
+        self._under_way = 0  # bytes
+        self._cursor = (base, 0)  # message and fragment that travel first next
+        self._again: list[tuple[int, int, int]] = []  # heap of (message, fragment, attempts)
+        self._flights: list[_Flight] = []  # heap
+
+    @property
+    def next_number(self) -> int:
+        """The number of the message to offer next."""
+        return self.base + len(self._sizes)
+
+    @property
+    def room(self) -> int:
+        """How many bytes of messages may be offered now; a message is taken whole while this is above zero."""
+        return self._limits.window - self._offered - self._limits.message_cost * len(self._sizes)
+
+    def offer(self, number: int, size: int) -> None:
+        """A committed message of `size` bytes waits to travel.
+
+        Raises:
+            ValueError: it is not the next one.
+        """
+        if number != self.next_number:
+            raise ValueError(f"message {number} was offered, message {self.next_number} comes next")
+        self._sizes.append(size)
+        self._offered += size
+        self.sent_below = max(self.sent_below, number + 1)
+
+    def skip_to(self, number: int) -> None:
+        """Nothing below `number` is sent any more: an Error takes its place."""
+        self.base = number
+        self.sent_below = max(self.sent_below, number)
+        self._sizes.clear()
+        self._offered = 0
+        self._acked.clear()
+        self.rewind()
+
+    def cut(self, now: float) -> Cut | None:
+        """What travels next, None when nothing may."""
+        if now < self.held_until:
+            return None
+        cut, attempts = self._cut_again() or (self._cut_new(), 0)
+        if cut is not None:
+            due = now + self._wait(attempts)
+            heappush(self._flights, _Flight(due, cut.first, cut.last, cut.fragment, attempts))
+        return cut
+
+    def has_work(self, now: float) -> bool:
+        """Whether `cut` would return something."""
+        if now < self.held_until:
+            return False
+        self._forget_acknowledged()
+        return bool(self._again) or self._may_send_new()
+
+    def acknowledged(self, ack: Acknowledgement) -> bool:
+        """The peer has committed this. Returns whether it is news.
+
+        Raises:
+            BrokerError: 28010, it acknowledges what was never sent.
+        """
+        if ack.below > self.sent_below:
+            raise BrokerError(28010, self.sent_below, ack.below, 0)
+        news = ack.below > self.base
+        if news:
+            self._drop_below(ack.below)
+        for first, last in ack.whole:
+            for number in range(max(first, self.base), min(last + 1, self.next_number)):
+                news |= self._acknowledge_fragments(number, 0, self._fragments(number) - 1)
+        for number, first, last in ack.parts:
+            news |= self._acknowledge_fragments(number, first, last)
+        if news:
+            self.attempts = 0
+        return news
+
+    def tick(self, now: float) -> None:
+        """What was not acknowledged in time travels again, and a wait for a link may be over."""
+        if self.held_until <= now:
+            self.held_until = 0.0
+        while self._flights and self._flights[0].due <= now:
+            flight = heappop(self._flights)
+            for number in range(max(flight.first, self.base), flight.last + 1):
+                if not self._is_acked(number, flight.fragment):
+                    heappush(self._again, (number, flight.fragment, flight.attempts + 1))
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is under way that the peer may yet acknowledge."""
+        return not self._sizes or self.held_until > 0
+
+    def wake_at(self) -> float:
+        """When `tick`, or `cut` after a lost link, has something to do; `NEVER` when nothing waits."""
+        if self._sizes and self.held_until:
+            return self.held_until
+        while self._flights and self._is_flight_acked(self._flights[0]):
+            heappop(self._flights)
+        return self._flights[0].due if self._flights else NEVER
+
+    def rewind(self) -> None:
+        """Forget what is under way: all that is unacknowledged travels again, from the lowest number."""
+        self._flights.clear()
+        self._again.clear()
+        self._cursor = (self.base, 0)
+        self._under_way = 0
+
+    def hold(self, now: float) -> None:
+        """There is no link: try again later, each time later still. While a wait runs, nothing changes."""
+        self.rewind()
+        if now >= self.held_until:
+            self.held_until = now + self._wait(self.attempts)
+            self.attempts += 1
+
+    def release(self) -> None:
+        """There is a link: what waits may travel at once."""
+        self.held_until = 0.0
+
+    def _wait(self, attempts: int) -> float:
+        limits = self._limits
+        wait = min(limits.first_retry * 2.0 ** min(attempts, 30), limits.last_retry)
+        return wait * (1 - limits.jitter + 2 * limits.jitter * self._draw())
+
+    # --- cutting
+
+    def _fragments(self, number: int) -> int:
+        return max(1, -(-self._sizes[number - self.base] // self._limits.fragment_size))
+
+    def _cut_again(self) -> tuple[Cut, int] | None:
+        """The lowest of what must travel again, with what follows it without a gap."""
+        self._forget_acknowledged()
+        if not self._again:
+            return None
+        number, fragment, attempts = heappop(self._again)
+        last = number
+        if self._fragments(number) == 1:
+            room = self._limits.fragment_size - self._sizes[number - self.base]
+            while self._again and last - number < MAXIMUM_RUN - 1:
+                following, _, tried = self._again[0]
+                if following > last and not self._is_acked(following, 0):
+                    if following != last + 1 or not self._fits(following, room):
+                        break
+                    room -= self._sizes[following - self.base]
+                    last = following
+                    attempts = max(attempts, tried)
+                heappop(self._again)
+        return self._make_cut(number, last, fragment), attempts
+
+    def _cut_new(self) -> Cut | None:
+        if not self._may_send_new():
+            return None
+        number, fragment = self._cursor
+        count = self._fragments(number)
+        last = number
+        if count == 1:
+            last = self._end_of_run(number)
+            self._cursor = (last + 1, 0)
+        else:
+            self._cursor = (number, fragment + 1) if fragment + 1 < count else (number + 1, 0)
+        for sent in range(number, last + 1):
+            self._under_way += self._cost(sent, fragment)
+        return self._make_cut(number, last, fragment)
+
+    def _end_of_run(self, number: int) -> int:
+        """The last of the small messages that fit in a frame with `number`, and that no acknowledgement names."""
+        last, end = number, min(self.next_number, number + MAXIMUM_RUN)
+        room = self._limits.fragment_size - self._sizes[number - self.base]
+        while last + 1 < end and self._fits(last + 1, room) and last + 1 not in self._acked:
+            last += 1
+            room -= self._sizes[last - self.base]
+        return last
+
+    def _fits(self, number: int, room: int) -> bool:
+        return self._sizes[number - self.base] <= room
+
+    def _make_cut(self, first: int, last: int, fragment: int) -> Cut:
+        if first != last:
+            length = sum(self._sizes[first - self.base : last + 1 - self.base])
+            return Cut(first, last, 0, 1, 0, length)
+        size, unit = self._sizes[first - self.base], self._limits.fragment_size
+        offset = fragment * unit
+        return Cut(first, last, fragment, self._fragments(first), offset, min(unit, size - offset))
+
+    def _may_send_new(self) -> bool:
+        if self._under_way >= self._limits.window:
+            return False
+        number, fragment = self._cursor
+        while number < self.next_number and self._is_acked(number, fragment):
+            following = fragment + 1 < self._fragments(number)
+            number, fragment = (number, fragment + 1) if following else (number + 1, 0)
+        self._cursor = (number, fragment)
+        return number < self.next_number
+
+    def _forget_acknowledged(self) -> None:
+        while self._again and self._is_acked(*self._again[0][:2]):
+            heappop(self._again)
+
+    # --- acknowledgements
+
+    def _is_acked(self, number: int, fragment: int) -> bool:
+        return number < self.base or bool(self._acked.get(number, 0) >> fragment & 1)
+
+    def _is_flight_acked(self, flight: _Flight) -> bool:
+        numbers = range(max(flight.first, self.base), flight.last + 1)
+        return all(self._is_acked(number, flight.fragment) for number in numbers)
+
+    def _cost(self, number: int, fragment: int) -> int:
+        rest = self._sizes[number - self.base] - fragment * self._limits.fragment_size
+        return min(rest, self._limits.fragment_size) + self._limits.message_cost
+
+    def _was_sent(self, number: int, fragment: int) -> bool:
+        return (number, fragment) < self._cursor
+
+    def _drop_below(self, below: int) -> None:
+        known = min(below, self.next_number)
+        for number in range(self.base, known):
+            bits = self._acked.pop(number, 0)
+            for fragment in range(self._fragments(number)):
+                if not bits >> fragment & 1 and self._was_sent(number, fragment):
+                    self._under_way -= self._cost(number, fragment)
+        self._offered -= sum(self._sizes[: known - self.base])
+        del self._sizes[: known - self.base]
+        self.base = below
+        self._cursor = max(self._cursor, (below, 0))
+
+    def _acknowledge_fragments(self, number: int, first: int, last: int) -> bool:
+        if not self.base <= number < self.next_number:
+            return False
+        last = min(last, self._fragments(number) - 1)
+        before = self._acked.get(number, 0)
+        fresh = ((1 << max(last - first + 1, 0)) - 1 << first) & ~before
+        for fragment in range(first, last + 1):
+            if fresh >> fragment & 1 and self._was_sent(number, fragment):
+                self._under_way -= self._cost(number, fragment)
+        if fresh:
+            self._acked[number] = before | fresh
+        return bool(fresh)

@@ -1,0 +1,1 @@
+"""Brokers, links and crashes in one seeded event loop over the protocol: what a seed does, it does again."""

@@ -1,0 +1,510 @@
+"""One instance of a run: a whole broker over the protocol. Its memory goes with a crash, its tables stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.model.errors import RULES
+from servicebroker.model.states import State as EndpointState
+from servicebroker.protocol import adjacent
+from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online
+from servicebroker.protocol.arbitration import Arbiter
+from servicebroker.protocol.dialog import Acknowledged, Dialog, Dropped, Failed, Identity, unpack
+from servicebroker.protocol.envelope import (
+    Content,
+    Failure,
+    Header,
+    Kind,
+    Part,
+    encode,
+    open_payload,
+    parse,
+    refusal,
+)
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.fairness import FairQueue
+from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.outgoing import Cut
+from servicebroker.protocol.security import CHECKSUM, Protection, SessionKey
+from servicebroker.simulation.loop import Loop
+from servicebroker.simulation.network import Network, Stream, flip
+from servicebroker.simulation.store import Endpoint, Key, Lost
+
+UNREACHABLE = RULES[9753].text
+FRAMES_AT_ONCE = 4
+
+
+class World(NamedTuple):
+    """What the instances of a run share."""
+
+    loop: Loop
+    network: Network
+    limits: Limits
+    brokers: dict[UUID, SimulatedBroker]
+    keys: dict[UUID, SessionKey]  # by conversation
+
+    def peer_of(self, key: Key, broker: UUID) -> Endpoint | None:
+        """The other endpoint, in that broker."""
+        return self.brokers[broker].endpoints.get((key[0], not key[1]))
+
+
+class _Link:
+    """A connection and its stream."""
+
+    def __init__(self, connection: Connection, stream: Stream, moment: int) -> None:
+        self.connection = connection
+        self.stream = stream
+        self.moment = moment
+        self.peer: UUID | None = None
+        self.has_alarm = False
+
+
+class _Memory:
+    """All that a crash takes."""
+
+    def __init__(self, guid: UUID, incarnation: UUID) -> None:
+        self.me = Myself(guid, incarnation)
+        self.dialogs: dict[Key, Dialog] = {}
+        self.arbiter: Arbiter[_Link] = Arbiter(guid)
+        self.links: list[_Link] = []
+        self.lines: dict[UUID, FairQueue[Key]] = {}
+        self.connecting: set[UUID] = set()
+        self.alarms: dict[Key, float] = {}
+        self.acknowledged: dict[Key, Acknowledged] = {}  # not committed yet
+        self.is_storing = False
+
+
+class SimulatedBroker:
+    """A daemon and its database."""
+
+    def __init__(self, world: World, index: int, guid: UUID) -> None:
+        self.world = world
+        self.index = index
+        self.guid = guid
+        self.is_up = True
+        self.endpoints: dict[Key, Endpoint] = {}
+        self.saved: dict[Key, bytes] = {}  # the UNLOGGED table
+        self.on_delivery: Callable[[SimulatedBroker, Key], None] = lambda broker, key: None
+        self.corrupted = 0
+        self._memory = self._fresh()
+
+    def _fresh(self) -> _Memory:
+        return _Memory(self.guid, UUID(int=self.world.loop.random.getrandbits(128)))
+
+    def __repr__(self) -> str:
+        return f"broker {self.index}"
+
+    # --- crashes and time
+
+    def crash(self) -> None:
+        """Lose all memory and come back later. PostgreSQL may have crashed too: then unlogged tables are empty."""
+        self._trace("crash")
+        memory, self.is_up = self._memory, False
+        self._memory = self._fresh()
+        for link in memory.links:
+            link.stream.close()
+        if self.world.loop.random.random() < 0.5:
+            self.saved.clear()
+        self.world.loop.after(0.1 + self.world.loop.random.random() * 10, self._restart)
+
+    def _restart(self) -> None:
+        self.is_up = True
+        for key, endpoint in list(self.endpoints.items()):
+            if endpoint.rows:
+                self.poke(key)
+
+    def _later(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something in this life only."""
+        self._at(self._now + delay, action)
+
+    def _at(self, moment: float, action: Callable[[], None]) -> None:
+        life = self._memory
+        self.world.loop.at(moment, lambda: action() if self._memory is life and self.is_up else None)
+
+    def _trace(self, *what: object) -> None:
+        self.world.loop.trace(self, *what)
+
+    @property
+    def _now(self) -> float:
+        return self.world.loop.now
+
+    # --- transmission objects
+
+    def dialog(self, key: Key) -> Dialog:
+        """The transmission object of an endpoint: from memory, the saved ones, or the store."""
+        memory = self._memory
+        if key not in memory.dialogs:
+            endpoint, saved = self.endpoints[key], self.saved.pop(key, None)
+            state = endpoint.transmission_state() if saved is None else unpack(saved)
+            memory.dialogs[key] = Dialog(endpoint.identity, state, self.world.loop.random.random, self.world.limits)
+        return memory.dialogs[key]
+
+    def poke(self, key: Key) -> None:
+        """Something was committed for this endpoint, or its time has come."""
+        if not self.is_up or key not in self.endpoints:
+            return
+        dialog, endpoint = self.dialog(key), self.endpoints[key]
+        dialog.tick(self._now)
+        if endpoint.state is EndpointState.CLOSED:
+            dialog.close()
+        elif endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
+            dialog.end()
+        for number in sorted(number for number in endpoint.rows if number >= dialog.next_to_offer):
+            row = endpoint.rows[number]
+            if dialog.room <= 0 and row.content is not Content.ERROR:
+                break
+            dialog.offer(number, len(row.body or b""), row.content)
+        self._set_going(key)
+
+    def _set_going(self, key: Key) -> None:
+        """Get in line to send, and set the alarm."""
+        dialog, endpoint = self.dialog(key), self.endpoints[key]
+        if dialog.has_work(self._now):
+            peer = self._route(key)
+            self._memory.lines.setdefault(peer, FairQueue()).add(key, endpoint.priority)
+            self._later(0.0, lambda: self._pump(peer))
+        self._set_alarm(key, dialog.wake_at)
+        if dialog.is_idle and self._happens("eviction"):
+            self._trace("evicts", key)
+            self._evict(key)
+
+    def _evict(self, key: Key) -> None:
+        dialog = self._memory.dialogs.pop(key)
+        for line in self._memory.lines.values():
+            line.discard(key)
+        self.saved[key] = dialog.save()
+
+    def _set_alarm(self, key: Key, at: float) -> None:
+        alarms = self._memory.alarms
+        if at == float("inf") or alarms.get(key, float("inf")) <= at:
+            return
+        alarms[key] = at
+
+        def ring() -> None:
+            if alarms.get(key) == at:
+                del alarms[key]
+            self.poke(key)
+
+        self._at(at, ring)
+
+    def _route(self, key: Key) -> UUID:
+        """Services are named after their brokers."""
+        return UUID(self.endpoints[key].identity.far_service.rpartition("/")[2])
+
+    def _happens(self, fault: str) -> bool:
+        return self.world.loop.happens(getattr(self.world.network.faults, fault))
+
+    # --- connections
+
+    def accept(self, stream: Stream) -> None:
+        """The network brings a new stream."""
+        self._begin(stream, is_opener=False)
+
+    def _connect(self, peer: UUID) -> None:
+        memory = self._memory
+        if peer in memory.connecting:
+            return
+        memory.connecting.add(peer)
+
+        def done(stream: Stream | None) -> None:
+            if self._memory is not memory or not self.is_up:
+                if stream is not None:
+                    stream.close()
+                return
+            if stream is None:
+                memory.connecting.discard(peer)
+                self._link_down(peer)
+            else:
+                self._begin(stream, is_opener=True, peer=peer)
+
+        self.world.network.connect(self.index, self.world.brokers[peer].index, done)
+
+    def _begin(self, stream: Stream, *, is_opener: bool, peer: UUID | None = None) -> None:
+        memory = self._memory
+        connection = Connection(memory.me, is_opener=is_opener, now=self._now)
+        link = _Link(connection, stream, memory.arbiter.moment() if is_opener else 0)
+        link.peer = peer
+        memory.links.append(link)
+        stream.on_bytes = lambda data: self._handle(link, connection.receive(data, self._now))
+        stream.on_end = lambda: self._handle(link, connection.end_of_stream())
+        connection.begin(link.moment, self._now)
+        self._handle(link, [])
+
+    def _handle(self, link: _Link, events: list[adjacent.Event]) -> None:
+        for event in events:
+            match event:
+                case Greeted(hello):
+                    self._greet(link, hello)
+                case Online():
+                    self._online(link, event)
+                case Arrived(body):
+                    self._carried(body)
+                case Corrupted():
+                    self.corrupted += 1
+                case Closed():
+                    self._closed(link, event)
+        link.stream.write(link.connection.outgoing())
+        if link.connection.phase is adjacent.Phase.CLOSED:
+            link.stream.close()
+        elif not link.has_alarm:
+            link.has_alarm = True
+            self._at(link.connection.wake_at, lambda: self._ring(link))
+
+    def _ring(self, link: _Link) -> None:
+        link.has_alarm = False
+        self._handle(link, link.connection.tick(self._now))
+
+    def _greet(self, link: _Link, hello: adjacent.Hello) -> None:
+        number = self._memory.arbiter.greeted(hello)
+        if number:
+            self._handle(link, [link.connection.reject(number, self._now)])
+            return
+        link.moment = self._memory.arbiter.moment()
+        online = link.connection.welcome(link.moment, self._now)
+        self._handle(link, [online])
+        self._handle(link, link.connection.resume(self._now))
+
+    def _online(self, link: _Link, event: Online) -> None:
+        link.peer = event.instance
+        self._memory.connecting.discard(event.instance)
+        arbiter = self._memory.arbiter
+        loser = arbiter.online(link, event, is_opener=link.connection.is_opener, moment=link.moment)
+        if loser is not None:
+            self._trace("arbitration with", self.world.brokers[event.instance])
+            self._handle(loser, [loser.connection.close(28033, RULES[28033].text, self._now)])
+        if loser is not link:
+            self._trace("online with", self.world.brokers[event.instance])
+            for key, dialog in list(self._memory.dialogs.items()):
+                if self._route(key) == event.instance:
+                    dialog.link_up()
+                    self._set_going(key)
+            self._later(0.0, lambda: self._pump(event.instance))
+
+    def _closed(self, link: _Link, event: Closed) -> None:
+        self._trace(*event)
+        memory = self._memory
+        if link in memory.links:
+            memory.links.remove(link)
+        memory.arbiter.gone(link)
+        if link.peer is not None:
+            if link.connection.is_opener:
+                memory.connecting.discard(link.peer)
+            if memory.arbiter.find(link.peer) is None:
+                self._link_down(link.peer)
+
+    def _link_down(self, peer: UUID) -> None:
+        for key, dialog in list(self._memory.dialogs.items()):
+            if self._route(key) == peer:
+                dialog.link_down(self._now, UNREACHABLE)
+                if peer in self._memory.lines:
+                    self._memory.lines[peer].discard(key)
+                self._set_alarm(key, dialog.wake_at)
+
+    # --- sending
+
+    def _pump(self, peer: UUID) -> None:
+        """Send a few frames, and come back for more."""
+        link, line = self._memory.arbiter.find(peer), self._memory.lines.get(peer)
+        if not line:
+            return
+        if link is None:
+            self._connect(peer)
+            return
+        for _ in range(FRAMES_AT_ONCE):
+            turn = line.take()
+            if turn is None:
+                break
+            self._send_frame(link, turn.key)
+        self._handle(link, [])
+        self._later(0.001, lambda: self._pump(peer))
+
+    def _send_frame(self, link: _Link, key: Key) -> None:
+        if key not in self.endpoints or (transmission := self.dialog(key).transmit(self._now)) is None:
+            return
+        header, cut, failure = transmission
+        payload = failure if cut is None else self._read(self.endpoints[key], cut)
+        if cut is not None and payload is None:
+            return  # an END WITH ERROR has deleted them; it is on its way to us
+        self._trace("sends", key, header.kind.name, cut, header.acknowledgement)
+        link.connection.send(encode(header, payload, self._protection(header.conversation_id)), self._now)
+        if self.dialog(key).has_work(self._now):
+            self._memory.lines[self._route(key)].add(key, self.endpoints[key].priority)
+        self._set_alarm(key, self.dialog(key).wake_at)
+
+    def _read(self, endpoint: Endpoint, cut: Cut) -> tuple[Part, ...] | None:
+        rows = [endpoint.rows.get(number) for number in range(cut.first, cut.last + 1)]
+        if cut.fragments == 1:
+            return tuple(row for row in rows if row is not None) if None not in rows else None
+        if rows[0] is None:
+            return None
+        body = rows[0].body or b""
+        return (Part(rows[0].message_type, rows[0].content, body[cut.offset : cut.offset + cut.length]),)
+
+    def _protection(self, conversation: UUID) -> Protection:
+        return self.world.keys.get(conversation, CHECKSUM)
+
+    # --- receiving
+
+    def _carried(self, body: bytes) -> None:
+        """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
+        random = self.world.loop.random
+        if self._happens("loss"):
+            return
+        if self._happens("replay"):
+            self.world.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), lambda: self._arrived(body))
+        if self._happens("tampering"):
+            body = flip(body, random.randrange(8 * len(body)))
+        if self._happens("reorder"):
+            self.world.loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: self._arrived(body))
+        else:
+            self._arrived(body)
+
+    def _arrived(self, body: bytes) -> None:
+        if not self.is_up:
+            return
+        try:
+            envelope = parse(body)
+            header = envelope.header
+            payload = open_payload(envelope, self._protection(header.conversation_id))
+        except CorruptedMessage as problem:
+            self.corrupted += 1
+            self._trace(problem)
+            return
+        key = (header.conversation_id.int, not header.is_from_initiator)
+        if key not in self.endpoints and not self._open(key, header, payload):
+            return
+        dialog = self.dialog(key)
+        for event in dialog.arrived(header, payload):
+            self._trace(key, event)
+            self._happened(key, event)
+        self._start_storing()
+        self._set_going(key)
+
+    def _open(self, key: Key, header: Header, payload: object) -> bool:
+        """Make the target's endpoint, or answer that there is none."""
+        if header.kind not in (Kind.RUN, Kind.FRAGMENT) or not isinstance(payload, tuple):
+            return False
+        if header.opening is None:
+            if not header.is_secured:
+                self._refuse(header)
+            return False
+        identity = Identity(
+            header.conversation_id,
+            False,
+            self.guid,
+            header.to_service,
+            header.from_service,
+            header.opening.contract,
+            self._now + header.opening.lifetime,
+            header.opening.encryption,
+            header.is_secured,
+        )
+        endpoint = self.endpoints[key] = Endpoint(identity, self.world.loop.random.randint(1, 10))
+        endpoint.far_broker = header.from_broker
+        return True
+
+    def _refuse(self, header: Header) -> None:
+        failure = Failure(-8462, RULES[8462].text)
+        link = self._memory.arbiter.find(header.from_broker)
+        if link is not None:
+            self._trace("refuses", header.conversation_id)
+            link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self._now)
+            self._handle(link, [])
+
+    def _happened(self, key: Key, event: Acknowledged | Failed | Dropped) -> None:
+        match event:
+            case Acknowledged(below, _):
+                peer = self.world.peer_of(key, event.far_broker)
+                if peer is not None and peer.next < below:
+                    raise Lost(f"{key}: messages below {below} are acknowledged, stored are those below {peer.next}")
+                self._memory.acknowledged[key] = event
+            case Failed(failure):
+                self.endpoints[key].fail(failure.code)
+                self.on_delivery(self, key)
+            case Dropped():
+                pass
+
+    # --- committing
+
+    def _start_storing(self) -> None:
+        """One transaction at a time, for all that has come until now."""
+        memory = self._memory
+        if memory.is_storing:
+            return
+        batches = {key: batch for key, dialog in memory.dialogs.items() if (batch := dialog.batch()) is not None}
+        acknowledged, memory.acknowledged = memory.acknowledged, {}
+        if not batches and not acknowledged:
+            return
+        memory.is_storing = True
+        delay = self.world.loop.random.random() * 0.02
+        self._later(delay, lambda: self._commit(batches, acknowledged))
+
+    def _commit(self, batches: dict[Key, Batch], acknowledged: dict[Key, Acknowledged]) -> None:
+        self._memory.is_storing = False
+        if self._happens("crash_before_commit"):
+            self.crash()
+            return
+        if self._happens("rollback"):
+            for key in batches:
+                self.dialog(key).rolled_back()
+            self._memory.acknowledged = acknowledged | self._memory.acknowledged
+            self._later(1.0, self._start_storing)
+            return
+        for key, event in acknowledged.items():
+            if key in self.endpoints:
+                self.endpoints[key].acknowledged(event)
+                self.dialog(key).deleted(event)
+        for key, batch in batches.items():
+            self.endpoints[key].store(batch)
+        if self._happens("crash_after_commit"):
+            self.crash()
+        self._after_commit(batches, acknowledged)
+
+    def _after_commit(self, batches: dict[Key, Batch], acknowledged: dict[Key, Acknowledged]) -> None:
+        for key in batches:
+            if self.is_up:
+                self.dialog(key).committed()
+            self.on_delivery(self, key)
+        for key in [*batches, *acknowledged]:
+            self.remove_closed(key)
+            self.poke(key)
+        if self.is_up:
+            self._start_storing()
+
+    def remove_closed(self, key: Key) -> None:
+        """A closed initiator goes, unless its key may yet be needed; a closed target stays against replays."""
+        endpoint = self.endpoints.get(key)
+        if endpoint is None or not key[1] or endpoint.identity.is_secured:
+            return
+        if endpoint.state is EndpointState.CLOSED:
+            dialog = self._memory.dialogs.get(key)
+            if dialog is None or dialog.is_idle:
+                self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """The endpoint is removed, with its transmission object."""
+        del self.endpoints[key]
+        self.saved.pop(key, None)
+        self._memory.dialogs.pop(key, None)
+        self._memory.acknowledged.pop(key, None)
+        for line in self._memory.lines.values():
+            line.discard(key)
+
+    # --- what must hold at the end
+
+    def leaks(self) -> list[str]:
+        """What is left over in a broker that has nothing to do."""
+        memory, found = self._memory, []
+        for key, endpoint in self.endpoints.items():
+            if endpoint.kept:
+                found.append(f"{key} still keeps {sorted(endpoint.kept)}")
+            if endpoint.rows:
+                found.append(f"{key} in {endpoint.state} still has to send {sorted(endpoint.rows)}")
+            if key in memory.dialogs and not memory.dialogs[key].is_idle:
+                found.append(f"the transmission object of {key} is not idle")
+        if any(memory.lines.values()):
+            found.append("somebody is still in line")
+        return found + ([f"{len(memory.links)} connections are open"] if memory.links else [])

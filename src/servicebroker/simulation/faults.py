@@ -1,0 +1,57 @@
+"""What goes wrong in one run; each seed draws its own rates."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from servicebroker.protocol.limits import Limits
+
+
+class Faults(NamedTuple):
+    """Probabilities for each message, chunk or commit; times in seconds."""
+
+    loss: float = 0.0  # of a message, as by a broker that forwards and forgets
+    replay: float = 0.0  # it comes once more, up to two minutes later
+    reorder: float = 0.0  # it comes later than it was sent
+    tampering: float = 0.0  # a message is changed, and its frame made to fit
+    noise: float = 0.0  # a bit of the byte stream is changed
+    cut: float = 0.0  # the connection breaks
+    partition: float = 0.0  # two instances cannot reach each other, looked at every ten seconds
+    crash_before_commit: float = 0.0
+    crash_after_commit: float = 0.0
+    rollback: float = 0.0
+    eviction: float = 0.0  # an idle transmission object leaves memory
+
+    @classmethod
+    def draw(cls, random: Random) -> Faults:
+        """Each kind of fault is there in every other run."""
+
+        def rate(most: float) -> float:
+            return random.random() * most if random.random() < 0.5 else 0.0
+
+        return cls(
+            loss=rate(0.3),
+            replay=rate(0.5),
+            reorder=rate(0.5),
+            tampering=rate(0.2),
+            noise=rate(0.03),
+            cut=rate(0.05),
+            partition=rate(0.3),
+            crash_before_commit=rate(0.1),
+            crash_after_commit=rate(0.1),
+            rollback=rate(0.2),
+            eviction=rate(0.5),
+        )
+
+
+def draw_limits(random: Random) -> Limits:
+    """Small ones, so that a few messages meet every limit."""
+    window = random.choice((150, 400, 2_000))
+    return Limits(
+        fragment_size=random.choice((16, 50, 200)),
+        window=window,
+        message_cost=10,
+        ahead_messages=random.choice((3, 10, 1_000)),
+        ahead_bytes=random.choice((200, 2 * window, 100_000)),
+    )

@@ -1,0 +1,83 @@
+"""What the asyncio form waits with, and how its tasks are cancelled.
+
+The rule: a statement that PostgreSQL has completed counts. Its caller gets the result, and the cancellation that came
+meanwhile is raised at the task's next await; otherwise messages that a RECEIVE has taken would be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_PATIENCE = 5.0  # seconds that work which must be finished goes on after a cancellation
+
+Lock = asyncio.Lock
+sleep = asyncio.sleep
+
+
+class Event:
+    """An asyncio event that is waited for at most so many seconds, as threading.Event is."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.set, self.clear, self.is_set = self._event.set, self._event.clear, self._event.is_set
+
+    async def wait(self, timeout: float) -> bool:
+        """Whether it was set within `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        return self._event.is_set()
+
+
+class Background:
+    """Work beside the caller's, as a task."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._task = asyncio.create_task(work(), name=name)
+
+    async def stop(self, patience: float | None = None) -> None:
+        """Cancel it and wait for its end, at most `patience` seconds."""
+        self._task.cancel()
+        await asyncio.wait({self._task}, timeout=patience)
+
+
+async def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Work that blocks, beside the event loop."""
+    return await asyncio.to_thread(work, *arguments, **options)
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Do the work to its end, also when the task is cancelled meanwhile; then it has 5 seconds left."""
+    task = asyncio.ensure_future(work)
+    deadline = None
+    clock = asyncio.get_running_loop().time
+    while not task.done():
+        try:
+            await asyncio.wait({task}, timeout=None if deadline is None else deadline - clock())
+        except asyncio.CancelledError:
+            deadline = deadline or clock() + _PATIENCE
+        if deadline is not None and clock() >= deadline:
+            task.cancel()
+            raise asyncio.CancelledError
+    if deadline is not None:
+        cancel_later()
+    return task.result()
+
+
+def cancel_later() -> None:
+    """Raise a cancellation that was held back at the next await of this task."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(_cancel_again, task)
+
+
+def _cancel_again(task: asyncio.Task[Any]) -> None:
+    if task.cancelling():  # whoever asked for it may have given up: a timeout whose block has ended
+        task.uncancel()
+        task.cancel()

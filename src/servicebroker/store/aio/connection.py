@@ -1,0 +1,67 @@
+"""Connections: one way to open them, one pool per instance."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import psycopg
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
+
+# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
+_OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
+_MINIMUM_SERVER = 150000
+
+
+def is_url(target: str) -> bool:
+    """Whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder."""
+    return bool(re.match(r"postgres(ql)?://|\w+ *=", target))
+
+
+async def connect(url: str, *, application_name: str = "servicebroker") -> AsyncDirectConnection:
+    """A connection in autocommit mode: every transaction of ours is begun in so many words.
+
+    Raises:
+        InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
+    """
+    try:
+        connection = await AsyncDirectConnection.connect(url, **_settings(application_name))
+    except psycopg.Error as problem:
+        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}") from None
+    if connection.info.server_version < _MINIMUM_SERVER:
+        version = connection.info.server_version // 10000
+        await connection.close()
+        raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
+    return connection
+
+
+def pool(url: str, size: int) -> AsyncDirectPool:
+    """A pool of such connections, not open yet; they are made as they are needed, at most `size`."""
+    return AsyncDirectPool(
+        url,
+        connection_class=AsyncDirectConnection,
+        kwargs=_settings("servicebroker"),
+        min_size=1,
+        max_size=size,
+        reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
+        open=False,
+        name="servicebroker",
+    )
+
+
+def _settings(application_name: str) -> dict[str, Any]:
+    return {
+        "autocommit": True,
+        "application_name": application_name,
+        "options": _OPTIONS,
+        "connect_timeout": 10,
+        # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
+        "prepare_threshold": None,
+    }
+
+
+def one_line(problem: Exception) -> str:
+    """What a driver says of a problem, on one line."""
+    return " ".join(str(problem).split()) or type(problem).__name__

@@ -1,0 +1,114 @@
+"""Our own connections under asyncio: prepared statements as in ../direct.py, and cancellation without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import waiting
+from psycopg.abc import PQGen
+from psycopg.pq import TransactionStatus
+from psycopg.pq.abc import PGconn
+from psycopg.rows import tuple_row
+from psycopg_pool import AsyncConnectionPool
+
+from servicebroker.store.aio.concurrency import cancel_later, finish
+from servicebroker.store.direct import PreparedStatements, Row, adapt, command_steps
+
+T = TypeVar("T")
+
+_INTERVAL = 0.1  # seconds between looks at whether the socket still lives
+_ATTEMPTS = 4  # to cancel a statement
+_PATIENCE = 1.0  # seconds that the server has for each
+
+
+class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
+    """A psycopg connection of ours; it remembers what was prepared on it."""
+
+    def __init__(self, pgconn: PGconn) -> None:
+        super().__init__(pgconn, tuple_row)
+        adapt(self.adapters)
+        self._prepared_statements = PreparedStatements()
+
+    async def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
+        """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
+
+        Raises:
+            psycopg.Error: as a cursor would.
+        """
+        async with self.lock:
+            return await self.wait(self._prepared_statements.steps(self, sql, parameters))
+
+    async def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
+        """Run steps of the protocol; under a cancellation, what the server has completed is returned."""
+        return await _completed(self, gen, *limits, **named_limits)
+
+
+class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
+    """A pool of such connections that heeds every cancellation."""
+
+    async def getconn(self, timeout: float | None = None) -> AsyncDirectConnection:
+        """As the driver's; it waits with asyncio.wait_for, which may swallow a cancellation in Python 3.11."""
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        connection = await super().getconn(timeout)
+        if task and task.cancelling() > before:
+            cancel_later()
+        return connection
+
+
+async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) -> None:
+    """Run a statement without parameters and rows, such as BEGIN and COMMIT."""
+    async with connection.lock:
+        await _completed(connection, command_steps(connection, command))
+
+
+async def run_query(
+    cursor: psycopg.AsyncRawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool
+) -> None:
+    """Run a statement on a cursor, which may be of a connection of the application."""
+    try:
+        await cursor.execute(sql, parameters, prepare=prepare)
+    except asyncio.CancelledError:
+        if cursor.pgresult is None:
+            raise
+        cancel_later()
+
+
+async def _completed(
+    connection: psycopg.AsyncConnection[Any], steps: PQGen[T], interval: float = _INTERVAL, **limits: Any
+) -> T:
+    """The result of the steps. A cancellation stops the statement in the server, unless it comes too late for that."""
+    results: list[T] = []
+
+    def noted() -> PQGen[None]:
+        results.append((yield from steps))
+
+    noting = noted()
+    try:
+        await waiting.wait_async(noting, connection.pgconn.socket, interval, **limits)
+    except asyncio.CancelledError:
+        await finish(_stop(connection, noting))
+        if not results:
+            raise
+        cancel_later()
+    return results[0]
+
+
+async def _stop(connection: psycopg.AsyncConnection[Any], steps: PQGen[None]) -> None:
+    """Cancel the statement that runs, or else close the connection: the server then undoes it."""
+    if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
+        return
+    try:
+        for _ in range(_ATTEMPTS):  # the first may have met its preparation, not the statement itself
+            with contextlib.suppress(psycopg.Error, TimeoutError):  # as a rule: it was cancelled
+                await connection.cancel_safe(timeout=_PATIENCE)
+                async with asyncio.timeout(_PATIENCE):
+                    await waiting.wait_async(steps, connection.pgconn.socket, _INTERVAL)
+            if connection.pgconn.transaction_status != TransactionStatus.ACTIVE:
+                return
+    finally:
+        if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            connection.pgconn.finish()

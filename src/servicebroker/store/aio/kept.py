@@ -1,0 +1,104 @@
+"""Group locks that a session keeps beyond a savepoint, and how they are given back when the transaction has ended.
+
+The server takes them (`keep_lock`) and says so in the last column of the statement's first row. What is noted here
+belongs to one connection; a connection that is lost has freed its locks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from servicebroker.store import locks
+from servicebroker.store.aio.concurrency import finish
+
+_FREE = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
+# only where no transaction holds group locks: pg_locks does not tell them from those of the session
+_FREE_ALL = (
+    "select pg_advisory_unlock(%s, (objid::bigint - (objid::bigint >> 31 << 32))::int) from pg_locks "
+    "where locktype = 'advisory' and granted and objsubid = 2 and classid = %s and pid = pg_backend_pid() "
+    "and database = (select oid from pg_database where datname = current_database())"
+)
+
+
+@dataclass
+class _Kept:
+    keys: list[int] = field(default_factory=list)
+    unsure: bool = False  # a statement failed after it may have taken a lock
+    since: datetime | None = None  # when the transaction began that took them; known only when somebody asked
+
+
+_kept: WeakKeyDictionary[psycopg.AsyncConnection[Any], _Kept] = WeakKeyDictionary()
+
+
+def note(connection: psycopg.AsyncConnection[Any], key: int) -> None:
+    """The session keeps this lock."""
+    _kept.setdefault(connection, _Kept()).keys.append(key)
+
+
+def doubt(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The session may keep a lock that was not told of."""
+    _kept.setdefault(connection, _Kept()).unsure = True
+
+
+def is_kept(connection: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether there may be something to release."""
+    return connection in _kept
+
+
+async def release(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The transaction has ended: the locks go back. Costs nothing when there are none."""
+    kept = _kept.get(connection)
+    if kept is None:
+        return
+    if not connection.closed:
+        await finish(_free(connection, kept))
+    _kept.pop(connection, None)
+
+
+async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Before a verb on a connection whose transactions somebody else ends: give back what an ended one has left."""
+    kept = _kept.get(connection)
+    if kept is None or connection.info.transaction_status == TransactionStatus.INERROR:
+        return
+    if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
+        await release(connection)
+        return
+    began = await _began(connection)
+    if kept.since is None:
+        kept.since = began
+    elif kept.since != began:
+        await release(connection)
+
+
+async def note_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
+    """After a verb on such a connection: remember which transaction the locks belong to."""
+    kept = _kept.get(connection)
+    if kept is not None and kept.since is None and connection.info.transaction_status == TransactionStatus.INTRANS:
+        kept.since = await finish(_began(connection))
+
+
+async def _began(connection: psycopg.AsyncConnection[Any]) -> datetime:
+    """When the transaction began that is open on the connection."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute("select transaction_timestamp()")
+        ((began,),) = await cursor.fetchall()
+    at: datetime = began
+    return at
+
+
+async def _free(connection: psycopg.AsyncConnection[Any], kept: _Kept) -> None:
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        if not kept.unsure:
+            await cursor.execute(_FREE, (locks.GROUP, kept.keys))
+            return
+        freed = True
+        while freed:  # a lock that was taken several times is freed as often
+            await cursor.execute(_FREE_ALL, (locks.GROUP, locks.GROUP))
+            freed = any(was for (was,) in await cursor.fetchall())

@@ -1,0 +1,97 @@
+# Made from aio/running.py by tools/make_sync.py: change that file, then run `make sync`.
+"""Driving the engine's verbs on a psycopg connection."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.pq import Format, TransactionStatus
+
+from servicebroker.store import kept
+from servicebroker.store.direct import DirectConnection, adapt, is_direct, run_command, run_query
+from servicebroker.store.statements import Rows, Statement, Steps, resumed
+
+T = TypeVar("T")
+
+
+def run(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
+    """Drive a verb to its result on `connection`, inside whatever transaction is open there."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(_rows(connection, statement))
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    except Exception:
+        raise  # a refusal of ours has changed nothing; one of PostgreSQL's has undone the transaction
+    except BaseException:
+        _spoil(connection)
+        raise
+    finally:
+        steps.close()
+
+
+def run_alone(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
+    """Drive a verb as a transaction of its own, on a connection in autocommit mode.
+
+    The first statement of a verb either completes it or only reads, so it needs no BEGIN: the usual SEND and
+    RECEIVE are one round trip. Only a verb that goes on gets a transaction, around the rest.
+    """
+    try:
+        statement = steps.send(_rows(connection, next(steps)))
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    return in_transaction(connection, resumed(statement, steps))
+
+
+def in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
+    """Drive a verb between BEGIN and COMMIT, on a connection in autocommit mode."""
+    run_command(connection, b"begin")
+    try:
+        result = run(connection, steps)
+        run_command(connection, b"commit")
+    except BaseException:
+        with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+            connection.rollback()
+        raise
+    return result
+
+
+def execute(connection: psycopg.Connection[Any], sql: str, *parameters: object) -> Rows:
+    """Run one statement and return its rows."""
+    return _rows(connection, Statement(sql, parameters, prepared=False))
+
+
+def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
+    """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
+    try:
+        rows = _fetched(connection, statement)
+    except BaseException:
+        if statement.locks:
+            kept.doubt(connection)
+        raise
+    if statement.locks and rows and rows[0][-1] is not None:
+        kept.note(connection, rows[0][-1])
+    return rows
+
+
+def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
+    """Its rows; those without columns (`select from ...`) count too."""
+    if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
+        return connection.run_prepared(statement.sql, statement.parameters)
+    with psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
+        cursor.format = Format.BINARY
+        adapt(cursor.adapters)
+        run_query(cursor, statement.sql.encode(), statement.parameters, prepare=statement.prepared)
+        return () if cursor.description is None else cursor.fetchall()
+
+
+def _spoil(connection: psycopg.Connection[Any]) -> None:
+    """A verb was cut between two statements: what it has begun must not be committed."""
+    if connection.info.transaction_status == TransactionStatus.INTRANS:
+        with contextlib.suppress(psycopg.Error):
+            connection.execute("do $$ begin raise 'a verb of servicebroker was cancelled'; end $$")

@@ -1,0 +1,19 @@
+"""An instance in memory for the tests of an application: no PostgreSQL, no threads, a clock that jumps.
+
+import servicebroker.testing
+
+with servicebroker.testing.open() as instance:
+    db = instance.database("Warehouse", create=True)
+    ...
+    instance.clock.jump(minutes=31)
+
+The objects have the methods of the real ones, with the same arguments, errors and messages. It is a model of the
+rules and shares no SQL with the engine; the same random histories run through both.
+"""
+
+from servicebroker.testing.clock import Clock
+from servicebroker.testing.instance import Database, Instance, Transaction
+from servicebroker.testing.instance import open_instance as open
+from servicebroker.testing.memory import WouldWait
+
+__all__ = ["Clock", "Database", "Instance", "Transaction", "WouldWait", "open"]

@@ -1,0 +1,339 @@
+"""CREATE, ALTER and DROP of the objects of a broker database, and ALTER DATABASE.
+
+Each function checks everything first and then changes; `session` is a transaction of its own, with no other open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+from uuid import UUID, uuid4
+
+from servicebroker.model import arguments, names
+from servicebroker.model.arguments import SENT_BY
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import State
+from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
+from servicebroker.testing.delivery import deliver_everything, deliver_to_service, fail_endpoints
+from servicebroker.testing.endpoints import remove_endpoint
+from servicebroker.testing.memory import Endpoint, Memory, Session
+
+T = TypeVar("T", MessageType, Contract)
+
+# ---------------------------------------------------------------- databases
+
+
+def find_broker(memory: Memory, name: str, *, create: bool) -> Broker:
+    """The database of that name, compared without case; made when it is missing and `create` is set."""
+    names.checked("database", name)
+    for broker in memory.brokers:
+        if broker.name.lower() == name.lower():
+            return broker
+    if not create:
+        raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
+    memory.brokers.append(Broker(len(memory.brokers) + 1, name))
+    return memory.brokers[-1]
+
+
+def enable_broker(session: Session, broker: Broker) -> None:
+    """ENABLE_BROKER: what waited is delivered."""
+    broker.is_enabled = True
+    deliver_everything(session)
+
+
+def new_broker(session: Session, broker: Broker) -> None:
+    """NEW_BROKER: another identifier; every conversation is removed, and no peer is told."""
+    own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
+    for message in session.messages.all():
+        if message.service.broker is broker:
+            session.messages.remove(message.queuing_order)
+    for endpoint in [*own, *peers]:
+        session.drop_waiting(endpoint.conversation_handle)
+    for endpoint in peers:
+        session.update(endpoint, far_handle=None, is_parked=False)
+    for endpoint in [*own, *(peer for peer in peers if peer.state is State.DISCONNECTED_OUTBOUND)]:
+        remove_endpoint(session, endpoint)
+    broker.service_broker_guid = uuid4()
+
+
+def error_broker_conversations(session: Session, broker: Broker) -> None:
+    """ERROR_BROKER_CONVERSATIONS: the Error -9719 here, -9720 in other databases."""
+    own, peers = _conversations(session, lambda endpoint: endpoint.broker is broker)
+    fail_endpoints(session, _handles(own), BrokerError(9719))
+    fail_endpoints(session, _handles(peers), BrokerError(9720))
+
+
+# ---------------------------------------------------------------- message types and contracts
+
+
+def create_message_type(memory: Memory, broker: Broker, name: str, validation: str) -> None:
+    """CREATE MESSAGE TYPE."""
+    names.checked("message type", name)
+    letter = arguments.validation_letter(validation)
+    _refuse_taken(broker.message_types, name)
+    broker.message_types[name] = MessageType(next(memory.object_ids), name, letter)
+
+
+def alter_message_type(broker: Broker, name: str, validation: str) -> None:
+    """ALTER MESSAGE TYPE; messages in queues keep their letter."""
+    letter = arguments.validation_letter(validation)
+    kind = _user_object("alter", "message type", broker.message_types, name)
+    kind.validation = letter
+
+
+def drop_message_type(broker: Broker, name: str) -> None:
+    """DROP MESSAGE TYPE."""
+    kind = _user_object("drop", "message type", broker.message_types, name)
+    if any(name in contract.usages for contract in broker.contracts.values()):
+        raise BrokerError(3716, "message type", name, "service contracts")
+    kind.is_dropped = True
+    del broker.message_types[name]
+
+
+def create_contract(
+    memory: Memory, broker: Broker, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]
+) -> None:
+    """CREATE CONTRACT."""
+    names.checked("contract", name)
+    pairs = arguments.checked_sent_by(name, sent_by)
+    types = [_found("find", "message type", broker.message_types, message_type) for message_type, _ in pairs]
+    _refuse_taken(broker.contracts, name)
+    usages = {kind.name: (kind, *SENT_BY[side]) for kind, (_, side) in zip(types, pairs, strict=True)}
+    broker.contracts[name] = Contract(next(memory.object_ids), name, usages)
+
+
+def drop_contract(session: Session, broker: Broker, name: str) -> None:
+    """DROP CONTRACT; open conversations on it get the Error -8487."""
+    contract = _user_object("drop", "service contract", broker.contracts, name)
+    if any(name in service.contracts for service in broker.services.values()):
+        raise BrokerError(3716, "service contract", name, "services")
+    if any(priority.contract is contract for priority in broker.priorities.values()):
+        raise BrokerError(3716, "service contract", name, "conversation priorities")
+    own, peers = _conversations(session, lambda endpoint: endpoint.contract is contract)
+    fail_endpoints(session, _handles([*own, *peers]), BrokerError(8487))
+    contract.is_dropped = True
+    del broker.contracts[name]
+
+
+def _user_object(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
+    """A message type or contract that may be changed."""
+    found = _found(action, kind, objects, names.checked(kind, name))
+    number = found.message_type_id if isinstance(found, MessageType) else found.service_contract_id
+    if number < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return found
+
+
+# ---------------------------------------------------------------- queues
+
+
+def create_queue(memory: Memory, broker: Broker, name: str, *, status: bool, poison_message_handling: bool) -> None:
+    """CREATE QUEUE."""
+    arguments.check_switch("STATUS", status)
+    arguments.check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
+    schema, queue = names.split_queue_name(name)
+    names.checked_queue(queue)
+    key = schema.lower(), queue.lower()
+    if key in broker.queues:
+        raise BrokerError(2714, queue)
+    broker.queues[key] = Queue(next(memory.object_ids), queue, status, status, poison_message_handling)
+
+
+def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:
+    """The queue of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when it does not exist.
+    """
+    schema, queue = names.split_queue_name(name)
+    found = broker.queues.get((schema.lower(), queue.lower()))
+    if found is None:
+        raise BrokerError(15151, action, "queue", name)
+    return found
+
+
+def alter_queue(
+    session: Session, broker: Broker, name: str, *, status: bool | None, poison_message_handling: bool | None
+) -> None:
+    """ALTER QUEUE; switching on delivers what waited."""
+    arguments.check_switches(STATUS=status, POISON_MESSAGE_HANDLING=poison_message_handling)
+    queue = find_queue(broker, name, "alter")
+    if poison_message_handling is not None:
+        queue.is_poison_message_handling_enabled = poison_message_handling
+    if status is not None:
+        queue.is_receive_enabled = queue.is_enqueue_enabled = status
+        if status:
+            deliver_everything(session)
+
+
+def drop_queue(broker: Broker, name: str) -> None:
+    """DROP QUEUE."""
+    queue = find_queue(broker, name, "drop")
+    if any(service.queue is queue for service in broker.services.values()):
+        raise BrokerError(3716, "queue", name, "services")
+    broker.queues = {key: other for key, other in broker.queues.items() if other is not queue}
+
+
+# ---------------------------------------------------------------- services
+
+
+def create_service(session: Session, broker: Broker, name: str, queue: str, contracts: Iterable[str]) -> None:
+    """CREATE SERVICE; messages that wait for it are delivered."""
+    found = find_queue(broker, queue)
+    names.checked("service", name)
+    given = _contracts(broker, contracts)
+    _refuse_taken(broker.services, name)
+    broker.services[name] = Service(next(session.memory.object_ids), name, broker, found, given)
+    deliver_to_service(session, name)
+
+
+def alter_service(
+    session: Session,
+    broker: Broker,
+    name: str,
+    *,
+    queue: str | None,
+    add_contracts: Iterable[str],
+    drop_contracts: Iterable[str],
+) -> None:
+    """ALTER SERVICE; its messages move to the other queue with it, and arrive there anew."""
+    names.checked("service", name)
+    to_add = arguments.checked_contracts(add_contracts)
+    to_drop = arguments.checked_contracts(drop_contracts)
+    service = _service(broker, name, "alter")
+    added, dropped = _contracts(broker, to_add), _contracts(broker, to_drop)
+    for contract in sorted(added.keys() & dropped.keys()):
+        raise BrokerError(8404, contract)
+    target = service.queue if queue is None else find_queue(broker, queue)
+    if target is service.queue and not added and not dropped:
+        raise BrokerError(8493, name)
+    for contract in added:
+        if contract in service.contracts:
+            raise BrokerError(8404, contract)
+    for contract in dropped:
+        if contract not in service.contracts:
+            raise BrokerError(15151, "drop", "service contract", contract)
+    kept = {contract: value for contract, value in service.contracts.items() if contract not in dropped}
+    service.contracts = kept | added
+    if target is not service.queue:
+        service.queue = target
+        session.arrive_anew([message for message in session.messages.all() if message.service is service])
+    deliver_everything(session)
+
+
+def drop_service(session: Session, broker: Broker, name: str) -> None:
+    """DROP SERVICE with its messages and conversations; their peers get the Error -8470."""
+    names.checked("service", name)
+    service = _service(broker, name, "drop")
+    if any(priority.local_service is service for priority in broker.priorities.values()):
+        raise BrokerError(3716, "service", name, "conversation priorities")
+    own, peers = _conversations(session, lambda endpoint: endpoint.service is service)
+    fail_endpoints(session, _handles(peers), BrokerError(8470))
+    for endpoint in own:
+        session.drop_waiting(endpoint.conversation_handle)
+        remove_endpoint(session, endpoint)
+    for message in session.messages.all():
+        if message.service is service:
+            session.messages.remove(message.queuing_order)
+    del broker.services[name]
+
+
+def _service(broker: Broker, name: str, action: str) -> Service:
+    if name not in broker.services:
+        raise BrokerError(15151, action, "service", name)
+    return broker.services[name]
+
+
+def _contracts(broker: Broker, given: Iterable[str]) -> dict[str, Contract]:
+    wanted = arguments.checked_contracts(given)
+    return {name: _found("find", "service contract", broker.contracts, name) for name in wanted}
+
+
+# ---------------------------------------------------------------- priorities
+
+
+def create_broker_priority(
+    broker: Broker, name: str, contract: str | None, local: str | None, remote: str | None, level: int | str | None
+) -> None:
+    """CREATE BROKER PRIORITY."""
+    names.checked("conversation priority", name)
+    found, service, far, number = _resolved(broker, name, contract, local, remote, level)
+    new = Priority(name, found, service, far, number or arguments.DEFAULT_LEVEL)
+    _refuse_taken_priority(broker, new, None, (contract, local, remote))
+    broker.priorities[name.lower()] = new
+
+
+def alter_broker_priority(
+    broker: Broker, name: str, contract: str | None, local: str | None, remote: str | None, level: int | str | None
+) -> None:
+    """ALTER BROKER PRIORITY: what is given changes."""
+    old = _priority(broker, name, "alter")
+    found, service, far, number = _resolved(broker, name, contract, local, remote, level)
+    new = Priority(
+        old.name,
+        old.contract if contract is None else found,
+        old.local_service if local is None else service,
+        old.remote_service if remote is None else far,
+        number or old.level,
+    )
+    _refuse_taken_priority(broker, new, old, (contract, local, remote))
+    broker.priorities[name.lower()] = new
+
+
+def drop_broker_priority(broker: Broker, name: str) -> None:
+    """DROP BROKER PRIORITY."""
+    _priority(broker, name, "drop")
+    del broker.priorities[name.lower()]
+
+
+def _priority(broker: Broker, name: str, action: str) -> Priority:
+    found = broker.priorities.get(names.checked("conversation priority", name).lower())
+    if found is None:
+        raise BrokerError(15151, action, "conversation priority", name)
+    return found
+
+
+def _resolved(
+    broker: Broker, name: str, contract: str | None, local: str | None, remote: str | None, level: int | str | None
+) -> tuple[Contract | None, Service | None, str | None, int | None]:
+    """The criteria as objects; None for ANY and for what was not given."""
+    contract = arguments.criterion(name, "CONTRACT_NAME", contract, names.MAXIMUM_NAME)
+    local = arguments.criterion(name, "LOCAL_SERVICE_NAME", local, names.MAXIMUM_NAME)
+    remote = arguments.criterion(name, "REMOTE_SERVICE_NAME", remote, names.MAXIMUM_SERVICE_NAME)
+    found = None if contract is None else _found("find", "service contract", broker.contracts, contract)
+    service = None if local is None else _service(broker, local, "find")
+    return found, service, remote, arguments.priority_level(name, level)
+
+
+def _refuse_taken_priority(
+    broker: Broker, new: Priority, old: Priority | None, given: tuple[str | None, str | None, str | None]
+) -> None:
+    for other in broker.priorities.values():
+        same_name = other.name.lower() == new.name.lower()
+        if other is not old and (same_name or other.criteria == new.criteria):
+            raise BrokerError(33303, new.name, *(name or arguments.ANY for name in given))
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def _found(action: str, kind: str, objects: Mapping[str, T], name: str) -> T:
+    if name not in objects:
+        raise BrokerError(15151, action, kind, name)
+    return objects[name]
+
+
+def _refuse_taken(objects: Mapping[str, object], name: str) -> None:
+    if name in objects:
+        raise BrokerError(2714, name)
+
+
+def _conversations(session: Session, chosen: Callable[[Endpoint], bool]) -> tuple[list[Endpoint], list[Endpoint]]:
+    """The endpoints that are chosen, and those of their peers that are not."""
+    own = [endpoint for endpoint in session.endpoints.all() if chosen(endpoint)]
+    peers = [session.other_side(endpoint) for endpoint in own]
+    return own, [peer for peer in peers if peer and not chosen(peer)]
+
+
+def _handles(endpoints: list[Endpoint]) -> list[UUID]:
+    return [endpoint.conversation_handle for endpoint in endpoints]

@@ -1,0 +1,303 @@
+"""SEND, and how messages reach the other side: at once, later, or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from uuid import UUID
+
+from servicebroker.model import names, waiting
+from servicebroker.model.arguments import Body, Omitted, check_handle, stored_bodies, stored_body
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import error_body
+from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
+from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
+from servicebroker.testing.catalog import Service
+from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
+from servicebroker.testing.memory import Endpoint, Memory, Session, Waiting
+
+
+def send(session: Session, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+    """SEND of one message. Returns its sequence number."""
+    check_handle(handle)
+    names.checked("message type", message_type)
+    return _send(session, handle, message_type, [stored_body(body)])
+
+
+def send_batch(session: Session, handle: UUID, message_type: str, bodies: Iterable[Body]) -> int:
+    """SEND of many messages of one type. Returns the first sequence number."""
+    check_handle(handle)
+    names.checked("message type", message_type)
+    return _send(session, handle, message_type, stored_bodies(bodies))
+
+
+def _send(session: Session, handle: UUID, message_type: str, contents: list[bytes | None]) -> int:
+    endpoint = session.endpoint(handle)
+    _refuse(endpoint, message_type, session)
+    session.lock("endpoint", handle)
+    first = endpoint.send_sequence
+    if endpoint.far_handle is not None or _reach(session, endpoint, message_type, contents):
+        _deliver(session, session.endpoint(handle), message_type, contents)
+    return first
+
+
+def _reach(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> bool:
+    """Make the other side of a new conversation. False when the conversation fails, or the messages have to wait."""
+    refusal, why = _open_target(session, endpoint)
+    if refusal:
+        _fail(session, endpoint, refusal)
+    elif why:
+        park(session, endpoint, message_type, contents, why)
+    else:
+        return deliver_waiting(session, session.endpoint(endpoint.conversation_handle))
+    return False
+
+
+def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None]) -> None:
+    """Into the peer's queue, when it takes them and nothing is in the way."""
+    first = endpoint.send_sequence
+    peer = session.peer(endpoint)
+    assert peer is not None  # who loses it in the state CO loses its address too
+    if peer.state in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+        session.update(endpoint, send_sequence=first + len(contents))  # nobody reads it any more
+        return
+    for number, content in enumerate(contents, first):
+        if rejected := _rejection(endpoint, peer, message_type, number, content):
+            _fail(session, endpoint, *rejected)
+            return
+    if why := obstacle(endpoint, peer):
+        park(session, endpoint, message_type, contents, why)
+    elif not endpoint.is_parked or deliver_waiting(session, endpoint):
+        kind, _, _ = peer.contract.usages[message_type]
+        for number, content in enumerate(contents, first):
+            session.enqueue(peer, kind, content, number=number)
+        session.update(endpoint, send_sequence=first + len(contents))
+
+
+def _refuse(endpoint: Endpoint, message_type: str, session: Session) -> None:
+    """Raise what the sender's own side forbids: the state, then the message type and its direction."""
+    after(at(endpoint.state, endpoint.lifetime, session.now), Event.SEND)
+    if message_type not in endpoint.contract.usages:
+        raise BrokerError(8431 if message_type in endpoint.broker.message_types else 8428, message_type)
+    if not endpoint.contract.allows(message_type, initiator=endpoint.is_initiator):
+        raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
+
+
+def _rejection(
+    sender: Endpoint, peer: Endpoint, message_type: str, number: int, content: bytes | None
+) -> Rejection | None:
+    """Why the peer does not take the message, None when it does."""
+    if message_type not in peer.contract.usages:
+        return unknown_type(message_type, is_known=message_type in peer.broker.message_types)
+    if not peer.contract.allows(message_type, initiator=sender.is_initiator):
+        return wrong_direction(message_type, from_initiator=sender.is_initiator)
+    kind, _, _ = peer.contract.usages[message_type]
+    return invalid_body(
+        message_type,
+        kind.validation,
+        content,
+        sender.conversation_id,
+        number,
+        from_initiator=sender.is_initiator,
+    )
+
+
+def obstacle(endpoint: Endpoint, peer: Endpoint | None) -> str:
+    """Why nothing can be delivered to the peer now; empty when it can."""
+    if not endpoint.broker.is_enabled:
+        return waiting.SENDER_DISABLED
+    if peer and not peer.broker.is_enabled:
+        return waiting.TARGET_DISABLED
+    if peer and not peer.service.queue.is_enqueue_enabled:
+        return waiting.TARGET_QUEUE_OFF
+    return ""
+
+
+def park(
+    session: Session, endpoint: Endpoint, message_type: str, contents: list[bytes | None], why: str, end: str = ""
+) -> None:
+    """Keep messages until they can be delivered."""
+    handle = endpoint.conversation_handle
+    for number, content in enumerate(contents, endpoint.send_sequence):
+        message = Waiting(handle, number, message_type, content, why, session.now, end)
+        session.waiting.put((handle, number), message)
+    state = State.DISCONNECTED_OUTBOUND if end else State.CONVERSING
+    session.update(endpoint, send_sequence=endpoint.send_sequence + len(contents), state=state, is_parked=True)
+
+
+# ---------------------------------------------------------------- the target's side of a new conversation
+
+
+def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | None, str]:
+    """Make the target endpoint; or say why the conversation fails, or why its messages wait."""
+    if not initiator.is_initiator or (initiator.send_sequence and not never_opened(session, initiator)):
+        return BrokerError(8462), ""
+    if why := obstacle(initiator, None):
+        return None, why
+    service = _find_service(session.memory, initiator)
+    if service is None:
+        return _missing(session.memory, initiator)
+    contract = service.contracts.get(initiator.contract.name)
+    if contract is None:
+        return BrokerError(8408, initiator.far_service, initiator.contract.name), ""
+    if not service.queue.is_enqueue_enabled:
+        return None, waiting.TARGET_QUEUE_OFF
+    handle, _, group = session.memory.identify(initiator.conversation_handle)
+    target = Endpoint(
+        handle,
+        initiator.conversation_id,
+        group,
+        is_initiator=False,
+        service=service,
+        contract=contract,
+        priority=service.broker.level(contract, service, initiator.service.name),
+        state=State.CONVERSING,
+        lifetime=initiator.lifetime,
+        far_service=initiator.service.name,
+        far_broker_instance=str(initiator.broker.service_broker_guid),
+        far_handle=initiator.conversation_handle,
+    )
+    session.endpoints.put(handle, target)
+    session.groups.put(group, service)
+    session.lock("endpoint", handle)
+    session.update(
+        initiator,
+        far_handle=handle,
+        state=State.CONVERSING if initiator.state is State.STARTED_OUTBOUND else initiator.state,
+        far_broker_instance=str(service.broker.service_broker_guid),
+    )
+    return None, ""
+
+
+def _missing(memory: Memory, initiator: Endpoint) -> tuple[BrokerError | None, str]:
+    """A database that was named and is here, but has no such service, is an error; anything else waits."""
+    enabled = [broker for broker in memory.brokers if broker.is_enabled]
+    if initiator.far_broker_instance in [str(broker.service_broker_guid) for broker in enabled]:
+        return BrokerError(8490, initiator.far_service), ""
+    elsewhere = any(initiator.far_service in broker.services for broker in enabled)
+    return None, waiting.INSTANCE_NOT_HERE if elsewhere else waiting.NOT_HERE
+
+
+def _find_service(memory: Memory, initiator: Endpoint) -> Service | None:
+    """In the initiator's own database first; with a broker instance only in that one."""
+    for broker in sorted(memory.brokers, key=lambda broker: (broker is not initiator.broker, broker.database_id)):
+        fits = initiator.far_broker_instance in (None, str(broker.service_broker_guid))
+        if broker.is_enabled and fits and initiator.far_service in broker.services:
+            return broker.services[initiator.far_service]
+    return None
+
+
+def never_opened(session: Session, endpoint: Endpoint) -> bool:
+    """Whether message 0 still waits: then no target endpoint was ever made."""
+    return session.waiting.get((endpoint.conversation_handle, 0)) is not None
+
+
+# ---------------------------------------------------------------- what waited
+
+
+def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
+    """Deliver what waits on an endpoint whose way is free. False when the conversation failed at one of it."""
+    peer = session.peer(endpoint)
+    assert peer is not None
+    end, failure = "", None
+    for message in session.waits_on(endpoint.conversation_handle):
+        number = message.message_sequence_number
+        if not message.end:
+            failure = _rejection(endpoint, peer, message.message_type, number, message.message_body)
+        if failure:
+            session.drop_waiting(endpoint.conversation_handle, number)
+            break
+        session.waiting.remove((endpoint.conversation_handle, number))
+        if message.end:
+            end = message.end
+            kind = peer.broker.message_types[end]
+        else:
+            kind, _, _ = peer.contract.usages[message.message_type]
+        session.enqueue(peer, kind, message.message_body, number=number, rank=1 if end == names.ERROR else 2)
+    endpoint = session.update(endpoint, is_parked=False)
+    if failure:
+        _fail(session, endpoint, *failure)
+    elif end:
+        if peer.state is State.CONVERSING:
+            session.update(peer, state=State.ERROR if end == names.ERROR else State.DISCONNECTED_INBOUND)
+        close_endpoint(session, endpoint)
+    return failure is None
+
+
+def deliver_to_service(session: Session, name: str) -> None:
+    """Deliver what waits for a service of that name, in the order in which it began to wait."""
+    for message in session.waiting.all():
+        if message.message_sequence_number == 0:
+            endpoint = session.endpoints.get(message.conversation_handle)
+            if endpoint and endpoint.far_service == name:
+                _open_waiting(session, endpoint)
+
+
+def deliver_everything(session: Session) -> None:
+    """Deliver all that waits and need not: first on conversations that have a target, then on new ones."""
+    handles = dict.fromkeys(message.conversation_handle for message in session.waiting.all())
+    for opened in (True, False):
+        for handle in handles:
+            endpoint = session.endpoints.get(handle)
+            if endpoint is None or (endpoint.far_handle is not None) is not opened:
+                continue
+            peer = session.peer(endpoint)
+            if peer and endpoint.is_parked and not obstacle(endpoint, peer):
+                deliver_waiting(session, endpoint)
+            elif never_opened(session, endpoint) and _somebody_takes(session.memory, endpoint):
+                _open_waiting(session, endpoint)
+
+
+def _somebody_takes(memory: Memory, initiator: Endpoint) -> bool:
+    """Whether it is worth a try."""
+    name = initiator.far_service
+    services = [broker.services[name] for broker in memory.brokers if broker.is_enabled and name in broker.services]
+    return initiator.broker.is_enabled and any(service.queue.is_enqueue_enabled for service in services)
+
+
+def _open_waiting(session: Session, endpoint: Endpoint) -> None:
+    if endpoint.far_handle is not None:
+        return
+    refusal, why = _open_target(session, endpoint)
+    if refusal:
+        _fail(session, endpoint, refusal)
+    elif why:
+        for message in session.waits_on(endpoint.conversation_handle):
+            key = message.conversation_handle, message.message_sequence_number
+            session.waiting.put(key, replace(message, status=why))
+    else:
+        deliver_waiting(session, session.endpoint(endpoint.conversation_handle))
+
+
+# ---------------------------------------------------------------- errors of the broker
+
+
+def _fail(session: Session, endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> None:
+    """An error of the broker on both sides of a conversation; the peer gets the same, or its own."""
+    fail_endpoints(session, [endpoint.conversation_handle], error)
+    if endpoint.far_handle is not None:
+        fail_endpoints(session, [endpoint.far_handle], at_peer or error)
+
+
+def fail_endpoints(session: Session, handles: list[UUID], error: BrokerError) -> None:
+    """An Error message for each of these endpoints; what they sent and still waits is dropped.
+
+    One that has ended is removed, since its application never sees the error; one that is closed or has its error
+    already stays as it is.
+    """
+    for handle in handles:
+        session.drop_waiting(handle)
+    for handle in handles:
+        endpoint = session.endpoints.get(handle)
+        if endpoint is None or (endpoint.state, Event.ERROR_ARRIVED) not in TRANSITIONS:
+            continue
+        if TRANSITIONS[endpoint.state, Event.ERROR_ARRIVED] is REMOVED:
+            remove_endpoint(session, endpoint)
+        else:
+            tell_error(session, session.update(endpoint, state=State.ERROR), -error.number, error.text)
+
+
+def tell_error(session: Session, receiver: Endpoint, code: int, description: str, number: int = 0) -> None:
+    """An Error message into the queue of an endpoint, before its data."""
+    kind = receiver.broker.message_types[names.ERROR]
+    session.enqueue(receiver, kind, error_body(code, description), number=number, rank=1)

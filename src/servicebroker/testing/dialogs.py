@@ -1,0 +1,117 @@
+"""BEGIN DIALOG, BEGIN CONVERSATION TIMER and MOVE CONVERSATION."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+from servicebroker.model import arguments, names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import Event, State, after
+from servicebroker.testing.catalog import Broker, Service
+from servicebroker.testing.endpoints import remove_empty_group
+from servicebroker.testing.memory import Endpoint, Session
+
+
+def begin_dialog(
+    session: Session,
+    broker: Broker,
+    from_service: str,
+    to_service: str,
+    *,
+    broker_instance: str | UUID | None,
+    contract: str,
+    related_conversation: UUID | None,
+    related_conversation_group: UUID | None,
+    lifetime: int,
+) -> UUID:
+    """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND, its group locked. Returns its handle."""
+    arguments.check_dialog(from_service, to_service, contract)
+    expiry = arguments.expiry(lifetime, session.now)
+    instance = arguments.broker_instance(broker_instance)
+    arguments.check_relation(related_conversation, related_conversation_group)
+    names.checked("service", from_service)
+    names.checked("service contract", contract)
+    if from_service not in broker.services:
+        raise BrokerError(8423, from_service)
+    if contract not in broker.contracts:
+        raise BrokerError(8425, contract)
+    service = broker.services[from_service]
+    related = _related_group(session, service, related_conversation, related_conversation_group)
+    handle, conversation, new_group = session.memory.identify(None)
+    group = related or new_group
+    if session.groups.get(group) is None:
+        session.groups.put(group, service)
+    session.lock("group", group)
+    session.lock("endpoint", handle)
+    endpoint = Endpoint(
+        handle,
+        conversation,
+        group,
+        is_initiator=True,
+        service=service,
+        contract=broker.contracts[contract],
+        priority=broker.level(broker.contracts[contract], service, to_service),
+        state=State.STARTED_OUTBOUND,
+        lifetime=expiry,
+        far_service=to_service,
+        far_broker_instance=str(broker.service_broker_guid) if instance == arguments.CURRENT_DATABASE else instance,
+    )
+    session.endpoints.put(handle, endpoint)
+    return handle
+
+
+def _related_group(session: Session, service: Service, conversation: UUID | None, group: UUID | None) -> UUID | None:
+    """The group that the new conversation joins, locked; None for a new one."""
+    if conversation is not None:
+        group = session.endpoint(conversation).conversation_group_id
+    if group is None:
+        return None
+    session.lock("group", group)
+    owner = session.groups.get(group)
+    if owner:
+        session.lock("row of the group", group, shared=True)
+        if owner is not service:
+            clause = "RELATED_CONVERSATION" if conversation is not None else "RELATED_CONVERSATION_GROUP"
+            raise BrokerError(9610, service.name, owner.name, clause, conversation or group)
+    return group
+
+
+def begin_conversation_timer(session: Session, handle: UUID, timeout: int) -> None:
+    """BEGIN CONVERSATION TIMER: one per endpoint; a second call replaces it."""
+    arguments.check_handle(handle)
+    arguments.check_timeout(timeout)
+    endpoint = session.endpoint(handle)
+    session.lock("group", endpoint.conversation_group_id)
+    after(endpoint.state, Event.TIMER)
+    fires = session.now + timedelta(seconds=timeout)
+    if fires > endpoint.lifetime:
+        raise BrokerError(8410)
+    session.update(endpoint, dialog_timer=fires)
+
+
+def move_conversation(session: Session, handle: UUID, group: UUID) -> None:
+    """MOVE CONVERSATION to another group of its service; its messages arrive anew there."""
+    arguments.check_move(handle, group)
+    endpoint = session.endpoint(handle)
+    left = endpoint.conversation_group_id
+    session.lock("move", handle)
+    session.lock("group", left)
+    session.lock("group", group)
+    session.lock("endpoint", handle)
+    peer = session.other_side(endpoint)
+    if peer:
+        session.lock("endpoint", peer.conversation_handle)
+    after(endpoint.state, Event.MOVE)
+    service = session.groups.get(group)
+    if service is None:
+        raise BrokerError(8436, group)
+    session.lock("row of the group", group, shared=True)
+    if service is not endpoint.service:
+        raise BrokerError(8439, group)
+    if group == left:
+        return
+    session.update(endpoint, conversation_group_id=group)
+    own = [message for message in session.messages.all() if message.conversation_handle == handle]
+    session.arrive_anew(sorted(own, key=lambda message: message.place), conversation_group_id=group)
+    remove_empty_group(session, left)

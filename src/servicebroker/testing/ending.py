@@ -1,0 +1,91 @@
+"""END CONVERSATION in its three forms."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.arguments import check_end
+from servicebroker.model.messages import error_body
+from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
+from servicebroker.testing.delivery import never_opened, obstacle, park, tell_error
+from servicebroker.testing.endpoints import close_endpoint, remove_closed, remove_endpoint
+from servicebroker.testing.memory import Endpoint, Session
+
+
+def end_conversation(session: Session, handle: UUID, error: tuple[int, str] | None, cleanup: bool) -> None:
+    """END CONVERSATION: plain, WITH ERROR or WITH CLEANUP."""
+    check_end(handle, error, cleanup)
+    endpoint, peer = _lock(session, handle)
+    state = REMOVED if cleanup else after(at(endpoint.state, endpoint.lifetime, session.now), Event.END)
+    for message in session.messages.all():
+        if message.conversation_handle == handle:
+            session.messages.remove(message.queuing_order)
+    if cleanup or error or state is not State.DISCONNECTED_OUTBOUND:
+        session.drop_waiting(handle)
+    if peer:
+        session.drop_waiting(peer.conversation_handle)  # it has nobody to go to
+    if peer and peer.state is State.DISCONNECTED_OUTBOUND:  # both have ended, and neither is told
+        session.drop_waiting(handle)
+        close_endpoint(session, peer)
+        endpoint = session.endpoint(handle)
+        state = state and State.CLOSED
+    if cleanup:
+        _forget_address(session, endpoint)
+    elif state is State.DISCONNECTED_OUTBOUND and _tell(session, endpoint, peer, error):
+        return
+    endpoint = session.endpoint(handle)
+    if state is REMOVED:
+        remove_endpoint(session, endpoint)
+    else:
+        close_endpoint(session, endpoint)
+    remove_closed(session)
+
+
+def _lock(session: Session, handle: UUID) -> tuple[Endpoint, Endpoint | None]:
+    """The endpoint and its peer, under the endpoint's group lock."""
+    endpoint = session.endpoint(handle)
+    session.lock("group", endpoint.conversation_group_id)
+    peer = session.other_side(endpoint)
+    session.lock("endpoint", handle)
+    if peer:
+        session.lock("endpoint", peer.conversation_handle)
+    return endpoint, peer
+
+
+def _tell(session: Session, endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> bool:
+    """EndDialog or Error to the peer. True when that has to wait in the transmission queue."""
+    if peer is None or endpoint.far_handle is None:
+        if error or not never_opened(session, endpoint):
+            return False
+        _park_end(session, endpoint, None)
+        return True
+    if endpoint.is_parked or obstacle(endpoint, peer):
+        _park_end(session, endpoint, error)
+        session.update(peer, is_parked=True)  # nobody reads what it sends
+        return True
+    event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
+    if (peer.state, event) not in TRANSITIONS:
+        return False
+    if error:
+        tell_error(session, peer, *error, number=endpoint.send_sequence)
+    else:
+        kind = peer.broker.message_types[names.END_DIALOG]
+        session.enqueue(peer, kind, number=endpoint.send_sequence)
+    session.update(endpoint, send_sequence=endpoint.send_sequence + 1)
+    session.update(peer, state=TRANSITIONS[peer.state, event])
+    return False
+
+
+def _park_end(session: Session, endpoint: Endpoint, error: tuple[int, str] | None) -> None:
+    """EndDialog or Error waits behind what was sent before."""
+    name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
+    park(session, endpoint, name, [body], obstacle(endpoint, session.peer(endpoint)), end=name)
+    session.update(endpoint, dialog_timer=None)
+
+
+def _forget_address(session: Session, endpoint: Endpoint) -> None:
+    """The peer's next SEND finds nobody."""
+    peer = session.peer(endpoint)
+    if peer and peer.far_handle == endpoint.conversation_handle:
+        session.update(peer, far_handle=None, is_parked=False)

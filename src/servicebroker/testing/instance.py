@@ -1,0 +1,326 @@
+"""The instance, its databases and their transactions: the names of the real ones, without PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+from uuid import UUID, uuid4
+
+from servicebroker.model import poison
+from servicebroker.model.arguments import ANY, check_broker_options
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.testing import definitions
+from servicebroker.testing.catalog import Broker
+from servicebroker.testing.clock import Clock
+from servicebroker.testing.delivery import deliver_everything
+from servicebroker.testing.endpoints import expire_ended, remove_closed
+from servicebroker.testing.memory import Identify, Memory, Session, WouldWait
+from servicebroker.testing.receiving import serve
+from servicebroker.testing.verbs import Verbs
+
+SYSTEM_DATABASE = "msdb"
+
+
+def _random_identity(peer: UUID | None) -> tuple[UUID, UUID, UUID]:
+    return uuid4(), uuid4(), uuid4()
+
+
+class Instance:
+    """An instance in memory, as `servicebroker.Instance`; it is gone when nobody refers to it.
+
+    Attributes:
+        clock: gives every rule its time; it stands still until it is told to jump.
+        events: what an administrator wants to know.
+    """
+
+    def __init__(self, clock: Clock | None = None, identify: Identify = _random_identity) -> None:
+        self.clock = clock or Clock()
+        self.events = Events()
+        self._memory = Memory(self.clock, identify)
+        self._rollbacks = poison.Rollbacks()
+        self.database(SYSTEM_DATABASE, create=True)
+
+    def database(self, name: str, *, create: bool = False) -> Database:
+        """The broker database of that name, compared without case; made when it is missing and `create` is set.
+
+        Raises:
+            BrokerError: 911 when it does not exist.
+        """
+        return Database(self, definitions.find_broker(self._memory, name, create=create), name)
+
+    def upkeep(self) -> None:
+        """What the background of a real instance does now and then: everything that is due by the clock.
+
+        Raises:
+            WouldWait: a transaction is open.
+        """
+        with self._alone() as session:
+            for broker in self._memory.brokers:
+                for queue in broker.queues.values():
+                    serve(session, queue)
+            expire_ended(session)
+            remove_closed(session)
+            deliver_everything(session)
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+    @contextmanager
+    def _alone(self) -> Iterator[Session]:
+        """A transaction for what changes definitions: no other is open."""
+        if self._memory.transactions:
+            raise WouldWait(
+                "A transaction is open: the double changes definitions, and does upkeep, only while none is."
+            )
+        with self._transaction() as session, session.verb():
+            yield session
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        """A transaction to the end of the block; its rollback counts where it received."""
+        session = self._memory.begin()
+        try:
+            yield session
+        except BaseException:
+            session.rollback()
+            for queue_id in self._rollbacks.rolled_back(session.received_from):
+                self._disable(queue_id)
+            raise
+        session.commit()
+        self._rollbacks.committed(session.received_from)
+
+    def _disable(self, queue_id: int) -> None:
+        """Automatic poison detection."""
+        for broker in self._memory.brokers:
+            for queue in broker.queues.values():
+                is_on = queue.is_receive_enabled or queue.is_enqueue_enabled
+                if queue.queue_id == queue_id and queue.is_poison_message_handling_enabled and is_on:
+                    queue.is_receive_enabled = queue.is_enqueue_enabled = False
+                    text = poison.reason(queue.name)
+                    self.events.record(QUEUE_DISABLED, self.clock(), broker.database_id, queue_id, text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Database(Verbs):
+    """One broker database, as `servicebroker.Database`. A verb called here is a transaction of its own.
+
+    Attributes:
+        instance: the instance it belongs to.
+        database_id: its number.
+        name: as it was given.
+        broker: its objects.
+    """
+
+    def __init__(self, instance: Instance, broker: Broker, name: str) -> None:
+        self.instance = instance
+        self.database_id = broker.database_id
+        self.name = name
+        self.broker = broker
+
+    @property
+    def database(self) -> Database:  # type: ignore[override] # read-only here
+        """The database itself."""
+        return self
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A transaction: committed at the end of the block, rolled back by an exception. Several may be open."""
+        with self.instance._transaction() as session:
+            transaction = Transaction(self, session)
+            try:
+                yield transaction
+            finally:
+                transaction.is_open = False
+
+    def join(self, connection: object) -> Transaction:
+        """There is no connection to join.
+
+        Raises:
+            InstanceError: always.
+        """
+        raise InstanceError("The in-memory double has no PostgreSQL connection to join: use database.transaction().")
+
+    def create_message_type(self, name: str, validation: str = "NONE") -> None:
+        """CREATE MESSAGE TYPE."""
+        with self.instance._alone():
+            definitions.create_message_type(self.instance._memory, self.broker, name, validation)
+
+    def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        """CREATE CONTRACT."""
+        with self.instance._alone():
+            definitions.create_contract(self.instance._memory, self.broker, name, sent_by)
+
+    def create_queue(self, name: str, *, status: bool = True, poison_message_handling: bool = True) -> None:
+        """CREATE QUEUE."""
+        with self.instance._alone():
+            definitions.create_queue(
+                self.instance._memory,
+                self.broker,
+                name,
+                status=status,
+                poison_message_handling=poison_message_handling,
+            )
+
+    def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
+        """CREATE SERVICE; messages that wait for it are delivered."""
+        with self.instance._alone() as session:
+            definitions.create_service(session, self.broker, name, queue, contracts)
+
+    def alter(
+        self,
+        *,
+        enable_broker: bool = False,
+        disable_broker: bool = False,
+        new_broker: bool = False,
+        error_broker_conversations: bool = False,
+        honor_broker_priority: bool | None = None,
+    ) -> None:
+        """ALTER DATABASE SET."""
+        check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        with self.instance._alone() as session:
+            if disable_broker:
+                self.broker.is_enabled = False
+            if new_broker:
+                definitions.new_broker(session, self.broker)
+            if error_broker_conversations:
+                definitions.error_broker_conversations(session, self.broker)
+            if enable_broker or new_broker or error_broker_conversations:
+                definitions.enable_broker(session, self.broker)
+            if honor_broker_priority is not None:
+                self.broker.is_honor_broker_priority_on = bool(honor_broker_priority)
+
+    def alter_message_type(self, name: str, validation: str) -> None:
+        """ALTER MESSAGE TYPE VALIDATION."""
+        with self.instance._alone():
+            definitions.alter_message_type(self.broker, name, validation)
+
+    def drop_message_type(self, name: str) -> None:
+        """DROP MESSAGE TYPE."""
+        with self.instance._alone():
+            definitions.drop_message_type(self.broker, name)
+
+    def drop_contract(self, name: str) -> None:
+        """DROP CONTRACT; open conversations on it get the Error -8487."""
+        with self.instance._alone() as session:
+            definitions.drop_contract(session, self.broker, name)
+
+    def alter_queue(
+        self,
+        name: str,
+        *,
+        status: bool | None = None,
+        poison_message_handling: bool | None = None,
+        rebuild: bool = False,
+    ) -> None:
+        """ALTER QUEUE; there is no space for `rebuild` to give back."""
+        with self.instance._alone() as session:
+            definitions.alter_queue(
+                session, self.broker, name, status=status, poison_message_handling=poison_message_handling
+            )
+
+    def drop_queue(self, name: str) -> None:
+        """DROP QUEUE."""
+        with self.instance._alone():
+            definitions.drop_queue(self.broker, name)
+
+    def alter_service(
+        self,
+        name: str,
+        *,
+        queue: str | None = None,
+        add_contracts: Iterable[str] = (),
+        drop_contracts: Iterable[str] = (),
+    ) -> None:
+        """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT)."""
+        with self.instance._alone() as session:
+            definitions.alter_service(
+                session, self.broker, name, queue=queue, add_contracts=add_contracts, drop_contracts=drop_contracts
+            )
+
+    def drop_service(self, name: str) -> None:
+        """DROP SERVICE with its messages and conversations; their peers get the Error -8470."""
+        with self.instance._alone() as session:
+            definitions.drop_service(session, self.broker, name)
+
+    def create_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str = ANY,
+        local_service_name: str = ANY,
+        remote_service_name: str = ANY,
+        priority_level: int | str = "DEFAULT",
+    ) -> None:
+        """CREATE BROKER PRIORITY."""
+        criteria = contract_name, local_service_name, remote_service_name, priority_level
+        with self.instance._alone():
+            definitions.create_broker_priority(self.broker, name, *criteria)
+
+    def alter_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str | None = None,
+        local_service_name: str | None = None,
+        remote_service_name: str | None = None,
+        priority_level: int | str | None = None,
+    ) -> None:
+        """ALTER BROKER PRIORITY."""
+        criteria = contract_name, local_service_name, remote_service_name, priority_level
+        with self.instance._alone():
+            definitions.alter_broker_priority(self.broker, name, *criteria)
+
+    def drop_broker_priority(self, name: str) -> None:
+        """DROP BROKER PRIORITY."""
+        with self.instance._alone():
+            definitions.drop_broker_priority(self.broker, name)
+
+    @contextmanager
+    def _verb(self) -> Iterator[Session]:
+        with self.instance._transaction() as session, session.verb():
+            yield session
+
+
+class Transaction(Verbs):
+    """A transaction, as `servicebroker.Transaction`, without a connection."""
+
+    def __init__(self, database: Database, session: Session) -> None:
+        self.database = database
+        self.is_open = True
+        self._session = session
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A savepoint: rolled back when the block raises, and the exception goes on; the transaction lives.
+
+        Messages that the block received are in the queue again then, and their groups stay locked until the
+        transaction ends.
+        """
+        self._check_open()
+        with self._session.savepoint():
+            yield
+
+    @contextmanager
+    def _verb(self) -> Iterator[Session]:
+        self._check_open()
+        with self._session.verb():
+            yield self._session
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def open_instance(*, clock: Clock | None = None) -> Instance:
+    """Open an instance in memory; its clock stands still until `instance.clock.jump(seconds=...)`."""
+    return Instance(clock)

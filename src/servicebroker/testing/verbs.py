@@ -1,0 +1,181 @@
+"""The verbs as methods, the same in a transaction and on a database, as in `servicebroker.api.verbs`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
+from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
+from servicebroker.model.messages import Message
+from servicebroker.testing import delivery, dialogs, ending, receiving, views
+from servicebroker.testing.definitions import find_queue
+from servicebroker.testing.memory import Session, WouldWait
+
+if TYPE_CHECKING:
+    from servicebroker.testing.instance import Database
+
+T = TypeVar("T")
+
+
+class Verbs(ABC):
+    """SEND, RECEIVE and the rest, each as the method of the same name of `servicebroker.Transaction`."""
+
+    database: Database
+
+    @abstractmethod
+    def _verb(self) -> AbstractContextManager[Session]:
+        """Where a verb runs: all of it or nothing."""
+
+    @property
+    def connection(self) -> object:
+        """There is none.
+
+        Raises:
+            InstanceError: always.
+        """
+        raise InstanceError(
+            "The in-memory double has no PostgreSQL connection: keep the application's own tables in the test, or use "
+            "servicebroker.open for a test that needs them."
+        )
+
+    def begin_dialog(
+        self,
+        from_service: str,
+        to_service: str,
+        *,
+        broker_instance: str | UUID | None = None,
+        contract: str = names.DEFAULT,
+        related_conversation: UUID | None = None,
+        related_conversation_group: UUID | None = None,
+        lifetime: int = MAXIMUM_LIFETIME,
+        encryption: bool = True,
+    ) -> UUID:
+        """BEGIN DIALOG; `encryption` makes no difference inside an instance."""
+        with self._verb() as session:
+            return dialogs.begin_dialog(
+                session,
+                self.database.broker,
+                from_service,
+                to_service,
+                broker_instance=broker_instance,
+                contract=contract,
+                related_conversation=related_conversation,
+                related_conversation_group=related_conversation_group,
+                lifetime=lifetime,
+            )
+
+    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> int:
+        """SEND one message; returns its sequence number."""
+        with self._verb() as session:
+            return delivery.send(session, handle, message_type, body)
+
+    def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
+        """SEND many messages of one type; returns the first sequence number."""
+        with self._verb() as session:
+            return delivery.send_batch(session, handle, message_type, bodies)
+
+    def receive(
+        self,
+        queue: str,
+        *,
+        top: int | None = None,
+        conversation_handle: UUID | None = None,
+        conversation_group_id: UUID | None = None,
+        wait: float = 0.0,
+    ) -> list[Message]:
+        """RECEIVE. Groups that another transaction has locked are skipped.
+
+        `wait` takes no time: the clock jumps to the next timer or lifetime of the queue that is due before `wait`
+        seconds are over, else by `wait` seconds.
+
+        Raises:
+            WouldWait: for ever, or for a lock that WHERE asks for.
+        """
+        check_wait(wait)
+        wanted = top, conversation_handle, conversation_group_id
+
+        def once() -> list[Message]:
+            with self._verb() as session:
+                found = find_queue(self.database.broker, queue)
+                receiving.look(session, found, *wanted)
+            with self._verb() as session:
+                messages = receiving.receive(session, found, *wanted)
+                if messages:
+                    session.received_from.add(found.queue_id)
+                return messages
+
+        return self._waiting(queue, once, 0 if top == 0 else wait)
+
+    def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
+        """GET CONVERSATION GROUP: the group that `receive` would take from, locked; `wait` as there."""
+        check_wait(wait)
+
+        def once() -> UUID | None:
+            with self._verb() as session:
+                return receiving.get_conversation_group(session, find_queue(self.database.broker, queue))
+
+        return self._waiting(queue, once, wait)
+
+    def move_conversation(self, handle: UUID, group: UUID) -> None:
+        """MOVE CONVERSATION to another group of the same service."""
+        with self._verb() as session:
+            dialogs.move_conversation(session, handle, group)
+
+    def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:
+        """END CONVERSATION, plain, WITH ERROR = (code, description) or WITH CLEANUP."""
+        with self._verb() as session:
+            ending.end_conversation(session, handle, error, cleanup)
+
+    def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
+        """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue."""
+        with self._verb() as session:
+            dialogs.begin_conversation_timer(session, handle, timeout)
+
+    # ------------------------------------------------------------ what a test looks at
+
+    def conversation_endpoints(self) -> list[views.Row]:
+        """The rows of sys.conversation_endpoints of this database, without session keys and stamps."""
+        with self._verb() as session:
+            return views.conversation_endpoints(session, self.database.broker)
+
+    def conversation_groups(self) -> list[views.Row]:
+        """The groups of this database, each with its service."""
+        with self._verb() as session:
+            return views.conversation_groups(session, self.database.broker)
+
+    def transmission_queue(self) -> list[views.Row]:
+        """The rows of sys.transmission_queue of this database."""
+        with self._verb() as session:
+            return views.transmission_queue(session, self.database.broker)
+
+    def queue_messages(self, queue: str) -> list[views.Row]:
+        """What SELECT * FROM the queue shows, in the order of arrival."""
+        with self._verb() as session:
+            return views.queue_messages(session, find_queue(self.database.broker, queue))
+
+    def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
+        """WAITFOR: what `once` returns; the clock jumps to what is due in the queue, at most `wait` seconds on."""
+        clock = self.database.instance.clock
+        found = once()
+        while not found and wait > 0:
+            began = clock()
+            clock.jump_to(self._next_look(queue, wait))
+            wait -= (clock() - began).total_seconds()
+            found = once()
+        return found
+
+    def _next_look(self, queue: str, wait: float) -> datetime:
+        with self._verb() as session:
+            due = receiving.next_due(session, find_queue(self.database.broker, queue))
+            if wait < float("inf"):
+                end = session.now + timedelta(seconds=wait)
+                return min(due or end, end)
+        if due is None:
+            raise WouldWait(f"Nothing will become due in the queue '{queue}': this would wait for ever.")
+        return due

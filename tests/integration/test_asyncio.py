@@ -1,0 +1,585 @@
+"""What only the asyncio form can get wrong: cancellation at any await, many tasks on few connections, a loop's end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, STOCK, STOCK_QUEUE, Undo, bodies, define_standard_set
+
+T = TypeVar("T")
+
+PATIENCE = 20.0  # seconds within which everything here must have happened
+_names = count(1)
+
+
+class Loop:
+    """One broker database, and an instance of the asyncio form in a loop of the test's."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = f"Async{next(_names)}"
+        with sb.open(url, upkeep=None) as instance:
+            define_standard_set(instance.database(self.name, create=True))
+
+    def run(self, test: Callable[[sb.AsyncDatabase], Coroutine[Any, Any, T]], connections: int = 4) -> T:
+        async def opened() -> T:
+            async with sb.AsyncInstance(self.url, connections=connections, upkeep=None) as instance:
+                return await test(await instance.database(self.name))
+
+        return asyncio.run(opened())
+
+
+@pytest.fixture(scope="module")
+def url(make_url: Callable[[], str]) -> str:
+    return make_url()
+
+
+@pytest.fixture
+def loop(url: str) -> Loop:
+    return Loop(url)
+
+
+async def dialog(database: sb.AsyncDatabase, *messages: bytes) -> UUID:
+    handle = await database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    for body in messages:
+        await database.send(handle, ORDER, body)
+    return handle
+
+
+async def rows(database: sb.AsyncDatabase, text: str) -> list[tuple[Any, ...]]:
+    async with await psycopg.AsyncConnection.connect(database.instance.url, autocommit=True) as connection:
+        return await (await connection.execute(text)).fetchall()  # type: ignore[call-overload]
+
+
+async def eventually(condition: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def nothing_is_left_open(database: sb.AsyncDatabase) -> None:
+    """No advisory lock is held, no transaction is open, and all connections of the pool can be had."""
+    held = (
+        "select count(*) from pg_locks where locktype = 'advisory' "
+        "and database = (select oid from pg_database where datname = current_database())"
+    )
+    opened = "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in%'"
+
+    async def quiet() -> bool:  # a connection that was closed under a statement lives on in the server for a moment
+        return await rows(database, f"select ({held}) + ({opened})") == [(0,)]
+
+    await eventually(quiet)
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+        barrier = asyncio.Barrier(4)
+
+        async def hold() -> None:
+            async with database.instance.connection() as connection:
+                await barrier.wait()
+                await connection.execute("select 1")
+
+        for _ in range(4):
+            group.create_task(hold())
+
+
+class Cut:
+    """Runs a coroutine and cancels its task at the `at`th time that it waits."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.waits = 0
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self._steps(work)
+
+    @types.coroutine
+    def _steps(self, work: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        step: Callable[[Any], Any] = work.send
+        given: Any = None
+        while True:
+            try:
+                waited_for = step(given)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            self.waits += 1
+            if self.waits == self.at:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                given = yield waited_for
+                step = work.send
+            except BaseException as problem:
+                given, step = problem, work.throw
+
+
+async def cut_everywhere(
+    work: Callable[[], Coroutine[Any, Any, T]], check: Callable[[T | None], Coroutine[Any, Any, None]]
+) -> int:
+    """Does the work as often as it waits, cut at another wait each time. The check gets what it has returned."""
+    for at in count(1):
+        cut = Cut(at)
+        task = asyncio.create_task(cut.run(work()))
+        result = None
+        async with asyncio.timeout(PATIENCE):
+            with suppress(asyncio.CancelledError, sb.InstanceError):  # the second: PostgreSQL has undone all of it
+                result = await task
+        await check(result)
+        if cut.waits < at:
+            return at - 1
+    raise AssertionError
+
+
+# --- receive ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", [0.0, 30.0])
+def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait: float) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database, b"0")
+        got: list[bytes | None] = []
+        sent = 1
+
+        async def work() -> list[sb.Message]:
+            return await database.receive(STOCK_QUEUE, top=1, wait=wait)
+
+        async def check(messages: list[sb.Message] | None) -> None:
+            nonlocal sent
+            got.extend(bodies(messages or []))
+            await nothing_is_left_open(database)
+            got.extend(bodies(await database.receive(STOCK_QUEUE)))
+            assert got == [b"%d" % number for number in range(sent)]
+            await database.send(handle, ORDER, b"%d" % sent)
+            sent += 1
+
+        assert await cut_everywhere(work, check) >= 2
+
+    loop.run(test)
+
+
+def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database)
+        got: list[bytes | None] = []
+        sent = 0
+
+        async def work() -> list[sb.Message]:
+            async def later() -> None:
+                await asyncio.sleep(0.02)
+                await database.send(handle, ORDER, b"%d" % sent)
+
+            sending = asyncio.create_task(later())
+            try:
+                return await database.receive(STOCK_QUEUE, top=1, wait=30)
+            finally:
+                await asyncio.shield(sending)
+
+        async def check(messages: list[sb.Message] | None) -> None:
+            nonlocal sent
+            got.extend(bodies(messages or []))
+
+            async def arrived() -> bool:
+                got.extend(bodies(await database.receive(STOCK_QUEUE)))
+                return len(got) > sent
+
+            await eventually(arrived)
+            assert got == [b"%d" % number for number in range(sent + 1)]
+            sent += 1
+            assert not database.instance.doorbell._waiting
+            await nothing_is_left_open(database)
+
+        assert await cut_everywhere(work, check) >= 6
+
+    loop.run(test)
+
+
+def test_a_receive_on_a_connection_of_the_application_loses_nothing(loop: Loop) -> None:
+    """In autocommit mode, where the RECEIVE is a transaction of its own."""
+
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database, b"0")
+        got: list[bytes | None] = []
+        sent = 1
+        application = await psycopg.AsyncConnection.connect(database.instance.url, autocommit=True)
+
+        async def work() -> list[sb.Message]:
+            return await database.join(application).receive(STOCK_QUEUE)
+
+        async def check(messages: list[sb.Message] | None) -> None:
+            nonlocal sent
+            assert not application.closed
+            got.extend(bodies(messages or []))
+            got.extend(bodies(await database.receive(STOCK_QUEUE)))
+            assert got == [b"%d" % number for number in range(sent)]
+            await nothing_is_left_open(database)
+            await database.send(handle, ORDER, b"%d" % sent)
+            sent += 1
+
+        async with application:
+            assert await cut_everywhere(work, check) >= 1
+
+    loop.run(test)
+
+
+# --- transactions -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def ours(database: sb.AsyncDatabase, _: psycopg.AsyncConnection) -> AsyncIterator[sb.AsyncJoinedTransaction]:
+    async with database.transaction() as transaction:
+        yield transaction
+
+
+@asynccontextmanager
+async def theirs(
+    database: sb.AsyncDatabase, application: psycopg.AsyncConnection
+) -> AsyncIterator[sb.AsyncJoinedTransaction]:
+    async with application.transaction():
+        yield database.join(application)
+    await database.join(application).release_locks()
+
+
+@pytest.mark.parametrize("begin", [ours, theirs])
+def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop, begin: Callable[..., Any]) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database, b"0")
+        async with database.instance.connection() as connection:
+            await connection.execute(f"create table {database.name} (body bytea)")  # type: ignore[call-overload]
+        application = await psycopg.AsyncConnection.connect(database.instance.url, autocommit=True)
+        number = 0
+
+        async def work() -> bool:
+            async with begin(database, application) as transaction:
+                (message,) = await transaction.receive(STOCK_QUEUE)
+                async with transaction.savepoint():
+                    await transaction.connection.execute(
+                        f"insert into {database.name} values (%s)", (message.message_body,)
+                    )
+                    await transaction.send(handle, ORDER, b"%d" % (number + 1))
+            return True
+
+        async def check(committed: bool | None) -> None:
+            nonlocal number
+            await database.join(application).release_locks()
+            await nothing_is_left_open(database)
+            done = len(await rows(database, f"select from {database.name}"))
+            assert done in ([number + 1] if committed else [number] if begin is ours else [number, number + 1])
+            number = done
+            await database.alter_queue(STOCK_QUEUE, status=True)  # rollbacks in a row may have switched it off
+            with suppress(Undo):
+                async with database.transaction() as transaction:
+                    assert bodies(await transaction.receive(STOCK_QUEUE)) == [b"%d" % number]
+                    raise Undo
+
+        async with application:
+            assert await cut_everywhere(work, check) >= 5
+
+    loop.run(test)
+
+
+@pytest.mark.parametrize("where", ["alone", "in a transaction that is committed all the same"])
+def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: Loop, where: str) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        async def target_of_new_conversation() -> UUID:
+            await dialog(database, b"x")
+            (message,) = await database.receive(STOCK_QUEUE)
+            return message.conversation_handle
+
+        target = await target_of_new_conversation()
+
+        async def work() -> bool:
+            if where == "alone":
+                await database.end_conversation(target, error=(5, "enough"))
+                return True
+            async with database.transaction() as transaction:
+                ending = asyncio.current_task()
+                assert ending is not None
+                try:
+                    await transaction.end_conversation(target, error=(5, "enough"))
+                except asyncio.CancelledError:
+                    ending.uncancel()
+                    return False  # leaves the block as if nothing were wrong
+            return True
+
+        async def check(ended: bool | None) -> None:
+            nonlocal target
+            await nothing_is_left_open(database)
+            told = await database.receive(ORDERS_QUEUE)
+            open_still = await rows(
+                database,
+                "select from servicebroker.conversation_endpoints "
+                f"where conversation_handle = '{target}' and state in ('CO', 'DI')",
+            )
+            assert len(told) + len(open_still) == 1, "either the peer was told, or the conversation goes on"
+            if ended:
+                assert told
+            if told:
+                target = await target_of_new_conversation()
+
+        assert await cut_everywhere(work, check) >= 2
+
+    loop.run(test)
+
+
+def test_definitions_that_are_cancelled_at_any_await_are_done_or_not(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        made = 0
+
+        async def work() -> bool:
+            await database.create_queue(f"Queue{made}")
+            await database.create_service(f"Service{made}", f"Queue{made}", [CONTRACT])
+            await database.drop_service(f"Service{made}")
+            await database.drop_queue(f"Queue{made}")
+            return True
+
+        async def check(_: bool | None) -> None:
+            nonlocal made
+            await nothing_is_left_open(database)
+            with suppress(sb.BrokerError):
+                await database.drop_service(f"Service{made}")
+            with suppress(sb.BrokerError):
+                await database.drop_queue(f"Queue{made}")
+            made += 1
+
+        await cut_everywhere(work, check)
+        names = "select name from servicebroker.queues where name like 'Queue%'"
+        tables = "select relname from pg_class where relname ~ '^queue_[0-9]+$'"
+        assert await rows(database, names) == []
+        kept = await rows(database, "select 'queue_' || queue_id from servicebroker.queues order by 1")
+        assert sorted(await rows(database, tables)) == sorted(kept)
+
+    loop.run(test)
+
+
+# --- timeouts -----------------------------------------------------------------------------------------------------
+
+
+def test_timeouts_of_asyncio_end_a_wait_and_no_more(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await database.receive(STOCK_QUEUE, wait=float("inf"))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(database.receive(STOCK_QUEUE, wait=float("inf")), 0.1)
+        async with database.transaction() as transaction:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.3):  # while it waits: the transaction goes on
+                    await transaction.receive(STOCK_QUEUE, wait=float("inf"))
+            await transaction.send(handle, ORDER, b"x")
+        assert bodies(await database.receive(STOCK_QUEUE)) == [b"x"]
+        await nothing_is_left_open(database)
+
+    loop.run(test)
+
+
+def test_a_timeout_at_any_moment_loses_no_message(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database)
+        got: list[bytes | None] = []
+        for number in range(150):
+            await database.send(handle, ORDER, b"%d" % number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(number * 0.00003):
+                    got += bodies(await database.receive(STOCK_QUEUE))
+            with suppress(TimeoutError):
+                got += bodies(await asyncio.wait_for(database.receive(STOCK_QUEUE), number * 0.00003))
+            await asyncio.sleep(0)  # a cancellation that was held back would come here
+        got += bodies(await database.receive(STOCK_QUEUE))
+        assert got == [b"%d" % number for number in range(150)]
+        await nothing_is_left_open(database)
+
+    loop.run(test)
+
+
+def test_cancelling_again_and_again_loses_no_message(loop: Loop) -> None:
+    """As a scope of anyio does until its tasks have ended."""
+
+    async def test(database: sb.AsyncDatabase) -> None:
+        handle = await dialog(database)
+        got: list[bytes | None] = []
+        for number in range(50):
+            await database.send(handle, ORDER, b"%d" % number)
+            receiving = asyncio.create_task(database.receive(STOCK_QUEUE))
+            await asyncio.sleep(number * 0.0001)
+            while not receiving.done():
+                receiving.cancel()
+                await asyncio.sleep(0)
+            if not receiving.cancelled():
+                got += bodies(receiving.result())
+        got += bodies(await database.receive(STOCK_QUEUE))
+        assert got == [b"%d" % number for number in range(50)]
+        await nothing_is_left_open(database)
+
+    loop.run(test)
+
+
+def test_a_verb_that_waits_for_a_lock_can_be_cancelled(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        await dialog(database, b"x")
+        async with database.transaction() as transaction:
+            (message,) = await transaction.receive(STOCK_QUEUE)
+            blocked = asyncio.create_task(
+                database.receive(STOCK_QUEUE, conversation_handle=message.conversation_handle)
+            )
+            await asyncio.sleep(0.3)
+            blocked.cancel()
+            started = time.monotonic()
+            with pytest.raises(asyncio.CancelledError):
+                await blocked
+            assert time.monotonic() - started < 3
+        await nothing_is_left_open(database)
+
+    loop.run(test)
+
+
+# --- many tasks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_transactions_at_once_on_four_connections(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        async def conversation(number: int) -> None:
+            async with database.transaction() as transaction:
+                handle = await transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+                await transaction.send(handle, ORDER, b"%d" % number)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(1000):
+                group.create_task(conversation(number))
+        got: list[bytes | None] = []
+
+        async def reader() -> None:
+            while messages := await database.receive(STOCK_QUEUE, wait=0.5):
+                got.extend(bodies(messages))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(reader())
+        assert sorted(got) == sorted(b"%d" % number for number in range(1000))
+        used = await rows(database, "select count(*) from pg_stat_activity where application_name = 'servicebroker'")
+        assert used[0][0] <= 4
+
+    loop.run(test)
+
+
+def test_waiting_readers_share_one_connection_and_each_gets_a_message(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=PATIENCE)) for _ in range(50)]
+
+        async def all_wait() -> bool:
+            return sum(map(len, database.instance.doorbell._waiting.values())) == 50
+
+        await eventually(all_wait)
+        listening = await rows(
+            database,
+            "select application_name, count(*) from pg_stat_activity "
+            "where application_name like 'servicebroker %' and datname = current_database() group by 1 order by 1",
+        )
+        assert listening == [("servicebroker doorbell", 1), ("servicebroker waiting readers", 1)]
+        async with asyncio.TaskGroup() as group:
+            for number in range(50):
+                group.create_task(dialog(database, b"%d" % number))
+        found = [body for messages in await asyncio.gather(*readers) for body in bodies(messages)]
+        assert sorted(found) == sorted(b"%d" % number for number in range(50))
+        assert not database.instance.doorbell._waiting
+
+    loop.run(test)
+
+
+def test_two_tasks_may_share_a_transaction(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        async with database.transaction() as transaction, asyncio.TaskGroup() as group:
+            for number in range(20):
+                handle = await database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+                group.create_task(transaction.send(handle, ORDER, b"%d" % number))
+        got: list[bytes | None] = []
+        while messages := await database.receive(STOCK_QUEUE):
+            got += bodies(messages)
+        assert sorted(got) == sorted(b"%d" % number for number in range(20))
+
+    loop.run(test)
+
+
+# --- opening and closing ------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_the_loop_ends_everything(loop: Loop) -> None:
+    async def leave_readers_behind(database: sb.AsyncDatabase) -> None:
+        readers = [asyncio.create_task(database.receive(STOCK_QUEUE, wait=float("inf"))) for _ in range(10)]
+        await asyncio.sleep(0.3)
+        left_behind.extend(readers)
+
+    left_behind: list[asyncio.Task[Any]] = []
+    started = time.monotonic()
+    loop.run(leave_readers_behind)
+    assert time.monotonic() - started < PATIENCE
+    ends = [reader.cancelled() or isinstance(reader.exception(), sb.InstanceError) for reader in left_behind]
+    assert ends == [True] * 10
+
+    async def check(database: sb.AsyncDatabase) -> None:
+        await nothing_is_left_open(database)
+
+    loop.run(check)
+
+
+def test_the_loop_goes_on_while_an_embedded_server_starts_and_stops(tmp_path: Path) -> None:
+    async def test() -> None:
+        longest = 0.0
+
+        async def tick() -> None:
+            nonlocal longest
+            while True:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.monotonic() - before)
+
+        ticking = asyncio.create_task(tick())
+        instance = await sb.open_async(tmp_path / "data", upkeep=0.05)
+        database = await instance.database("Mine", create=True)
+        await database.create_queue("Q")
+        assert await database.receive("q") == []
+        await instance.close()
+        ticking.cancel()
+        assert longest < 0.5, "making a server takes seconds"
+
+    asyncio.run(test())
+
+
+def test_an_opening_that_is_cancelled_stops_its_server(tmp_path: Path) -> None:
+    async def test() -> None:
+        opening = asyncio.create_task(sb.open_async(tmp_path / "data").open())
+        await asyncio.sleep(0.2)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not (tmp_path / "data" / "postgresql" / "postmaster.pid").exists()
+        async with sb.open_async(tmp_path / "data") as instance:
+            assert await instance.database("Mine", create=True)
+
+    asyncio.run(test())
+
+
+def test_an_instance_is_opened_before_it_is_used_and_not_after(url: str) -> None:
+    async def test() -> None:
+        instance = sb.open_async(url, upkeep=None)
+        with pytest.raises(sb.InstanceError, match="not open"):
+            await instance.database("Mine")
+        async with instance:
+            database = await instance.database("Mine", create=True)
+        with pytest.raises(sb.InstanceError, match="closed"):
+            await database.receive("Q")
+
+    asyncio.run(test())

@@ -1,0 +1,139 @@
+"""Many readers and senders on one queue, and long groups that somebody has locked."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from functools import partial
+from statistics import median
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.api.instance import Instance
+from support import (
+    ORDER,
+    REPLY,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    far_handle,
+    open_dialog,
+    query,
+    queue_number,
+    together,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def pages(database: sb.Database) -> int:
+    """How many pages a RECEIVE looks at, in a transaction that is rolled back."""
+    call = f"servicebroker.receive_{queue_number(database, STOCK_QUEUE)}(1, now())"
+    text = f"explain (analyze, buffers, format json) select * from {call}"
+    with database.instance.connection() as connection, connection.transaction(force_rollback=True):
+        connection.execute(text.encode())
+        row = connection.execute(text.encode()).fetchone()
+    assert row is not None
+    return int(row[0][0]["Plan"]["Shared Hit Blocks"] + row[0][0]["Plan"]["Shared Read Blocks"])
+
+
+def test_a_long_locked_group_at_the_head_holds_up_nobody(fresh_database: sb.Database) -> None:
+    """50,000 messages of a group that is locked: another reader looks at no more pages for it, and finds the rest."""
+    database = fresh_database
+    head, others = begin(database), [begin(database) for _ in range(20)]
+    for _ in range(50):
+        database.send_batch(head, ORDER, [b"x" * 50] * 1000)
+    for handle in others:
+        database.send(handle, ORDER, b"other")
+    with database.transaction() as holder:
+        assert len(holder.receive(STOCK_QUEUE, top=1)) == 1
+        assert pages(database) < 300
+        usual, behind = [], []
+        for _ in range(20):
+            began = time.perf_counter()
+            assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"other"]
+            behind.append(time.perf_counter() - began)
+        assert database.receive(STOCK_QUEUE) == []
+        holder.connection.rollback()
+    for _ in range(20):
+        began = time.perf_counter()
+        assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"x" * 50]
+        usual.append(time.perf_counter() - began)
+    assert median(behind) < 3 * median(usual) + 0.002
+
+
+@pytest.mark.feature(62, 76, 77)
+def test_sixteen_senders_and_sixteen_readers(database: sb.Database, seeded_random: random.Random) -> None:
+    """They send, receive, reply and roll back on one queue for some seconds: no deadlock, nothing lost."""
+    dialogs = [open_dialog(database) for _ in range(16)]
+    deadline = time.monotonic() + 8
+    done = threading.Event()
+    taken: dict[UUID, list[int]] = {target: [] for _, target in dialogs}
+
+    with Instance(database.instance.url, connections=40, upkeep=None) as instance:
+        crowd = instance.database(database.name)
+
+        def send(initiator: UUID, seed: float) -> None:
+            choice = random.Random(seed)
+            while time.monotonic() < deadline:
+                others = [handle for handle, _ in choice.sample(dialogs, choice.choice([0, 0, 2]))]
+                with crowd.transaction() as transaction:  # in one order, as any two transactions have to
+                    for handle in sorted({initiator, *others}):
+                        transaction.send_batch(handle, ORDER, [b"x"] * choice.randint(1, 3))
+
+        def read(seed: float) -> None:
+            choice = random.Random(seed)
+            while True:
+                finished = done.is_set()
+                with crowd.transaction() as transaction:
+                    messages = transaction.receive(STOCK_QUEUE, top=choice.choice([1, 5, None]))
+                    for message in messages:
+                        taken[message.conversation_handle].append(message.message_sequence_number)
+                    if messages and choice.random() < 0.2:
+                        transaction.send(messages[0].conversation_handle, REPLY, b"reply")
+                if finished and not messages:
+                    return
+
+        def send_all() -> None:
+            together(*[partial(send, initiator, seeded_random.random()) for initiator, _ in dialogs])
+            done.set()
+
+        def deadlocks() -> int:
+            text = "select deadlocks from pg_stat_database where datname = current_database()"
+            count: int = query(database, text)[0][0]
+            return count
+
+        before = deadlocks()
+        together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=120)
+    assert deadlocks() == before
+    sent = dict(query(database, "select conversation_handle, send_sequence from servicebroker.conversation_endpoints"))
+    for initiator, target in dialogs:
+        assert far_handle(database, initiator) == target
+        assert taken[target] == list(range(1, sent[initiator]))
+
+
+@pytest.mark.feature(76)
+def test_a_receive_is_empty_only_when_all_is_locked(database: sb.Database) -> None:
+    """Groups are locked in turn, more of them than the window of the search holds: each RECEIVE finds a free one."""
+    handles = [begin(database) for _ in range(100)]
+    for handle in handles:
+        database.send_batch(handle, ORDER, [b"1", b"2"])
+    groups = set()
+    with database.transaction() as holder:
+        for _ in handles:
+            (message,) = holder.receive(STOCK_QUEUE, top=1, conversation_group_id=free_group(database, groups))
+            groups.add(message.conversation_group_id)
+            found = database.get_conversation_group(STOCK_QUEUE)
+            assert (found is None) is (len(groups) == 100)
+            assert found not in groups
+
+
+def free_group(database: sb.Database, taken: set[UUID]) -> UUID:
+    """A group with messages that is not among these."""
+    table = f"servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+    text = f"select conversation_group_id from {table} order by queuing_order"
+    found: UUID = next(group for (group,) in query(database, text) if group not in taken)
+    return found

@@ -1,0 +1,173 @@
+"""Transactions that wait for each other in a circle: one gives way with 1205, the other goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from support import (
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    far_handle,
+    in_thread,
+    open_dialog,
+    query,
+    state,
+)
+
+Work = Callable[[], None]
+
+
+@pytest.fixture
+def stock(database: sb.Database) -> str:
+    """An application's table with one row."""
+    table = f"stock_{database.database_id}"
+    with database.instance.connection() as connection:
+        connection.execute(f"create table {table} as select 0 as taken")  # type: ignore[call-overload]
+    return table
+
+
+def take(transaction: sb.JoinedTransaction, table: str) -> None:
+    transaction.connection.execute(f"update {table} set taken = taken + 1")  # type: ignore[call-overload]
+
+
+def at_once(*work: Work) -> list[sb.BrokerError]:
+    """Run all in threads; the refusals, of which each must be 1205."""
+    futures = [in_thread(one) for one in work]
+    victims = [problem for problem in [future.exception(30) for future in futures] if problem is not None]
+    for victim in victims:
+        assert isinstance(victim, sb.BrokerError), victim
+        assert (victim.number, victim.severity) == (1205, 13)
+        assert "deadlock victim" in victim.text
+    return [victim for victim in victims if isinstance(victim, sb.BrokerError)]
+
+
+def circle(database: sb.Database, handle: UUID, table: str, both_hold: threading.Barrier) -> tuple[Work, Work]:
+    """A sender that has the row and wants the conversation, and a reader that has it and wants the row."""
+
+    def row_first() -> None:
+        with database.transaction() as transaction:
+            take(transaction, table)
+            both_hold.wait(10)
+            transaction.end_conversation(handle)
+
+    def conversation_first() -> None:
+        with database.transaction() as transaction:
+            assert transaction.receive(STOCK_QUEUE, conversation_handle=handle)
+            both_hold.wait(10)
+            take(transaction, table)
+
+    return row_first, conversation_first
+
+
+@pytest.mark.feature(81)
+def test_a_circle_of_user_rows_and_conversations_has_one_victim(database: sb.Database, stock: str) -> None:
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"x")
+    both_hold = threading.Barrier(2)
+    work = circle(database, target, stock, both_hold)
+    (victim,) = at_once(*work)
+    assert isinstance(victim.__cause__, psycopg.errors.DeadlockDetected)
+    assert query(database, f"select taken from {stock}") == [(1,)]  # the victim's is undone
+    assert database.receive(STOCK_QUEUE) == []  # taken by the reader, or purged by the END
+    if state(database, target) == "CO":  # the END gave way: run again, it finds everything as it was
+        database.end_conversation(target)
+    assert state(database, target) == "DO" or state(database, initiator) == "DI"
+    assert query(database, "select count(*) from pg_locks where locktype = 'advisory'") == [(0,)]
+
+
+def test_two_senders_on_two_conversations(database: sb.Database) -> None:
+    first, second = begin(database), begin(database)
+    for handle in (first, second):
+        database.send(handle, ORDER, b"0")
+    both_hold = threading.Barrier(2)
+
+    def send_on(one: UUID, other: UUID) -> None:
+        with database.transaction() as transaction:
+            transaction.send(one, ORDER, b"1")
+            both_hold.wait(10)
+            transaction.send(other, ORDER, b"2")
+
+    assert len(at_once(partial(send_on, first, second), partial(send_on, second, first))) == 1
+    received = [bodies(database.receive(STOCK_QUEUE)) for _ in range(2)]
+    assert sorted(received) == [[b"0", b"1"], [b"0", b"2"]]
+
+
+@pytest.mark.feature(81)
+def test_user_rows_first_and_conversations_second_is_an_order_without_circles(
+    database: sb.Database, stock: str
+) -> None:
+    initiator = begin(database)
+    database.send_batch(initiator, ORDER, [b"%d" % number for number in range(20)])
+    target = far_handle(database, initiator)
+
+    def read() -> None:
+        for _ in range(10):
+            with database.transaction() as transaction:
+                take(transaction, stock)
+                assert transaction.receive(STOCK_QUEUE, top=1, conversation_handle=target)
+
+    assert at_once(read, read) == []
+    assert query(database, f"select taken from {stock}") == [(20,)]
+    assert database.receive(STOCK_QUEUE) == []
+
+
+@pytest.mark.feature(81)
+def test_send_then_end_on_both_sides_at_once(database: sb.Database) -> None:
+    """Each holds its own row and wants the other's: the victim begins again, and finds the peer's end."""
+    for _ in range(3):
+        initiator, target = open_dialog(database)
+        both_hold = threading.Barrier(2)
+
+        def send_and_end(handle: UUID, message_type: str, both_hold: threading.Barrier = both_hold) -> None:
+            with database.transaction() as transaction:
+                transaction.send(handle, message_type, b"last")
+                both_hold.wait(10)
+                transaction.end_conversation(handle)
+
+        victims = at_once(partial(send_and_end, initiator, ORDER), partial(send_and_end, target, REPLY))
+        assert len(victims) == 1
+        handle, queue = (initiator, ORDERS_QUEUE) if state(database, initiator) == "DI" else (target, STOCK_QUEUE)
+        assert bodies(database.receive(queue)) == [b"last", None]
+        database.end_conversation(handle)
+        assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
+
+
+def test_a_joined_transaction_and_a_caught_deadlock(database: sb.Database, stock: str) -> None:
+    """The transaction of the victim is undone, and says so until it ends."""
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"x")
+    both_hold = threading.Barrier(2)
+
+    def other() -> None:
+        with database.transaction() as transaction:
+            assert transaction.receive(STOCK_QUEUE, conversation_handle=target)
+            both_hold.wait(10)
+            transaction.connection.execute("set local deadlock_timeout = '20s'")  # the other one looks first
+            take(transaction, stock)
+
+    with psycopg.connect(database.instance.url) as connection:
+        verbs = database.join(connection)
+        take(verbs, stock)
+        future = in_thread(other)
+        both_hold.wait(10)
+        with pytest.raises(sb.BrokerError) as caught:
+            verbs.end_conversation(target)
+        assert caught.value.number == 1205
+        assert str(connection.info.backend_pid) in caught.value.text
+        with pytest.raises(sb.InstanceError, match="begin it again"):
+            verbs.send(initiator, ORDER, b"y")
+        connection.rollback()
+        future.result(10)
+        verbs.end_conversation(target)
+    assert state(database, target) == "DO" or state(database, target) == "CD"

@@ -1,0 +1,103 @@
+"""Nothing is left of conversations that have ended: not in one table of the schema, whatever their life was."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.api.upkeep import upkeep
+from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, Clock, begin, far_handle, query
+
+CATALOG = {  # what definitions need, and nothing of a conversation
+    "databases",
+    "message_types",
+    "service_contracts",
+    "service_contract_message_usages",
+    "service_contract_usages",
+    "services",
+    "queues",
+    "broker_priorities",
+    "routes",
+    "migrations",
+}
+SESSIONS = {"savepoint_probes"}  # one row for each process number of the server
+TOGETHER = 350  # conversations that are begun in one transaction
+LIFETIME = 60  # seconds
+LIVES = [b"answered", b"forgotten", b"failed", b"cleaned", b"expires", b"unread", b"nowhere"]
+
+
+def left(database: sb.Database) -> dict[str, int]:
+    """How many rows each table of the schema holds, but for the catalog."""
+    tables = query(database, "select tablename from pg_tables where schemaname = 'servicebroker'")
+    names = {name for (name,) in tables} - CATALOG - SESSIONS
+    assert names > {"conversation_endpoints", "conversation_groups", "transmission_queue"}
+    counts = {name: query(database, f"select count(*) from servicebroker.{name}")[0][0] for name in names}
+    return {name: count for name, count in counts.items() if count}
+
+
+def begin_some(database: sb.Database, first: int) -> None:
+    """As many conversations, of each life some."""
+    with database.transaction() as tx:
+        for number in range(first, first + TOGETHER):
+            life = LIVES[number % len(LIVES)]
+            options = {"lifetime": LIFETIME} if life in (b"expires", b"unread", b"nowhere") else {}
+            to = {"to": "//test/Nowhere"} if life == b"nowhere" else {}
+            handle = begin(tx, **to, **options)  # type: ignore[arg-type]
+            tx.send(handle, ORDER, life)
+            tx.begin_conversation_timer(handle, LIFETIME - 1)
+            if life in (b"forgotten", b"nowhere"):
+                tx.end_conversation(handle)
+
+
+def serve(database: sb.Database) -> None:
+    """Both services, until their queues are empty."""
+    for _ in itertools.count():
+        with database.transaction() as tx:
+            found = [message for _ in range(100) for message in tx.receive(STOCK_QUEUE)]
+            for message in found:
+                answer(database, tx, message)
+        with database.transaction() as tx:
+            ended = [message for _ in range(100) for message in tx.receive(ORDERS_QUEUE)]
+            for handle in {m.conversation_handle for m in ended if m.is_end_dialog or m.is_error}:
+                tx.end_conversation(handle)
+        if not found and not ended:
+            return
+
+
+def answer(database: sb.Database, tx: sb.Transaction, message: sb.Message) -> None:
+    handle, life = message.conversation_handle, message.message_body
+    if message.is_end_dialog or message.is_error:
+        tx.end_conversation(handle)
+    elif life == b"answered":
+        tx.send(handle, REPLY, b"done")
+        tx.end_conversation(handle)
+    elif life == b"failed":
+        tx.end_conversation(handle, error=(5, "failed"))
+    elif life == b"cleaned":
+        tx.end_conversation(far_handle(database, handle), cleanup=True)
+        tx.end_conversation(handle, cleanup=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.feature(99)
+def test_nothing_is_left_of_conversations(
+    fresh_database: sb.Database, clock: Clock, request: pytest.FixtureRequest
+) -> None:
+    database, wanted = fresh_database, request.config.option.leak_conversations
+    assert left(database) == {}
+    for first in range(0, wanted, TOGETHER):
+        begin_some(database, first)
+        serve(database)
+    assert set(left(database)) >= {"conversation_endpoints", "conversation_groups", "transmission_queue"}
+    clock.jump(seconds=LIFETIME + 1)
+    serve(database)
+    clock.jump(minutes=31)
+    before = {}
+    while (now := left(database)) != before:
+        before = now
+        with database.instance.connection() as connection:
+            upkeep(connection, clock())
+    assert left(database) == {}

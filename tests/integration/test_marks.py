@@ -1,0 +1,337 @@
+"""What RECEIVE remembers of a queue: fast past consumed rows that vacuum may not remove, and nothing is skipped."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from uuid import UUID
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.store.queue import queue_functions
+from support import (
+    ORDER,
+    STOCK,
+    STOCK_QUEUE,
+    Undo,
+    begin,
+    bodies,
+    group_of,
+    open_dialog,
+    query,
+    queue_number,
+    together,
+    tolerate_rollbacks,
+)
+
+
+def survey_always(database: sb.Database) -> None:
+    """The functions of the target's queue as they are, but that they move the marks at every chance."""
+    for statement in queue_functions(queue_number(database, STOCK_QUEUE), retention=False):
+        text = statement.sql.replace("> 100", "> 0").replace("'10 ms'", "'0 ms'").replace("'100 ms'", "'3 ms'")
+        with database.instance.connection() as connection:
+            connection.execute(text.encode())
+
+
+@contextmanager
+def one_session(database: sb.Database) -> Iterator[sb.Database]:
+    """An instance of its own, so that each RECEIVE is done by the same session."""
+    with sb.open(database.instance.url, upkeep=None) as instance:
+        yield instance.database(database.name)
+
+
+@contextmanager
+def holding_back(database: sb.Database, *, writes: bool) -> Iterator[None]:
+    """An open transaction, older than all that follows, which keeps vacuum from removing anything."""
+    with psycopg.connect(database.instance.url) as old:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select pg_current_xact_id()" if writes else "select")
+        yield
+        old.rollback()
+
+
+def marks(database: sb.Database) -> list[int]:
+    with database.instance.connection() as connection:
+        name = f"servicebroker.marks_{queue_number(database, STOCK_QUEUE)}"
+        row = connection.execute("select current_setting(%s, true)", (name,)).fetchone()
+    assert row is not None
+    return [int(mark) for mark in row[0].strip("{}").split(",")] if row[0] else []
+
+
+def receive_all(database: sb.Database, top: int = 100) -> list[sb.Message]:
+    found = []
+    while messages := database.receive(STOCK_QUEUE, top=top):
+        found += messages
+    return found
+
+
+def pages_of_a_receive(database: sb.Database) -> int:
+    """How many pages a RECEIVE that finds nothing looks at."""
+    number = queue_number(database, STOCK_QUEUE)
+    text = f"explain (analyze, buffers, format json) select * from servicebroker.receive_{number}(1, now())"
+    found = []
+    for _ in range(3):  # the marks are moved at most every 10 ms
+        ((plan,),) = query(database, text)
+        found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+        time.sleep(0.02)
+    return int(min(found))
+
+
+# ---------------------------------------------------------------- what a mark may pass over
+
+
+def test_a_message_that_was_drawn_early_and_committed_late(database: sb.Database) -> None:
+    survey_always(database)
+    late, other = begin(database), begin(database)
+    for handle in (late, other):
+        database.send(handle, ORDER, b"open")
+    with one_session(database) as reader:
+        receive_all(reader)
+        with database.transaction() as slow:
+            slow.send(late, ORDER, b"first")
+            for _ in range(3):
+                for number in range(20):
+                    database.send(other, ORDER, b"%d" % number)
+                assert len(receive_all(reader)) == 20
+                time.sleep(0.02)
+            slow.send(late, ORDER, b"second")
+        assert bodies(receive_all(reader)) == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_marks_that_depend_on_an_open_transaction(database: sb.Database, ends: str) -> None:
+    """They pass over it after a while, and go back when it has ended, however it did."""
+    survey_always(database)
+    late, other = begin(database), begin(database)
+    for handle in (late, other):
+        database.send(handle, ORDER, b"open")
+    with one_session(database) as reader, psycopg.connect(database.instance.url) as slow:
+        receive_all(reader)
+        database.join(slow).send(late, ORDER, b"late")
+        conditional = False
+        for number in range(40):
+            database.send(other, ORDER, b"%d" % number)
+            assert bodies(receive_all(reader)) == [b"%d" % number]
+            conditional = conditional or marks(reader)[10] == 1
+            time.sleep(0.001)
+        assert conditional
+        assert marks(reader)[4] > 20
+        slow.commit() if ends == "commit" else slow.rollback()
+        assert bodies(receive_all(reader)) == ([b"late"] if ends == "commit" else [])
+        database.send(other, ORDER, b"end")
+        assert bodies(receive_all(reader)) == [b"end"]
+        assert marks(reader)[10] == 0
+
+
+def test_what_a_rollback_brings_back(database: sb.Database) -> None:
+    survey_always(database)
+    handles = [begin(database) for _ in range(3)]
+    for handle in handles:
+        database.send_batch(handle, ORDER, [b"1", b"2"])
+    with one_session(database) as reader, one_session(database) as other:
+        with other.transaction() as undone:
+            assert len(undone.receive(STOCK_QUEUE)) == 2
+            assert len(receive_all(reader)) == 4
+            for _ in range(3):
+                database.send(handles[0], ORDER, b"3")
+                assert receive_all(reader) == []
+            undone.connection.rollback()
+        assert bodies(receive_all(reader)) == [b"1", b"2", b"3", b"3", b"3"]
+
+
+def test_what_a_savepoint_of_its_own_brings_back(database: sb.Database) -> None:
+    survey_always(database)
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"1", b"2"])
+    with one_session(database) as reader, reader.transaction() as transaction:
+        for _ in range(3):
+            transaction.connection.execute("savepoint s")
+            assert bodies(transaction.receive(STOCK_QUEUE)) == [b"1", b"2"]
+            assert transaction.receive(STOCK_QUEUE) == []
+            transaction.connection.execute("rollback to savepoint s")
+        assert bodies(transaction.receive(STOCK_QUEUE)) == [b"1", b"2"]
+
+
+def test_a_session_at_repeatable_read_keeps_its_marks(database: sb.Database) -> None:
+    survey_always(database)
+    handle = begin(database)
+    database.send(handle, ORDER, b"1")
+    with one_session(database) as reader:
+        receive_all(reader)
+        before = marks(reader)
+        with reader.transaction() as transaction:
+            transaction.connection.execute("set transaction isolation level repeatable read")
+            database.send_batch(handle, ORDER, [b"2"] * 5)
+            assert len(transaction.receive(STOCK_QUEUE)) == 5
+        assert marks(reader) == before
+        assert receive_all(reader) == []
+
+
+@pytest.mark.feature(72)
+def test_each_priority_has_a_mark(database: sb.Database) -> None:
+    """Old messages of a low priority hold up nobody, and come when nothing above them is left."""
+    survey_always(database)
+    low = begin(database)
+    database.send(low, ORDER, b"low")
+    database.create_broker_priority("High", remote_service_name=None, local_service_name=STOCK, priority_level=9)
+    high = begin(database)
+    with one_session(database) as reader:
+        for number in range(30):
+            database.send(high, ORDER, b"%d" % number)
+            (message,) = reader.receive(STOCK_QUEUE, top=1)
+            assert (message.message_body, message.priority) == (b"%d" % number, 9)
+        first, *_ = found = marks(reader)
+        assert found[8] > found[4]
+        assert first > found[4]
+        assert bodies(receive_all(reader)) == [b"low"]
+
+
+# ---------------------------------------------------------------- cost
+
+
+@pytest.mark.slow
+@pytest.mark.feature(211)
+@pytest.mark.parametrize("writes", [False, True], ids=["reads", "writes"])
+def test_an_old_transaction_does_not_slow_down_receive(database: sb.Database, writes: bool) -> None:
+    """20,000 messages consumed under it: the last ones cost as many pages as the first."""
+    handles = [begin(database) for _ in range(10)]
+    with one_session(database) as reader, holding_back(database, writes=writes):
+        first = 0
+        for _ in range(20):
+            for handle in handles:
+                database.send_batch(handle, ORDER, [b"x" * 100] * 100)
+            assert len(receive_all(reader)) == 1000
+            first = first or pages_of_a_receive(reader)
+        table = f"servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+        ((pages,),) = query(database, f"select pg_relation_size('{table}') / 8192")
+        assert pages > 400  # nothing was removed
+        assert pages_of_a_receive(reader) < first + 60
+
+
+@pytest.mark.slow
+def test_a_sender_that_stays_open_does_not_slow_down_receive(database: sb.Database) -> None:
+    handle, other = begin(database), begin(database)
+    for one in (handle, other):
+        database.send(one, ORDER, b"open")
+    with one_session(database) as reader:
+        receive_all(reader)
+        with holding_back(database, writes=False), database.transaction() as slow:
+            slow.send(other, ORDER, b"late")
+            for _ in range(10):
+                database.send_batch(handle, ORDER, [b"x" * 100] * 1000)
+                assert len(receive_all(reader)) == 1000
+                time.sleep(0.12)  # it is given up after 100 ms
+                receive_all(reader)
+            assert marks(reader)[10] == 1
+            assert pages_of_a_receive(reader) < 250
+        assert bodies(receive_all(reader)) == [b"late"]
+
+
+# ---------------------------------------------------------------- stress
+
+
+@pytest.mark.slow
+@pytest.mark.feature(62, 63, 67, 76, 77, 211)
+@pytest.mark.parametrize("held_back", [False, True], ids=["vacuumed", "held back"])
+def test_nothing_is_lost_or_out_of_order(database: sb.Database, seeded_random: random.Random, held_back: bool) -> None:
+    """Readers with savepoints and rollbacks; senders that commit late; conversations that are moved; the queue goes
+    off and on; timers fire: every message once, in the order of its conversation."""
+    tolerate_rollbacks(database)
+    survey_always(database)
+    pairs = [open_dialog(database) for _ in range(12)]
+    numbers: dict[UUID, list[int]] = defaultdict(list)
+    timers: Counter[UUID] = Counter()
+    senders_done, all_done = threading.Event(), threading.Event()
+
+    def send(seed: float) -> None:
+        choice = random.Random(seed)
+        for _ in range(40):
+            try:
+                with database.transaction() as transaction:
+                    for initiator, _ in sorted(choice.sample(pairs, choice.randint(1, 3)), key=str):
+                        transaction.send_batch(initiator, ORDER, [b"x"] * choice.randint(1, 5))
+                    if choice.random() < 0.2:
+                        time.sleep(choice.random() / 20)
+                    if choice.random() < 0.2:
+                        raise Undo
+            except Undo:
+                continue
+
+    def read(seed: float) -> None:
+        choice = random.Random(seed)
+        with one_session(database) as reader:
+            while True:
+                finished = all_done.is_set()
+                try:
+                    with reader.transaction() as transaction:
+                        top = choice.choice([1, 2, 7, None])
+                        try:
+                            if choice.random() < 0.3:
+                                with transaction.savepoint():
+                                    transaction.receive(STOCK_QUEUE, top=top)
+                                    raise Undo
+                        except Undo:
+                            pass
+                        messages = transaction.receive(STOCK_QUEUE, top=top)
+                        if messages and choice.random() < 0.2:
+                            raise Undo
+                        if messages and choice.random() < 0.1:
+                            time.sleep(choice.random() / 50)
+                        for message in messages:  # still under the group's lock
+                            if message.is_timer:
+                                timers[message.conversation_handle] += 1
+                            else:
+                                numbers[message.conversation_handle].append(message.message_sequence_number)
+                except Undo:
+                    continue
+                except sb.BrokerError as off:
+                    if off.number != 9617:
+                        raise
+                    continue
+                if finished and not messages:
+                    return
+
+    def move(seed: float) -> None:
+        choice = random.Random(seed)
+        while not senders_done.is_set():
+            one, other = choice.sample(pairs, 2)
+            database.move_conversation(one[1], group_of(database, other[1]))
+            database.begin_conversation_timer(one[1], 1)
+            time.sleep(0.01)
+
+    def switch(seed: float) -> None:
+        choice = random.Random(seed)
+        while not senders_done.is_set():
+            database.alter_queue(STOCK_QUEUE, status=False)
+            time.sleep(choice.random() / 30)
+            database.alter_queue(STOCK_QUEUE, status=True)
+            time.sleep(choice.random() / 10)
+
+    def send_all() -> None:
+        together(*[partial(send, seeded_random.random()) for _ in range(6)])
+        senders_done.set()
+
+    def write() -> None:
+        changers = [partial(change, seeded_random.random()) for change in (move, switch)]
+        together(send_all, *changers)
+        all_done.set()
+
+    readers = [partial(read, seeded_random.random()) for _ in range(8)]
+    if held_back:
+        with holding_back(database, writes=True):
+            together(write, *readers)
+    else:
+        together(write, *readers)
+    sent = "select conversation_handle, send_sequence from servicebroker.conversation_endpoints where is_initiator"
+    totals = dict(query(database, sent))
+    for initiator, target in pairs:
+        assert numbers[target] == list(range(1, totals[initiator]))
+    assert query(database, f"select count(*) from {database.name}_dbo.stockqueue") == [(0,)]
+    assert query(database, f"select count(*) from {database.name}_dbo.ordersqueue") == [(0,)]

@@ -1,0 +1,582 @@
+"""What DDL and verbs ask for, of users that are not dbo; and SEND at the target."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.store.statements import Statement, Steps
+from support import (
+    APP,
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    ROUTE,
+    STOCK,
+    STOCK_QUEUE,
+    as_user,
+    begin,
+    bodies,
+    define_standard_set,
+    errors,
+    eventually,
+    far_handle,
+    in_thread,
+    open_dialog,
+    query,
+    refused,
+    state,
+)
+
+# ---------------------------------------------------------------- DDL
+
+
+def ddl(app: sb.Database) -> list[tuple[str, int, Callable[[], Any], list[tuple[str, dict[str, str]]]]]:
+    """Statement, the refusal without permissions, the statement, and what it needs."""
+    return [
+        ("CREATE MESSAGE TYPE", 262, lambda: app.create_message_type("t"), [("CREATE MESSAGE TYPE", {})]),
+        (
+            "CREATE CONTRACT",
+            262,
+            lambda: app.create_contract("c", {ORDER: "ANY", REPLY: "ANY"}),
+            [
+                ("CREATE CONTRACT", {}),
+                ("REFERENCES", {"message_type": ORDER}),
+                ("REFERENCES", {"message_type": REPLY}),
+            ],
+        ),
+        ("CREATE QUEUE", 262, lambda: app.create_queue("q"), [("CREATE QUEUE", {})]),
+        (
+            "CREATE SERVICE",
+            262,
+            lambda: app.create_service("s", STOCK_QUEUE, [CONTRACT]),
+            [("CREATE SERVICE", {}), ("REFERENCES", {"queue": STOCK_QUEUE}), ("REFERENCES", {"contract": CONTRACT})],
+        ),
+        (
+            "ALTER MESSAGE TYPE",
+            15151,
+            lambda: app.alter_message_type(MARK, "NONE"),
+            [("ALTER", {"message_type": MARK})],
+        ),
+        ("ALTER QUEUE", 15151, lambda: app.alter_queue(STOCK_QUEUE, status=True), [("ALTER", {"queue": STOCK_QUEUE})]),
+        (
+            "ALTER SERVICE",
+            15151,
+            lambda: app.alter_service(STOCK, queue=ORDERS_QUEUE, add_contracts=[sb.DEFAULT]),
+            [("ALTER", {"service": STOCK}), ("REFERENCES", {"queue": ORDERS_QUEUE})],
+        ),
+        (
+            "CREATE BROKER PRIORITY",
+            15247,
+            lambda: app.create_broker_priority("p", local_service_name=STOCK),
+            [("ALTER", {})],
+        ),
+        (
+            "ALTER BROKER PRIORITY",
+            15247,
+            lambda: app.alter_broker_priority("there", priority_level=3),
+            [("ALTER", {})],
+        ),
+        ("DROP BROKER PRIORITY", 15247, lambda: app.drop_broker_priority("there"), [("ALTER", {})]),
+        ("DROP SERVICE", 15151, lambda: app.drop_service(STOCK), [("CONTROL", {"service": STOCK})]),
+        ("DROP CONTRACT", 15151, lambda: app.drop_contract("free"), [("CONTROL", {"contract": "free"})]),
+        ("DROP MESSAGE TYPE", 15151, lambda: app.drop_message_type("free"), [("CONTROL", {"message_type": "free"})]),
+        ("DROP QUEUE", 15151, lambda: app.drop_queue("free"), [("CONTROL", {"queue": "free"})]),
+        ("CREATE ROUTE", 262, lambda: app.create_route("r", address="LOCAL"), [("CREATE ROUTE", {})]),
+        (
+            "ALTER ROUTE",
+            15151,
+            lambda: app.alter_route(ROUTE, address="LOCAL"),
+            [("ALTER", {"route": ROUTE})],
+        ),
+        ("DROP ROUTE", 15151, lambda: app.drop_route(ROUTE), [("CONTROL", {"route": ROUTE})]),
+        ("DISABLE_BROKER", 5011, lambda: app.alter(disable_broker=True), [("ALTER", {})]),
+        ("ENABLE_BROKER", 5011, lambda: app.alter(enable_broker=True), [("ALTER", {})]),
+        ("NEW_BROKER", 5011, lambda: app.alter(new_broker=True), [("ALTER", {})]),
+        ("ERROR", 5011, lambda: app.alter(error_broker_conversations=True), [("ALTER", {})]),
+        ("HONOR", 5011, lambda: app.alter(honor_broker_priority=True), [("ALTER", {})]),
+    ]
+
+
+@pytest.mark.feature(27)
+@pytest.mark.parametrize("place", range(22))
+def test_each_ddl_statement_needs_its_permissions(database: sb.Database, app: sb.Database, place: int) -> None:
+    database.create_broker_priority("there")
+    database.create_message_type("free")
+    database.create_contract("free", {ORDER: "ANY"})
+    database.create_queue("free")
+    _, number, statement, needed = ddl(app)[place]
+    with refused(number):
+        statement()
+    for permission, on in needed:  # without one of them
+        for other, there in needed:
+            if (other, there) != (permission, on):
+                database.grant(other, APP, **there)
+        with refused(number if not on or permission in ("ALTER", "CONTROL") else 15151):
+            statement()
+        for other, there in needed:
+            database.revoke(other, APP, **there)
+    for permission, on in needed:
+        database.grant(permission, APP, **on)
+    for permission, on in needed:  # a DENY to everybody beats what was granted to one
+        database.deny(permission, "public", **on)
+        with refused(number if not on or permission in ("ALTER", "CONTROL") else 15151):
+            statement()
+        database.revoke(permission, "public", **on)
+    statement()
+
+
+@pytest.mark.parametrize(
+    ("permission", "verb"),
+    [
+        ("ALTER ANY SERVICE", lambda app: app.drop_service(STOCK)),
+        ("ALTER ANY CONTRACT", lambda app: app.drop_contract("free")),
+        ("ALTER ANY MESSAGE TYPE", lambda app: app.drop_message_type("free")),
+        ("ALTER ANY ROUTE", lambda app: app.drop_route(ROUTE)),
+        ("ALTER ANY SCHEMA", lambda app: app.drop_queue("free")),
+    ],
+)
+def test_a_permission_on_the_database_drops_any_object(
+    database: sb.Database, app: sb.Database, permission: str, verb: Callable[[sb.Database], None]
+) -> None:
+    database.create_message_type("free")
+    database.create_contract("free", {ORDER: "ANY"})
+    database.create_queue("free")
+    with refused(15151):
+        verb(app)
+    database.grant(permission, APP)
+    objects = (
+        {"service": STOCK},
+        {"contract": "free"},
+        {"message_type": "free"},
+        {"queue": "free"},
+        {"route": ROUTE},
+    )
+    for denied in ("CONTROL", "ALTER"):
+        for on in objects:
+            database.deny(denied, "public", **on)
+        with refused(15151):
+            verb(app)
+        for on in objects:
+            database.revoke(denied, "public", **on)
+    verb(app)
+
+
+def test_a_restricted_user_gets_the_errors_of_the_statement_too(database: sb.Database, app: sb.Database) -> None:
+    for what in ("MESSAGE TYPE", "CONTRACT", "QUEUE", "SERVICE"):
+        database.grant(f"CREATE {what}", APP)
+    missing: list[tuple[int, Callable[[], Any]]] = [
+        (15151, lambda: app.create_contract("c", {"nothing": "ANY"})),
+        (402, lambda: app.create_contract("c", 5)),  # type: ignore[arg-type]
+        (402, lambda: app.create_contract("c", {5: "ANY"})),  # type: ignore[dict-item]
+        (15151, lambda: app.create_contract("c", {"\ud800": "ANY"})),
+        (15151, lambda: app.create_service("s", "nothing")),
+        (402, lambda: app.create_service("s", None)),  # type: ignore[arg-type]
+        (402, lambda: app.drop_service(None)),  # type: ignore[arg-type]
+        (15151, lambda: app.drop_queue("nothing")),
+        (8423, lambda: app.begin_dialog("nothing", STOCK)),
+        (8421, lambda: app.begin_dialog(None, STOCK)),  # type: ignore[arg-type]
+        (8425, lambda: app.begin_dialog(ORDERS, STOCK, contract="nothing")),
+        (15151, lambda: app.receive("nothing")),
+        (8418, lambda: app.send(None, ORDER)),  # type: ignore[arg-type]
+        (8426, lambda: app.send(uuid4(), ORDER)),
+        (8426, lambda: app.end_conversation(uuid4())),
+        (402, lambda: app.end_conversation("x")),  # type: ignore[arg-type]
+        (8418, lambda: app.move_conversation(None, uuid4())),  # type: ignore[arg-type]
+    ]
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    for number, verb in missing:
+        with refused(number):
+            verb()
+
+
+# ---------------------------------------------------------------- the verbs
+
+
+@pytest.mark.feature(27)
+def test_begin_dialog_needs_the_queue_and_the_contract(database: sb.Database, app: sb.Database) -> None:
+    def start(contract: str = CONTRACT) -> UUID:
+        return app.begin_dialog(ORDERS, STOCK, contract=contract)
+
+    with refused(8494, ORDERS):
+        start()
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    with refused(229, "REFERENCES", CONTRACT, database.name):
+        start()
+    start(sb.DEFAULT)  # everybody may refer to what is built in
+    database.grant("REFERENCES", APP, contract=CONTRACT)
+    assert state(database, start()) == "SO"
+    database.deny("RECEIVE", APP, queue=ORDERS_QUEUE)
+    with refused(8494):
+        start()
+
+
+@pytest.mark.feature(27)
+@pytest.mark.parametrize("inside", [False, True])
+def test_verbs_on_a_conversation_need_its_queue(database: sb.Database, app: sb.Database, inside: bool) -> None:
+    handle, far = open_dialog(database)
+    verbs: list[Callable[[sb.Database | sb.Transaction], Any]] = [
+        lambda on: on.send(handle, ORDER, b"x"),
+        lambda on: on.send_batch(handle, ORDER, [b"x"]),
+        lambda on: on.move_conversation(handle, group),
+        lambda on: on.end_conversation(handle),
+        lambda on: on.end_conversation(handle, error=(1, "x")),
+        lambda on: on.end_conversation(handle, cleanup=True),
+        lambda on: on.begin_conversation_timer(handle, 5),
+    ]
+    (group,) = query(
+        database,
+        "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s",
+        handle,
+    )[0]
+    before = query(database, "select * from servicebroker.conversation_endpoints where conversation_id is not null")
+    for verb in verbs:
+        with refused(8494, ORDERS):
+            if inside:
+                with app.transaction() as transaction:
+                    verb(transaction)
+            else:
+                verb(app)
+    assert query(database, "select * from servicebroker.conversation_endpoints") == before  # nothing was done
+    assert database.receive(STOCK_QUEUE) == []
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    with refused(8494, ORDERS):
+        app.begin_conversation_timer(handle, 5)  # needs SEND on the own service
+    database.grant("SEND", APP, service=ORDERS)
+    with app.transaction() as transaction:
+        verbs[0](transaction)
+        verbs[1](transaction)
+        verbs[2](transaction)
+        verbs[6](transaction)
+        verbs[3](transaction)
+    assert [m.message_body for m in database.receive(STOCK_QUEUE)] == [b"x", b"x", None]
+    with refused(8494, STOCK):
+        app.end_conversation(far)
+
+
+def test_with_cleanup_of_an_ended_conversation_is_for_db_owner(database: sb.Database, app: sb.Database) -> None:
+    _, far = open_dialog(database)
+    database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    app.end_conversation(far)
+    database.end_conversation(far_of(database, far))
+    assert state(database, far) == "CD"
+    with refused(28006, "'CD'"):
+        app.end_conversation(far, cleanup=True)
+    database.add_role_member("db_owner", APP)
+    app.end_conversation(far, cleanup=True)
+    assert state(database, far) is None
+    other, _ = open_dialog(database)
+    database.drop_role_member("db_owner", APP)
+    app.end_conversation(other, cleanup=True)  # not ended: who receives there may
+
+
+def far_of(database: sb.Database, handle: UUID) -> UUID:
+    text = (
+        "select peer.conversation_handle from servicebroker.conversation_endpoints e "
+        "join servicebroker.conversation_endpoints peer using (conversation_id) "
+        "where e.conversation_handle = %s and peer.conversation_handle <> e.conversation_handle"
+    )
+    found: UUID = query(database, text, handle)[0][0]
+    return found
+
+
+def test_a_conversation_of_another_database_is_not_there(database: sb.Database, app: sb.Database) -> None:
+    other = define_standard_set(database.instance.database(database.name + "Other", create=True))
+    handle = begin(other)
+    database.add_role_member("db_owner", APP)
+    for verb in (
+        lambda: app.send(handle, ORDER, b"x"),
+        lambda: app.end_conversation(handle),
+        lambda: app.begin_conversation_timer(handle, 5),
+    ):
+        with refused(8426):
+            verb()
+
+
+@pytest.mark.feature(27)
+def test_receive_needs_its_permission(database: sb.Database, app: sb.Database) -> None:
+    database.send(begin(database), ORDER, b"first")
+    for verb in (
+        lambda: app.receive(STOCK_QUEUE),
+        lambda: app.receive(STOCK_QUEUE, top=0),
+        lambda: app.receive(STOCK_QUEUE, wait=5),
+        lambda: app.get_conversation_group(STOCK_QUEUE),
+        lambda: app.get_conversation_group(STOCK_QUEUE, wait=5),
+    ):
+        with refused(229, "RECEIVE", STOCK_QUEUE, database.name):
+            verb()
+    database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
+    assert app.get_conversation_group(STOCK_QUEUE) is not None
+    assert bodies(app.receive(STOCK_QUEUE)) == [b"first"]
+    database.send(begin(database), ORDER, b"second")
+    database.deny("RECEIVE", "public", queue=STOCK_QUEUE)
+    with refused(229):
+        app.receive(STOCK_QUEUE)
+    with refused(229), app.transaction() as transaction:
+        transaction.receive(STOCK_QUEUE)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"second"]  # dbo is not denied
+
+
+def test_a_reader_that_waits_is_stopped_by_a_revoke(database: sb.Database, app: sb.Database) -> None:
+    database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
+    reader = in_thread(app.receive, STOCK_QUEUE, wait=20)
+    text = "select count(*) from servicebroker.waiting_readers"
+    eventually(lambda: query(database, text)[0][0])
+    database.revoke("RECEIVE", APP, queue=STOCK_QUEUE)
+    with refused(229):
+        reader.result(10)
+
+
+def test_a_queue_that_is_dropped_under_a_restricted_reader(database: sb.Database, app: sb.Database) -> None:
+    database.create_queue("Gone")
+    database.grant("RECEIVE", APP, queue="Gone")
+    assert app.receive("Gone") == []
+    reader = in_thread(app.receive, "Gone", wait=20)
+    eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers")[0][0])
+    database.drop_queue("Gone")
+    with refused(15151, "Gone"):
+        reader.result(10)
+    with refused(15151, "Gone"):
+        app.receive("Gone")
+    database.create_queue("Gone")  # another one, on which nothing was granted
+    with refused(229, "Gone"):
+        app.receive("Gone")
+
+
+class Counted:
+    """How many statements the verbs on a transaction take."""
+
+    def __init__(self, transaction: sb.Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        run = transaction._do
+
+        def counting(steps: Steps[Any]) -> Steps[Any]:
+            answer: Any = None
+            try:
+                while True:
+                    statement: Statement = steps.send(answer)
+                    self.count += 1
+                    answer = yield statement
+            except StopIteration as done:
+                return done.value
+
+        monkeypatch.setattr(transaction, "_do", lambda steps: run(counting(steps)))
+
+    def of(self, verb: Callable[[], Any]) -> int:
+        self.count = 0
+        verb()
+        return self.count
+
+
+@pytest.mark.parametrize("name", ["dbo", APP])
+def test_the_usual_send_and_receive_are_one_statement(
+    database: sb.Database, app: sb.Database, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    worker = as_user(database, name)
+    handle, _ = open_dialog(database)
+    for _ in range(2):
+        worker.send(handle, ORDER, b"x")
+        worker.receive(STOCK_QUEUE, top=1)
+    with worker.transaction() as transaction:
+        counted = Counted(transaction, monkeypatch)
+        assert counted.of(lambda: transaction.send(handle, ORDER, b"x")) == 1
+        assert counted.of(lambda: transaction.send_batch(handle, ORDER, [b"x", b"y"])) == 1
+        assert counted.of(lambda: transaction.receive(STOCK_QUEUE)) == 1
+
+
+def test_what_was_remembered_ends_with_a_revoke(database: sb.Database, app: sb.Database) -> None:
+    database.grant("RECEIVE", APP, queue=STOCK_QUEUE)
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    handle, far = open_dialog(database)
+    database.create_role("Readers")
+
+    def grant_again() -> None:
+        for principal in (APP, "Readers"):
+            database.grant("RECEIVE", principal, queue=ORDERS_QUEUE)
+
+    changes: list[tuple[Callable[[], None], Callable[[], None]]] = [
+        (lambda: database.revoke("RECEIVE", APP, queue=ORDERS_QUEUE), grant_again),
+        (
+            lambda: database.deny("RECEIVE", "public", queue=ORDERS_QUEUE),
+            lambda: database.revoke("RECEIVE", "public", queue=ORDERS_QUEUE),
+        ),
+        (lambda: database.deny("CONTROL", APP), lambda: database.revoke("CONTROL", APP)),
+        (lambda: database.alter_authorization("dbo", queue=ORDERS_QUEUE), grant_again),
+        (lambda: database.revoke("RECEIVE", APP, queue=ORDERS_QUEUE), lambda: database.add_role_member("Readers", APP)),
+        (lambda: database.drop_role_member("Readers", APP), lambda: database.add_role_member("Readers", APP)),
+    ]
+    for forbid, allow in changes:
+        for _ in range(3):
+            app.send(handle, ORDER, b"x")
+            app.receive(ORDERS_QUEUE)
+        forbid()
+        with refused(8494):
+            app.send(handle, ORDER, b"x")
+        with refused(229):
+            app.receive(ORDERS_QUEUE)
+        allow()
+    for _ in range(3):
+        app.send(far, REPLY, b"back")
+
+
+def test_a_service_that_moves_to_another_queue_takes_its_senders_along(database: sb.Database, app: sb.Database) -> None:
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    handle, _ = open_dialog(database)
+    for _ in range(3):
+        app.send(handle, ORDER, b"x")
+    database.create_queue("Other")
+    database.alter_service(ORDERS, queue="Other")
+    with refused(8494, ORDERS):
+        app.send(handle, ORDER, b"x")
+    database.grant("RECEIVE", APP, queue="Other")
+    app.send(handle, ORDER, b"x")
+
+
+@pytest.mark.slow
+def test_nothing_that_begins_after_a_revoke_is_done(
+    database: sb.Database, app: sb.Database, seeded_random: random.Random
+) -> None:
+    """Threads of one process that keep each other's memory warm, while dbo grants and revokes."""
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    handles = [open_dialog(database)[0] for _ in range(3)]
+    granted, changing, revoked = "granted", "changing", "revoked"
+    phases = [granted]  # the last one is now
+    seen: Counter[tuple[str, bool]] = Counter()
+    finished = threading.Event()
+
+    def work(verb: Callable[[], Any], refusal: int) -> None:
+        while not finished.is_set():
+            before = len(phases)
+            was_done = True
+            try:
+                verb()
+            except sb.BrokerError as error:
+                was_done = error.number != refusal
+            if len(phases) == before:
+                seen[phases[-1], was_done] += 1
+
+    verbs = [(lambda handle=handle: app.send(handle, ORDER, b"x"), 8494) for handle in handles]
+    threads = [in_thread(work, verb, number) for verb, number in [*verbs, (lambda: app.receive(ORDERS_QUEUE), 229)]]
+    while len(phases) < 160 or min(seen[revoked, False], seen[granted, True]) < 30:  # the timeout of tests ends it
+        for change, phase in ((database.revoke, revoked), (database.grant, granted)):
+            time.sleep(seeded_random.uniform(0, 0.03))
+            phases.append(changing)
+            change("RECEIVE", APP, queue=ORDERS_QUEUE)
+            phases.append(phase)
+    finished.set()
+    for thread in threads:
+        thread.result(10)
+    assert not seen[revoked, True]
+    assert not seen[granted, False]
+
+
+# ---------------------------------------------------------------- SEND at the target
+
+
+def initiator_of(database: sb.Database, owner: str) -> str:
+    """A service on the initiator's queue that belongs to somebody."""
+    database.create_service("//test/Owned", ORDERS_QUEUE, authorization=owner)
+    return "//test/Owned"
+
+
+@pytest.mark.feature(107)
+def test_send_without_permission_at_the_target_becomes_an_error_message(
+    database: sb.Database, app: sb.Database
+) -> None:
+    service = initiator_of(database, APP)
+    handle = database.begin_dialog(service, STOCK, contract=CONTRACT)  # the owner counts, not who sends
+    database.send(handle, ORDER, b"refused")
+    (message,) = database.receive(ORDERS_QUEUE)
+    assert sb.read_error(message.message_body) == (
+        -8494,
+        f"You do not have permission to access the service '{STOCK}'.",
+    )
+    assert state(database, handle) == "ER"
+    assert database.receive(STOCK_QUEUE) == []
+    with refused(8429):
+        database.send(handle, ORDER, b"again")
+    database.end_conversation(handle)
+    assert state(database, handle) is None
+    database.grant("SEND", "public", service=STOCK)
+    handle = database.begin_dialog(service, STOCK, contract=CONTRACT)
+    database.send(handle, ORDER, b"welcome")
+    (message,) = database.receive(STOCK_QUEUE)
+    assert message.message_body == b"welcome"
+    database.send(message.conversation_handle, REPLY, b"answer")  # the way back needs no SEND permission
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"answer"]
+
+
+@pytest.mark.feature(107)
+def test_a_revoke_at_the_target_ends_conversations_at_their_next_message(
+    database: sb.Database, app: sb.Database
+) -> None:
+    service = initiator_of(database, APP)
+    database.grant("SEND", APP, service=STOCK)
+    handle = database.begin_dialog(service, STOCK, contract=CONTRACT)
+    for _ in range(3):
+        database.send(handle, ORDER, b"x")
+    assert len(database.receive(STOCK_QUEUE)) == 3
+    far = far_handle(database, handle)
+    database.revoke("SEND", APP, service=STOCK)
+    database.send(handle, ORDER, b"refused")
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
+    assert state(database, handle) == state(database, far) == "ER"
+
+
+@pytest.mark.feature(107)
+def test_messages_that_waited_for_a_service_need_the_permission_when_it_comes(
+    database: sb.Database, app: sb.Database
+) -> None:
+    service = initiator_of(database, APP)
+    handle = database.begin_dialog(service, "//later/Service", contract=CONTRACT)
+    database.send(handle, ORDER, b"waits")
+    database.create_service("//later/Service", STOCK_QUEUE, [CONTRACT])
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
+    assert database.receive(STOCK_QUEUE) == []
+
+
+@pytest.mark.feature(107)
+def test_the_owner_is_looked_for_in_the_targets_database(
+    database: sb.Database, app: sb.Database, postgres_role: str
+) -> None:
+    other = database.instance.database(database.name + "Far", create=True)
+    define_standard_set(other)
+    other.create_service("//far/Stock", STOCK_QUEUE, [CONTRACT])
+    service = initiator_of(database, APP)
+
+    def outcome() -> list[int]:
+        handle = database.begin_dialog(service, "//far/Stock", contract=CONTRACT)
+        database.send(handle, ORDER, b"x")
+        found = errors(database.receive(ORDERS_QUEUE))
+        other.receive(STOCK_QUEUE)
+        return found
+
+    assert outcome() == [-8494]  # nobody there stands for it: it is guest
+    other.create_user("Same", postgres_role)
+    other.grant("SEND", "Same", service="//far/Stock")
+    assert outcome() == [-8494]
+    database.create_user("Mapped", postgres_role)
+    database.alter_authorization("Mapped", service=service)
+    assert outcome() == []
+    other.revoke("SEND", "Same", service="//far/Stock")
+    assert outcome() == [-8494]
+    other.grant("SEND", "public", service="//far/Stock")
+    assert outcome() == []
+    handle = database.begin_dialog(ORDERS, "//far/Stock", contract=CONTRACT)  # dbo is dbo everywhere
+    other.deny("SEND", "public", service="//far/Stock")
+    database.send(handle, ORDER, b"x")
+    assert len(other.receive(STOCK_QUEUE)) == 1

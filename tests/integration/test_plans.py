@@ -1,0 +1,159 @@
+"""The index of every hot statement, on a filled table whose statistics are old, none and fresh."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.engine import enqueue
+from support import ORDER, STOCK_QUEUE, begin, define_standard_set, query, queue_number
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def filled(make_url: Callable[[], str]) -> Iterator[sb.Database]:
+    """20,000 messages of 200 conversations."""
+    with sb.open(make_url(), upkeep=None) as instance:
+        database = define_standard_set(instance.database("Plans", create=True))
+        with database.transaction() as transaction:
+            for _ in range(200):
+                transaction.send_batch(begin(database), ORDER, [b"x" * 50] * 100)
+        yield database
+
+
+@pytest.fixture(params=["never analyzed", "analyzed", "analyzed when empty"])
+def database(filled: sb.Database, request: pytest.FixtureRequest) -> sb.Database:
+    number = queue_number(filled, STOCK_QUEUE)
+    with filled.instance.connection() as connection:
+        if request.param == "analyzed":
+            connection.execute(f"analyze servicebroker.queue_{number}".encode())
+            connection.execute("analyze servicebroker.conversation_endpoints")
+        if request.param == "analyzed when empty":
+            connection.execute(
+                f"create table servicebroker.queue_{number}_away (like servicebroker.queue_{number})".encode()
+            )
+            connection.execute(
+                f"insert into servicebroker.queue_{number}_away select * from servicebroker.queue_{number}".encode()
+            )
+            connection.execute(f"delete from servicebroker.queue_{number}".encode())
+            connection.execute(f"vacuum analyze servicebroker.queue_{number}".encode())
+            connection.execute(
+                f"insert into servicebroker.queue_{number} select * from servicebroker.queue_{number}_away".encode()
+            )
+            connection.execute(f"drop table servicebroker.queue_{number}_away".encode())
+    return filled
+
+
+class Scan(NamedTuple):
+    """One scan of a plan: its kind, the table, and the index when it has one."""
+
+    kind: str
+    table: str
+    index: str
+
+
+def planned(database: sb.Database, statement: str) -> tuple[set[Scan], int]:
+    """The scans of all that is planned for `statement`, inside functions too, and how often a group is sorted.
+
+    As the server itself tells them, since what a function plans and pins cannot be asked of EXPLAIN.
+    """
+    trees: list[str] = []
+    with psycopg.connect(database.instance.url) as connection:
+        names = {str(oid): name for oid, name in connection.execute("select oid, relname from pg_class").fetchall()}
+        connection.add_notice_handler(lambda notice: trees.append(notice.message_detail or ""))
+        connection.execute("set debug_print_plan = on")
+        connection.execute("set client_min_messages = log")
+        for _ in range(2):
+            connection.execute(statement.encode())
+        connection.rollback()
+    found, sorts = set(), 0
+    for tree in trees:
+        tables = [names.get(relation, "") for relation in _TABLES.findall(tree)]
+        scans = [
+            Scan(kind, tables[int(number) - 1], names.get(index, "")) for kind, number, index in _SCANS.findall(tree)
+        ]
+        found.update(scans)
+        if any(scan.index.endswith("_group") for scan in scans):
+            sorts += tree.count("{SORT ") + tree.count("{INCREMENTALSORT ")
+    assert found
+    return {scan for scan in found if not scan.table.startswith("pg_")}, sorts
+
+
+_TABLES = re.compile(r"\{RANGETBLENTRY .*?:rtekind \d+(?:\s+:relid (\d+))?", re.DOTALL)
+_SCANS = re.compile(
+    r"\{(INDEXSCAN|INDEXONLYSCAN|SEQSCAN|TIDSCAN|TIDRANGESCAN|BITMAPHEAPSCAN) .*?:scan\.scanrelid (\d+)"
+    r"(?:\s+:indexid (\d+))?",
+    re.DOTALL,
+)
+
+
+RECEIVES = {
+    "any group": "1, now()",
+    "many": "1000, now()",
+    "a conversation": "1, now(), handle => (select conversation_handle from {queue} limit 1)",
+    "a group": "1000, now(), in_group => (select conversation_group_id from {queue} limit 1)",
+    "only the lock": "1, now(), only_lock => true",
+}
+
+
+@pytest.mark.parametrize("arguments", RECEIVES.values(), ids=RECEIVES)
+def test_receive(database: sb.Database, arguments: str) -> None:
+    number = queue_number(database, STOCK_QUEUE)
+    queue = f"queue_{number}"
+    chosen = re.findall(r"\(select .*?\)", arguments)
+    for choice in chosen:
+        ((value,),) = query(database, choice.format(queue=f"servicebroker.{queue}"))
+        arguments = arguments.replace(choice, f"'{value}'")
+    found, sorts = planned(database, f"select * from servicebroker.receive_{number}({arguments})")
+    of_the_queue = {scan for scan in found if scan.table == queue}
+    look = Scan("INDEXSCAN", queue, f"{queue}_arrival")
+    group = Scan("INDEXSCAN", queue, f"{queue}_group")
+    existence = Scan("INDEXONLYSCAN", queue, f"{queue}_group")  # the group's other priorities
+    survey = Scan("INDEXONLYSCAN", queue, f"{queue}_arrival")  # the marks are moved on the way
+    delete = Scan("TIDSCAN", queue, "")
+    assert {look, group} <= of_the_queue <= {look, group, existence, survey, delete}
+    assert (delete in of_the_queue) is ("only_lock" not in arguments)
+    assert sorts == 0
+    endpoints = {scan for scan in found if scan.table == "conversation_endpoints"}
+    assert {scan.index for scan in endpoints} <= {
+        f"conversation_endpoints_{index}" for index in ("timer", "lifetime", "pkey")
+    }
+    assert {scan.table for scan in found if scan.kind == "SEQSCAN"} == {f"{queue}_order"}
+
+
+def test_the_survey_of_the_marks(database: sb.Database) -> None:
+    number = queue_number(database, STOCK_QUEUE)
+    found, _ = planned(database, f"select servicebroker.survey_{number}(array_fill(0::bigint, array[11]))")
+    probes = {(scan.kind[:5], scan.index) for scan in found if scan.table == f"queue_{number}"}
+    assert probes == {("INDEX", f"queue_{number}_arrival")}
+
+
+def test_the_search_when_the_oldest_groups_are_locked(database: sb.Database) -> None:
+    """The window of the oldest, and the groups one by one."""
+    number = queue_number(database, STOCK_QUEUE)
+    with database.transaction() as other:
+        for _ in range(70):
+            assert other.get_conversation_group(STOCK_QUEUE)
+        found, _ = planned(database, f"select * from servicebroker.receive_{number}(1, now())")
+        other.connection.rollback()
+    of_the_queue = {(scan.kind, scan.index) for scan in found if scan.table == f"queue_{number}"}
+    assert {kind for kind, _ in of_the_queue} <= {"INDEXSCAN", "INDEXONLYSCAN", "TIDSCAN"}
+    assert {index for _, index in of_the_queue} == {f"queue_{number}_arrival", f"queue_{number}_group", ""}
+
+
+@pytest.mark.parametrize("write", [enqueue.send, enqueue.send_batch, enqueue.tell_peer], ids=lambda one: one.__name__)
+def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callable[[int], str]) -> None:
+    number = queue_number(database, STOCK_QUEUE)
+    found, _ = planned(database, f"explain (generic_plan) {write(number)}")
+    endpoints = [scan for scan in found if scan.table == "conversation_endpoints"]
+    assert [(scan.kind, scan.index) for scan in endpoints] == [("INDEXSCAN", "conversation_endpoints_pkey")]
+
+
+def test_the_table_is_still_filled(database: sb.Database) -> None:
+    assert query(database, "select count(*) from plans_dbo.stockqueue") == [(20_000,)]

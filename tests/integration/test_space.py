@@ -1,0 +1,191 @@
+"""A drained queue gives its space back, and disturbs nobody with that."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.api.upkeep import upkeep
+from servicebroker.engine.upkeep import WORTH_GIVING_BACK, give_space_back
+from servicebroker.store import locks
+from servicebroker.store.running import run
+from support import (
+    ORDER,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    define_standard_set,
+    eventually,
+    in_thread,
+    query,
+    queue_number,
+    together,
+    wait_until_blocked,
+)
+
+
+def size(database: sb.Database) -> int:
+    """Bytes of the files of the target's queue."""
+    number = queue_number(database, STOCK_QUEUE)
+    found: int = query(database, "select pg_total_relation_size(%s::regclass)", f"servicebroker.queue_{number}")[0][0]
+    return found
+
+
+def give_back(database: sb.Database) -> bool:
+    with database.instance.connection() as connection:
+        return run(connection, give_space_back(queue_number(database, STOCK_QUEUE)))
+
+
+def fill(database: sb.Database, messages: int) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        for _ in range(messages // 1000):
+            transaction.send_batch(handle, ORDER, [b"x" * 500] * 1000)
+
+
+def drain(database: sb.Database) -> int:
+    taken = 0
+    while messages := database.receive(STOCK_QUEUE, top=1000):
+        taken += len(messages)
+    return taken
+
+
+@pytest.mark.slow
+@pytest.mark.feature(211)
+def test_ten_times_through_a_queue_leaves_it_small(database: sb.Database, clock: Clock) -> None:
+    """Also while an old transaction keeps vacuum from removing anything."""
+    with psycopg.connect(database.instance.url) as old, database.instance.connection() as connection:
+        old.execute("set transaction isolation level repeatable read")
+        old.execute("select pg_current_xact_id()")
+        first = 0
+        for _ in range(10):
+            fill(database, 20_000)
+            assert drain(database) == 20_000
+            first = first or size(database)
+            upkeep(connection, clock())
+            assert size(database) < WORTH_GIVING_BACK
+            old.execute("select 1")
+        assert first > WORTH_GIVING_BACK
+
+
+@pytest.mark.slow
+@pytest.mark.feature(211)
+def test_the_background_gives_back_what_this_process_has_drained(make_url: Callable[[], str]) -> None:
+    with sb.open(make_url(), upkeep=3600) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        fill(database, 20_000)
+        assert drain(database) == 20_000
+        eventually(lambda: size(database) < WORTH_GIVING_BACK)
+        fill(database, 1000)
+        assert drain(database) == 1000
+
+
+def test_a_queue_with_a_message_or_a_user_keeps_its_table(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"1")
+    assert not give_back(database)
+    with database.transaction() as reader:
+        assert bodies(reader.receive(STOCK_QUEUE)) == [b"1"]
+        assert not give_back(database)  # it may be rolled back
+    with database.transaction() as sender:
+        sender.send(handle, ORDER, b"2")
+        assert not give_back(database)
+    assert not give_back(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+    with database.transaction() as looker:
+        assert looker.receive(STOCK_QUEUE) == []
+        assert not give_back(database)  # the table is open there
+    assert give_back(database)
+    database.send(handle, ORDER, b"3")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"3"]
+
+
+def test_the_first_message_of_all(database: sb.Database) -> None:
+    """The number of arrival that is drawn first counts, too."""
+    assert give_back(database)
+    database.send(begin(database), ORDER, b"1")
+    assert not give_back(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_waiting_reader_and_a_pipeline_do_not_notice(database: sb.Database) -> None:
+    handle = begin(database)
+    waiting = in_thread(database.receive, STOCK_QUEUE, wait=30)
+    number = queue_number(database, STOCK_QUEUE)
+    eventually(lambda: database.instance.doorbell._waiting.get(number))
+    eventually(lambda: give_back(database))
+    database.send(handle, ORDER, b"1")
+    assert bodies(waiting.result(10)) == [b"1"]
+    with database.instance.connection() as pipeline:
+        pipeline.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, number))
+        database.send(handle, ORDER, b"2")
+        assert not give_back(database)  # what it has not acknowledged stays
+        pipeline.execute(f"delete from servicebroker.queue_{number}".encode())
+        assert give_back(database)
+        pipeline.execute("select pg_advisory_unlock(%s, %s)", (locks.PIPELINE, number))
+
+
+def test_giving_back_waits_for_nobody_and_nobody_for_it(database: sb.Database) -> None:
+    """Not even behind somebody else's wish for the table."""
+    with psycopg.connect(database.instance.url) as looker:
+        looker.execute(f"select from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}".encode())
+        rebuild = in_thread(database.alter_queue, STOCK_QUEUE, rebuild=True)
+        wait_until_blocked(database)
+        looker.execute("select 1")
+        assert not in_thread(give_back_alone, database).result(10)
+        looker.rollback()
+        rebuild.result(10)
+
+
+def give_back_alone(database: sb.Database) -> bool:
+    with psycopg.connect(database.instance.url) as connection:
+        connection.execute("set lock_timeout = 1000")
+        row = connection.execute(
+            "select servicebroker.truncate_if_empty(%s)", (queue_number(database, STOCK_QUEUE),)
+        ).fetchone()
+    return bool(row and row[0])
+
+
+@pytest.mark.slow
+def test_giving_back_among_readers_and_senders(database: sb.Database, seeded_random: random.Random) -> None:
+    """The queue is empty again and again: no message goes with the table."""
+    done = threading.Event()
+    handles = [begin(database) for _ in range(4)]
+    taken: list[list[sb.Message]] = [[] for _ in range(3)]
+    given_back = []
+
+    def send(seed: float) -> None:
+        choice = random.Random(seed)
+        for number in range(100):
+            handle = handles[choice.randrange(4)]
+            with database.transaction() as transaction:
+                transaction.send(handle, ORDER, b"%d" % number)
+                done.wait(choice.random() / 200)
+
+    def read(mine: list[sb.Message]) -> None:
+        while True:
+            finished = done.is_set()
+            messages = database.receive(STOCK_QUEUE, wait=0.01)
+            mine += messages
+            if finished and not messages:
+                return
+
+    def cut() -> None:
+        while not done.is_set():
+            given_back.append(give_back(database))
+            done.wait(0.002)
+
+    def send_all() -> None:
+        together(*[partial(send, seeded_random.random()) for _ in range(3)])
+        done.set()
+
+    together(send_all, cut, *[partial(read, mine) for mine in taken])
+    assert sum(map(len, taken)) == 300
+    assert any(given_back)

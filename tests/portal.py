@@ -1,0 +1,106 @@
+"""The asyncio face behind the methods of the other one, so that the same tests hold for both.
+
+Calls go to an event loop in a thread of its own; what can be awaited or entered there is here called or entered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any
+
+import psycopg
+
+import servicebroker as sb
+import servicebroker.api.aio.upkeep
+import servicebroker.api.upkeep
+from servicebroker import api
+from servicebroker.api.aio.doorbell import Doorbell
+
+_STAND_INS = (
+    sb.AsyncInstance,
+    sb.AsyncDatabase,
+    sb.AsyncJoinedTransaction,
+    Doorbell,
+    psycopg.AsyncConnection,
+    psycopg.AsyncCursor,
+    AbstractAsyncContextManager,
+)
+
+
+@contextmanager
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that runs in a thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="event loop", daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class StandIn:
+    """Stands for an object of the loop."""
+
+    def __init__(self, real: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.__dict__.update(real=real, loop=loop)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.real, name)
+        if inspect.ismethod(value) or inspect.isbuiltin(value):
+            return lambda *arguments, **options: self._call(value, arguments, options)
+        return self._shown(value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.real, name, value)
+
+    def __enter__(self) -> Any:
+        return self._call(self.real.__aenter__, (), {})
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._call(self.real.__aexit__, error, {})
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        async def call() -> Any:
+            result = function(
+                *(argument.real if isinstance(argument, StandIn) else argument for argument in arguments), **options
+            )
+            return await result if isinstance(result, Coroutine) else result
+
+        return self._shown(asyncio.run_coroutine_threadsafe(call(), self.loop).result())
+
+    def _shown(self, value: Any) -> Any:
+        return StandIn(value, self.loop) if isinstance(value, _STAND_INS) else value
+
+
+def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that works on what belongs to either face: by its first argument."""
+
+    def call(first: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(first, StandIn):
+            return first._call(awaited, (first, *arguments), options)
+        return blocking(first, *arguments, **options)
+
+    return call
+
+
+upkeep = both(api.upkeep.upkeep, api.aio.upkeep.upkeep)
+deliver = both(api.upkeep.deliver, api.aio.upkeep.deliver)
+connect = both(  # a connection of the application
+    lambda instance, **options: psycopg.connect(instance.url, **options),
+    lambda instance, **options: psycopg.AsyncConnection.connect(instance.url, **options),
+)
+
+
+@contextlib.contextmanager
+def open_behind_portal(target: str, **options: Any) -> Iterator[Any]:
+    """An instance of the asyncio face that is used as one of the other."""
+    with event_loop() as loop, StandIn(sb.open_async(target, **options), loop) as instance:
+        yield instance

@@ -1,0 +1,211 @@
+"""The in-memory double: what is its own. That it follows the rules is proved beside the engine in test_model.py."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import UTC, datetime
+
+import pytest
+
+import servicebroker as sb
+import servicebroker.testing as double
+from support import (
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Undo,
+    bodies,
+    define_standard_set,
+    refused,
+)
+
+ROUTES = {"create_route", "alter_route", "drop_route"}
+RIGHTS = {"create_user", "drop_user", "create_role", "drop_role", "add_role_member", "drop_role_member"}
+RIGHTS |= {"grant", "deny", "revoke", "alter_authorization"}
+SCHEMAS = {"create_xml_schema_collection", "alter_xml_schema_collection", "drop_xml_schema_collection"}
+LACKING = ROUTES | RIGHTS | SCHEMAS | {"release_locks"}
+LACKING_OPTIONS = {
+    "authorization",
+    "retention",
+    "schema_collection",
+    "activation",
+    "filegroup",
+    "reorganize",
+    "move_to",
+}
+LACKING_OPTIONS |= {"no_wait", "rollback_after"}
+
+
+@pytest.fixture
+def database() -> double.Database:
+    instance = double.open()
+    made = instance.database("Test", create=True)
+    define_standard_set(made)  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("real", "ours"), [(sb.Database, double.Database), (sb.Transaction, double.Transaction)], ids=["database", "tx"]
+)
+def test_it_has_the_methods_of_the_real_one(real: type, ours: type) -> None:
+    names = {name for name, _ in inspect.getmembers(real, inspect.isfunction) if not name.startswith("_")}
+    assert names - LACKING - set(dir(ours)) == set()
+    for name in names - LACKING - {"transaction", "join", "savepoint"}:
+        theirs, mine = (inspect.signature(getattr(one, name)).parameters.values() for one in (real, ours))
+        wanted = [(p.name, p.kind, p.default) for p in theirs if p.name not in LACKING_OPTIONS]
+        assert [(p.name, p.kind, p.default) for p in mine] == wanted, name
+
+
+def test_there_is_no_connection(database: double.Database) -> None:
+    with database.transaction() as tx:
+        for missing in (lambda: tx.connection, lambda: database.connection, lambda: database.join(object())):
+            with pytest.raises(sb.InstanceError, match="no PostgreSQL"):
+                missing()
+
+
+def test_a_transaction_that_has_ended(database: double.Database) -> None:
+    with database.transaction() as tx:
+        pass
+    for verb in (lambda: tx.receive(STOCK_QUEUE), lambda: tx.savepoint().__enter__()):
+        with pytest.raises(sb.InstanceError, match="has ended"):
+            verb()
+
+
+def test_the_clock_stands_still_until_it_jumps(database: double.Database) -> None:
+    clock = database.instance.clock
+    assert clock() == clock() == datetime(2030, 1, 1, tzinfo=UTC)
+    clock.jump(minutes=1, seconds=1)
+    clock.jump_to(datetime(2020, 1, 1, tzinfo=UTC))
+    assert clock() == datetime(2030, 1, 1, 0, 1, 1, tzinfo=UTC)
+
+
+def test_a_wait_takes_no_time(database: double.Database) -> None:
+    clock = database.instance.clock
+    began = clock()
+    assert database.receive(STOCK_QUEUE, wait=90.0) == []
+    assert (clock() - began).total_seconds() == 90
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=100)
+    database.begin_conversation_timer(handle, 30)
+    (timer,) = database.receive(ORDERS_QUEUE, wait=90.0)
+    assert timer.is_timer
+    assert (clock() - began).total_seconds() == 120
+    assert database.get_conversation_group(ORDERS_QUEUE, wait=10.0) is None
+    (error,) = database.receive(ORDERS_QUEUE, wait=float("inf"))
+    assert sb.read_error(error.message_body)[0] == -8489
+    assert (clock() - began).total_seconds() == 190
+    with pytest.raises(double.WouldWait, match="for ever"):
+        database.receive(ORDERS_QUEUE, wait=float("inf"))
+    with refused(402, "wait"):
+        database.receive(ORDERS_QUEUE, wait=-1)
+
+
+def test_what_would_wait_does_nothing(database: double.Database) -> None:
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    with database.transaction() as one, database.transaction() as two:
+        one.send(handle, ORDER, b"1")
+        for verb in (
+            lambda: two.send(handle, ORDER, b"2"),
+            lambda: two.end_conversation(handle),
+            lambda: database.alter_queue(STOCK_QUEUE, status=False),
+            database.instance.upkeep,
+        ):
+            with pytest.raises(double.WouldWait):
+                verb()
+        assert two.receive(STOCK_QUEUE) == []
+        assert bodies(one.receive(STOCK_QUEUE)) == [b"1"]
+    database.send(handle, ORDER, b"2")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+
+
+def test_a_group_stays_locked_beyond_a_savepoint(database: double.Database) -> None:
+    database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+    with database.transaction() as tx:
+        with pytest.raises(Undo), tx.savepoint():
+            assert bodies(tx.receive(STOCK_QUEUE)) == [b"1"]
+            raise Undo
+        assert database.receive(STOCK_QUEUE) == []
+        assert bodies(tx.receive(STOCK_QUEUE)) == [b"1"]
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_five_rollbacks_switch_the_queue_off(database: double.Database) -> None:
+    database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"poison")
+    for _ in range(5):
+        with pytest.raises(Undo), database.transaction() as tx:
+            tx.receive(STOCK_QUEUE)
+            raise Undo
+    with refused(9617, STOCK_QUEUE):
+        database.receive(STOCK_QUEUE)
+    (event,) = database.instance.events.recent()
+    assert (event.number, event.name) == (143, "Broker:Queue Disabled")
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"poison"]
+
+
+def test_what_a_test_looks_at(database: double.Database) -> None:
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    with database.transaction() as tx:
+        tx.send(handle, ORDER, b"1")
+        assert [row["message_body"] for row in tx.queue_messages(STOCK_QUEUE)] == [b"1"]
+        assert database.queue_messages(STOCK_QUEUE) == []
+    assert [row["state_desc"] for row in database.conversation_endpoints()] == ["CONVERSING", "CONVERSING"]
+    assert sorted(row["service_name"] for row in database.conversation_groups()) == [ORDERS, STOCK]
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(handle, ORDER, b"2")
+    (waiting,) = database.transmission_queue()
+    assert (waiting["message_body"], waiting["transmission_status"][:20]) == (b"2", "Target queue is busy")
+
+
+def test_definitions_and_their_refusals(database: double.Database) -> None:
+    with refused(911):
+        database.instance.database("Missing")
+    assert database.instance.database("TEST").database_id == database.database_id
+    for again in (
+        lambda: database.create_message_type(ORDER),
+        lambda: database.create_contract(CONTRACT, {ORDER: "ANY"}),
+        lambda: database.create_queue(STOCK_QUEUE.upper()),
+        lambda: database.create_service(STOCK, STOCK_QUEUE),
+    ):
+        with refused(2714):
+            again()
+    for used in (
+        lambda: database.drop_message_type(ORDER),
+        lambda: database.drop_contract(CONTRACT),
+        lambda: database.drop_queue(STOCK_QUEUE),
+    ):
+        with refused(3716):
+            used()
+    with refused(9663):
+        database.alter_message_type(sb.DEFAULT, "EMPTY")
+    with refused(15151):
+        database.alter_service(STOCK, drop_contracts=[sb.DEFAULT])
+    with refused(8404):
+        database.alter_service(STOCK, add_contracts=[CONTRACT])
+    database.create_broker_priority("p", local_service_name=STOCK, priority_level=7)
+    with refused(33303):
+        database.create_broker_priority("q", local_service_name=STOCK)
+    with refused(3716):
+        database.drop_service(STOCK)
+    database.alter_broker_priority("P", priority_level=9, remote_service_name=ORDERS)
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    database.send(handle, ORDER, b"x")
+    (message,) = database.receive(STOCK_QUEUE)
+    assert message.priority == 9
+    database.drop_broker_priority("p")
+    database.alter_service(STOCK, drop_contracts=[CONTRACT])
+    database.drop_contract(CONTRACT)
+    database.drop_message_type(MARK)
+    (error,) = database.receive(STOCK_QUEUE)
+    assert sb.read_error(error.message_body)[0] == -8487
+    assert (error.service_contract_name, error.service_name) == ("", STOCK)
+    database.drop_service(STOCK)
+    database.drop_queue(STOCK_QUEUE)
+    with refused(15151, STOCK_QUEUE):
+        database.receive(STOCK_QUEUE)
+    with refused(8429, "'ER'"):
+        database.send(handle, REPLY, b"x")

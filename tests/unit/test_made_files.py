@@ -1,0 +1,46 @@
+"""The blocking form of the API is what tools/make_sync.py makes of the asyncio form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import make_sync
+
+
+def test_the_made_files_are_up_to_date() -> None:
+    checked = subprocess.run([sys.executable, make_sync.__file__, "--check"], capture_output=True, text=True)
+    assert checked.returncode == 0, f"run `make sync`:\n{checked.stdout}{checked.stderr}"
+
+
+def test_every_asyncio_module_has_a_blocking_one() -> None:
+    for source in make_sync.SOURCE.glob("*/aio/*.py"):
+        assert (source.parent.parent / source.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("asyncio_form", "blocking_form"),
+    [
+        ("async def f():\n    return await g(await h())\n", "def f():\n    return g(h())\n"),
+        (
+            "async with a() as b:\n    async for c in b:\n        pass\n",
+            "with a() as b:\n    for c in b:\n        pass\n",
+        ),
+        ('await f("await async AsyncThing")  # await it\n', 'f("await async AsyncThing")  # await it\n'),
+        (
+            "def f(work: Callable[[], Awaitable[list[T]]]) -> None: ...\n",
+            "def f(work: Callable[[], list[T]]) -> None: ...\n",
+        ),
+        ("await finish(self.close('ü', 1))\n", "self.close('ü', 1)\n"),
+        ("'ü'; await finish(self.close())\n", "'ü'; self.close()\n"),
+        ("class AsyncThing(AsyncBase):\n    x: _AsyncPart\n", "class Thing(Base):\n    x: _Part\n"),
+        ("class A:\n    def __await__(self): ...\n    b = 1\n", "class A:\n    \n    b = 1\n"),
+        ("if a:\n    from servicebroker.api.aio.x import AsyncX\n", "if a:\n    from servicebroker.api.x import X\n"),
+        ("from servicebroker.store.aio import kept\n", "from servicebroker.store import kept\n"),
+        ("async def __aenter__(self): ...\n", "def __enter__(self): ...\n"),
+    ],
+)
+def test_what_is_made(asyncio_form: str, blocking_form: str) -> None:
+    assert make_sync.blocking(asyncio_form) == blocking_form

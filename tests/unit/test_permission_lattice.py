@@ -1,0 +1,202 @@
+"""The pure decision: who may do what, from plain values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.model.errors import RULES
+from servicebroker.model.permissions import (
+    DB_DDLADMIN,
+    DB_OWNER,
+    DBO,
+    DENY,
+    GRANT,
+    GRANT_WITH_GRANT_OPTION,
+    IMPLIED_BY,
+    NEEDS,
+    PUBLIC,
+    Entry,
+    Kind,
+    Securable,
+    User,
+    bringing,
+    is_allowed,
+    may_grant,
+    refusal,
+)
+from support import refused
+
+APP, READERS, OTHER, OWNER = 70_000, 70_001, 70_002, 70_003  # users, but READERS, a role
+ME = frozenset({APP, READERS, PUBLIC})
+DATABASE = Securable(Kind.DATABASE, 0, DBO, "Shop")
+QUEUE = Securable(Kind.QUEUE, 65_536, OWNER, "Orders")
+SERVICE = Securable(Kind.SERVICE, 65_537, OWNER, "//shop")
+CONTRACT = Securable(Kind.CONTRACT, 65_538, OWNER, "//contract")
+TYPE = Securable(Kind.MESSAGE_TYPE, 65_539, OWNER, "//type")
+ROUTE = Securable(Kind.ROUTE, 65_540, OWNER, "AutoCreatedLocal")
+BUILT_IN = Securable(Kind.CONTRACT, 6, DBO, "DEFAULT")
+OBJECTS = {one.kind: one for one in (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE)}
+
+
+def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Entry:
+    return Entry(on.kind, on.major_id, grantee, permission, state)
+
+
+@pytest.mark.parametrize(
+    ("permission", "on", "entries", "allowed"),
+    [
+        ("RECEIVE", QUEUE, [], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE)], True),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, READERS)], True),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, PUBLIC)], True),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE, OTHER)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE._replace(major_id=1))], False),
+        ("RECEIVE", QUEUE, [entry("G", "REFERENCES", QUEUE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "CONTROL", QUEUE)], True),
+        ("RECEIVE", QUEUE, [entry("W", "RECEIVE", QUEUE)], True),
+        ("RECEIVE", QUEUE, [entry("G", "CONTROL", DATABASE)], True),
+        ("RECEIVE", QUEUE, [entry("G", "ALTER", DATABASE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, READERS)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "RECEIVE", QUEUE, PUBLIC)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "CONTROL", QUEUE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "CONTROL", DATABASE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "CONTROL", QUEUE), entry("D", "RECEIVE", QUEUE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "RECEIVE", QUEUE), entry("D", "ALTER", QUEUE)], True),
+        ("ALTER", QUEUE, [entry("G", "ALTER ANY SCHEMA", DATABASE)], True),
+        ("ALTER", SERVICE, [entry("G", "ALTER ANY SERVICE", DATABASE)], True),
+        ("ALTER", SERVICE, [entry("G", "ALTER ANY CONTRACT", DATABASE)], False),
+        ("ALTER", CONTRACT, [entry("G", "ALTER", DATABASE)], True),
+        ("REFERENCES", TYPE, [entry("G", "REFERENCES", DATABASE)], True),
+        ("SEND", SERVICE, [entry("G", "REFERENCES", DATABASE)], False),
+        ("VIEW DEFINITION", TYPE, [entry("G", "VIEW DEFINITION", DATABASE)], True),
+        ("TAKE OWNERSHIP", TYPE, [entry("G", "ALTER", DATABASE)], False),
+        ("CREATE SERVICE", DATABASE, [entry("G", "ALTER ANY SERVICE", DATABASE)], True),
+        ("CREATE QUEUE", DATABASE, [entry("G", "CONTROL", DATABASE)], True),
+        ("CREATE QUEUE", DATABASE, [entry("G", "CREATE SERVICE", DATABASE)], False),
+        ("REFERENCES", BUILT_IN, [], True),
+        ("REFERENCES", BUILT_IN, [entry("D", "REFERENCES", DATABASE)], False),
+        ("ALTER", BUILT_IN, [], False),
+    ],
+)
+def test_the_decision(permission: str, on: Securable, entries: list[Entry], allowed: bool) -> None:
+    assert is_allowed(ME, permission, on, entries) is allowed
+    denied = [Entry(kind, OBJECTS[kind].major_id, OTHER, name, DENY) for kind, name in IMPLIED_BY]
+    assert is_allowed(ME, permission, on, entries + denied) is allowed  # what others are denied is not ours
+
+
+def test_fixed_roles() -> None:
+    owner, ddl = frozenset({APP, PUBLIC, DB_OWNER}), frozenset({APP, PUBLIC, DB_DDLADMIN})
+    for kind, permission in IMPLIED_BY:
+        assert is_allowed(owner, permission, OBJECTS[kind], [])
+    for on in (QUEUE, SERVICE, CONTRACT, TYPE, ROUTE):
+        assert is_allowed(ddl, "ALTER", on, [])
+        assert not is_allowed(ddl, "CONTROL", on, [])
+    assert is_allowed(ddl, "REFERENCES", QUEUE, [])
+    assert not is_allowed(ddl, "RECEIVE", QUEUE, [])
+    assert not is_allowed(ddl, "ALTER", DATABASE, [])
+    assert not is_allowed(owner, "RECEIVE", QUEUE, [entry("D", "RECEIVE", QUEUE)])
+
+
+@pytest.mark.parametrize(
+    ("entries", "allowed"),
+    [
+        ([], False),
+        ([entry("G", "SEND", SERVICE)], False),
+        ([entry("W", "SEND", SERVICE)], True),
+        ([entry("W", "SEND", SERVICE), entry("D", "SEND", SERVICE, READERS)], False),
+        ([entry("G", "CONTROL", SERVICE)], True),
+        ([entry("G", "CONTROL", DATABASE)], True),
+        ([entry("G", "SEND", SERVICE), entry("W", "ALTER", SERVICE)], False),
+    ],
+)
+def test_who_may_grant(entries: list[Entry], allowed: bool) -> None:
+    assert may_grant(ME, "SEND", SERVICE, entries) is allowed
+
+
+def test_an_owner_may_grant() -> None:
+    assert may_grant(frozenset({OWNER}), "SEND", SERVICE, [])
+    assert may_grant(frozenset({DBO}), "ALTER", DATABASE, [])
+
+
+# ---------------------------------------------------------------- any entries at all
+
+some_entries = st.lists(
+    st.builds(
+        lambda right, own, grantee, state: Entry(
+            right[0], OBJECTS[right[0]].major_id + (not own), grantee, right[1], state
+        ),
+        st.sampled_from(sorted(IMPLIED_BY)),
+        st.booleans(),
+        st.sampled_from([APP, READERS, PUBLIC, OTHER]),
+        st.sampled_from([GRANT, GRANT_WITH_GRANT_OPTION, DENY]),
+    ),
+    max_size=8,
+)
+some_right = st.sampled_from(sorted(IMPLIED_BY))
+
+
+def brings(kind: Kind, permission: str) -> set[tuple[Kind, str]]:
+    """All that one permission implies, found from the other end than `bringing`."""
+    found = {(kind, permission)}
+    while True:
+        more = {right for right, sources in IMPLIED_BY.items() if found & set(sources)} - found
+        if not more:
+            return found
+        found |= more
+
+
+@given(some_entries, some_right)
+def test_the_decision_is_what_each_entry_brings(entries: list[Entry], right: tuple[Kind, str]) -> None:
+    kind, permission = right
+    on = OBJECTS[kind]
+    states = {
+        e.state
+        for e in entries
+        if e.grantee_id in ME
+        and right in brings(e.kind, e.permission)
+        and (e.kind is Kind.DATABASE or (e.kind, e.major_id) == (on.kind, on.major_id))
+    }
+    assert is_allowed(ME, permission, on, entries) == (bool(states) and DENY not in states)
+
+
+@given(some_entries, some_right, st.sampled_from(sorted(ME)))
+def test_a_deny_beats_everything_but_ownership(entries: list[Entry], right: tuple[Kind, str], grantee: int) -> None:
+    kind, permission = right
+    for source_kind, source in bringing(kind, permission):
+        denied = [*entries, entry(DENY, source, OBJECTS[source_kind], grantee)]
+        assert not is_allowed(ME, permission, OBJECTS[kind], denied)
+        assert is_allowed(ME | {DBO}, permission, OBJECTS[kind], denied)
+        if kind is not Kind.DATABASE:
+            assert is_allowed(ME | {OWNER}, permission, OBJECTS[kind], denied)
+
+
+@given(some_entries, some_right)
+def test_who_may_grant_has_the_permission(entries: list[Entry], right: tuple[Kind, str]) -> None:
+    kind, permission = right
+    if may_grant(ME, permission, OBJECTS[kind], entries):
+        assert is_allowed(ME, permission, OBJECTS[kind], entries) or is_allowed(ME, "CONTROL", OBJECTS[kind], entries)
+
+
+# ---------------------------------------------------------------- the tables
+
+
+@pytest.mark.parametrize("statement", sorted(NEEDS))
+def test_every_need_can_be_granted_and_has_an_error(statement: str) -> None:
+    user = User(1, "Shop", APP, "App")
+    for need in NEEDS[statement]:
+        assert (need.kind, need.permission) in IMPLIED_BY
+        assert not need.or_on_database or (Kind.DATABASE, need.or_on_database) in IMPLIED_BY
+        subject = {28006: ("end", "handle", "DO"), 15517: ("Other",)}.get(need.number, ())
+        error = refusal(statement, need, OBJECTS[need.kind], user, subject)
+        assert error.number == need.number
+        assert error.severity == RULES[need.number].severity
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_permission_that_a_kind_does_not_have(kind: Kind) -> None:
+    for permission in ("EXECUTE", "receive", "", "SEND" if kind is not Kind.SERVICE else "RECEIVE"):
+        with refused(4606, permission):
+            bringing(kind, permission)

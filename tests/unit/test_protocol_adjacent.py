@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.protocol import adjacent
+from servicebroker.protocol.adjacent import (
+    HANDSHAKE_TIME,
+    IDLE,
+    KEEP_ALIVE,
+    SILENCE,
+    Arrived,
+    Closed,
+    Connection,
+    Corrupted,
+    Event,
+    Greeted,
+    Myself,
+    Online,
+    Phase,
+)
+from servicebroker.protocol.frames import MAXIMUM_GREETING, FrameKind, encode_frame
+
+ONE = Myself(UUID(int=1), UUID(int=11), ("fragments", "one"))
+TWO = Myself(UUID(int=2), UUID(int=22), ("two", "fragments"))
+
+
+def pair(one: Myself = ONE, two: Myself = TWO) -> tuple[Connection, Connection, list[Event]]:
+    """Two sides after the greeting: the opener, the other, and what the other has seen."""
+    opener, other = Connection(one, is_opener=True, now=0.0), Connection(two, is_opener=False, now=0.0)
+    assert opener.phase is Phase.INITIAL
+    opener.begin(5, 0.0)
+    other.begin(0, 0.0)
+    return opener, other, other.receive(opener.outgoing(), 0.0)
+
+
+def online() -> tuple[Connection, Connection]:
+    opener, other, _ = pair()
+    other.welcome(7, 0.0)
+    opener.receive(other.outgoing(), 0.0)
+    return opener, other
+
+
+def test_both_go_online_and_know_each_other() -> None:
+    opener, other, events = pair()
+    (greeted,) = events
+    assert isinstance(greeted, Greeted)
+    assert (greeted.hello.instance, greeted.hello.moment) == (ONE.instance, 5)
+    assert other.phase is Phase.ARBITRATING
+    assert other.welcome(7, 0.0) == Online(ONE.instance, ONE.incarnation, 5)
+    assert opener.receive(other.outgoing(), 0.0) == [Online(TWO.instance, TWO.incarnation, 7)]
+    assert opener.phase is other.phase is Phase.ONLINE
+    assert opener.capabilities == other.capabilities == {"fragments"}
+    assert opener.version == other.version == 1
+
+
+def test_messages_go_both_ways() -> None:
+    opener, other = online()
+    opener.send(b"there", 1.0)
+    opener.send(b"again", 1.0)
+    other.send(b"back", 1.0)
+    assert other.receive(opener.outgoing(), 1.0) == [Arrived(b"there"), Arrived(b"again")]
+    assert opener.receive(other.outgoing(), 1.0) == [Arrived(b"back")]
+    assert opener.outgoing() == b""
+
+
+def test_what_comes_behind_a_greeting_waits_for_the_arbitration() -> None:
+    _, other, _ = pair()
+    assert other.receive(encode_frame(FrameKind.DIALOG, b"early"), 0.0) == []
+    other.welcome(1, 0.0)
+    assert other.resume(0.0) == [Arrived(b"early")]
+
+
+@pytest.mark.parametrize(("oldest", "newest", "version"), [(1, 3, 3), (2, 9, 4), (4, 4, 4)])
+def test_the_newest_version_that_both_speak(oldest: int, newest: int, version: int) -> None:
+    opener, other, _ = pair(ONE._replace(oldest=oldest, newest=newest), TWO._replace(newest=4))
+    other.welcome(1, 0.0)
+    opener.receive(other.outgoing(), 0.0)
+    assert opener.version == other.version == version
+
+
+@pytest.mark.parametrize(("oldest", "newest"), [(2, 3), (0, 0)])
+def test_no_version_in_common(oldest: int, newest: int) -> None:
+    opener, other, events = pair(ONE._replace(oldest=oldest, newest=newest))
+    assert [event.number for event in events if isinstance(event, Closed)] == [28027]
+    (closed,) = opener.receive(other.outgoing(), 0.0)
+    assert isinstance(closed, Closed)
+    assert closed.number == 28027
+
+
+def test_a_welcome_with_a_version_that_was_not_offered() -> None:
+    opener, _, _ = pair()
+    welcome = adjacent.Welcome(TWO.instance, TWO.incarnation, 1, 2)
+    (closed,) = opener.receive(encode_frame(FrameKind.WELCOME, adjacent._encoder.encode(welcome)), 0.0)
+    assert isinstance(closed, Closed)
+    assert closed.number == 28027
+
+
+def test_a_rejection_says_why() -> None:
+    opener, other, _ = pair()
+    assert other.reject(28032, 0.0).number == 28032
+    (closed,) = opener.receive(other.outgoing(), 0.0)
+    assert isinstance(closed, Closed)
+    assert (closed.number, "arbitration" in closed.text) == (28032, True)
+    assert opener.phase is other.phase is Phase.CLOSED
+
+
+def test_a_closed_connection_is_silent() -> None:
+    opener, other = online()
+    assert opener.close(0, "done", 1.0) == Closed(0, "done")
+    assert other.receive(opener.outgoing(), 1.0) == [Closed(0, "done")]
+    opener.close(0, "done", 1.0)
+    assert opener.outgoing() == b""
+    assert opener.receive(b"anything", 1.0) == opener.tick(1_000.0) == opener.end_of_stream() == []
+    assert opener.wake_at == float("inf")
+    with pytest.raises(ValueError, match="CLOSED"):
+        opener.send(b"", 1.0)
+
+
+def test_a_message_that_was_changed_is_dropped_and_the_connection_stays() -> None:
+    opener, other = online()
+    opener.send(b"one", 0.0)
+    opener.send(b"two", 0.0)
+    data = bytearray(opener.outgoing())
+    data[16] ^= 1
+    assert other.receive(bytes(data), 0.0) == [Corrupted(3), Arrived(b"two")]
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", 11235),
+        (encode_frame(FrameKind.HELLO, b"\xc1"), 11235),
+        (encode_frame(FrameKind.HELLO, b"x" * (MAXIMUM_GREETING + 1)), 11235),
+        (encode_frame(FrameKind.HELLO, b"abc")[:-1] + b"d", 11235),
+        (encode_frame(FrameKind.DIALOG, b"before the greeting"), 28029),
+        (encode_frame(FrameKind.WELCOME), 28029),
+    ],
+)
+def test_a_peer_that_speaks_otherwise_is_refused(data: bytes, number: int) -> None:
+    connection = Connection(TWO, is_opener=False, now=0.0)
+    connection.begin(0, 0.0)
+    (closed,) = connection.receive(data, 0.0)
+    assert isinstance(closed, Closed)
+    assert closed.number == number
+    assert connection.phase is Phase.CLOSED
+
+
+@given(st.binary(max_size=300), st.booleans(), st.sampled_from(FrameKind))
+def test_whatever_comes_ends_in_an_event(junk: bytes, is_opener: bool, kind: FrameKind) -> None:
+    for data in (junk, encode_frame(kind, junk)):
+        connection = Connection(ONE, is_opener=is_opener, now=0.0)
+        connection.begin(1, 0.0)
+        for place in range(len(data)):
+            connection.receive(data[place : place + 1], 0.0)
+        assert connection.phase in (Phase.NEGOTIATING, Phase.ARBITRATING, Phase.CLOSED)
+        for side in online():
+            assert all(isinstance(event, (Arrived, Closed)) for event in side.receive(data, 0.0))
+
+
+def test_who_does_not_greet_in_time_is_closed() -> None:
+    connection = Connection(TWO, is_opener=False, now=0.0)
+    connection.begin(0, 0.0)
+    assert connection.wake_at == HANDSHAKE_TIME
+    assert connection.tick(HANDSHAKE_TIME - 1) == []
+    (closed,) = connection.tick(HANDSHAKE_TIME)
+    assert isinstance(closed, Closed)
+    assert closed.number == 28029
+
+
+def test_the_end_of_the_stream() -> None:
+    connection = Connection(TWO, is_opener=False, now=0.0)
+    connection.begin(0, 0.0)
+    (closed,) = connection.end_of_stream()
+    assert isinstance(closed, Closed)
+    assert closed.number == 28028
+    assert online()[0].end_of_stream() == [Closed(0, "")]
+
+
+def test_keep_alives_keep_it_open_until_it_is_idle() -> None:
+    opener, other = online()
+    opener.send(b"x", 10.0)
+    other.receive(opener.outgoing(), 10.0)
+    now, ticks = 10.0, 0
+    while opener.phase is Phase.ONLINE:
+        now = min(opener.wake_at, other.wake_at)
+        for side, peer in ((opener, other), (other, opener)):
+            side.tick(now)
+            peer.receive(side.outgoing(), now)
+        ticks += 1
+        assert ticks < 50
+    assert now == 10.0 + IDLE
+    assert other.phase is Phase.CLOSED
+
+
+def test_a_peer_that_went_silent_is_given_up() -> None:
+    opener, _ = online()
+    events: list[Event] = []
+    while not events:
+        now = opener.wake_at
+        events = opener.tick(now)
+        if now < SILENCE:
+            assert now % KEEP_ALIVE == 0
+    (closed,) = events
+    assert isinstance(closed, Closed)
+    assert (now, closed.number) == (SILENCE, 9753)
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    connection = Connection(TWO, is_opener=False, now=0.0)
+    connection.begin(0, 0.0)
+    hello = [ONE.instance.bytes, ONE.incarnation.bytes, 5, 1, 9, ["later"], {"more": True}]
+    (greeted,) = connection.receive(encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)), 0.0)
+    assert isinstance(greeted, Greeted)
+    assert connection.version == 1

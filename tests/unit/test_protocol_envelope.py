@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.protocol import envelope
+from servicebroker.protocol.envelope import (
+    MAXIMUM_RANGES,
+    MAXIMUM_RUN,
+    Acknowledgement,
+    Content,
+    Failure,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+    encode,
+    open_payload,
+    parse,
+    refusal,
+)
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.security import CHECKSUM, SessionKey
+
+CONVERSATION, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
+KEY = SessionKey(bytes(32), lambda: bytes(12))
+DATA = Part("t", Content.DATA, b"x")
+
+
+def header(kind: Kind = Kind.RUN, **changes: Any) -> Header:
+    fields: dict[str, Any] = {
+        "conversation_id": CONVERSATION,
+        "is_from_initiator": True,
+        "kind": kind,
+        "is_secured": False,
+        "to_service": "//to",
+        "to_broker": None,
+        "from_service": "//from",
+        "from_broker": HERE,
+    }
+    return Header(**(fields | changes))
+
+
+names = st.text(min_size=1, max_size=128)
+numbers = st.integers(0, 2**62)
+fragments = st.integers(0, 2**21)
+acknowledgements = st.builds(
+    Acknowledgement,
+    numbers,
+    st.lists(st.tuples(numbers, numbers), max_size=MAXIMUM_RANGES).map(tuple),
+    st.lists(st.tuples(numbers, fragments, fragments), max_size=MAXIMUM_RANGES).map(tuple),
+)
+addresses: dict[str, st.SearchStrategy[Any]] = {
+    "is_from_initiator": st.booleans(),
+    "to_service": st.text(min_size=1, max_size=256),
+    "from_service": names,
+    "to_broker": st.none() | st.uuids(),
+    "acknowledgement": st.none() | acknowledgements,
+    "opening": st.none() | st.builds(Opening, names, st.integers(0, 2**31 - 1), st.booleans()),
+}
+parts = st.builds(Part, names, st.just(Content.DATA), st.none() | st.binary(max_size=50))
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> tuple[Header, Payload]:
+    kind = draw(st.sampled_from(Kind))
+    fields = {name: draw(strategy) for name, strategy in addresses.items()}
+    if kind is Kind.ACKNOWLEDGEMENT:
+        return header(kind, **fields), None
+    if kind is Kind.FAILURE:
+        return header(kind, **fields), Failure(-draw(st.integers(1, 99_999)), draw(st.text(max_size=100)))
+    fields["number"] = draw(numbers)
+    if kind is Kind.RUN:
+        return header(kind, **fields), tuple(draw(st.lists(parts, min_size=1, max_size=5)))
+    count = draw(st.integers(2, 2**21))
+    fields |= {"fragments": count, "fragment": draw(st.integers(0, count - 1))}
+    return header(kind, **fields), (Part("t", Content.DATA, draw(st.binary(min_size=1, max_size=50))),)
+
+
+@given(messages(), st.booleans())
+def test_a_message_arrives_as_it_was_sent(message: tuple[Header, Payload], is_secured: bool) -> None:
+    sent = msgspec.structs.replace(message[0], is_secured=is_secured)
+    protection = KEY if is_secured else CHECKSUM
+    received = parse(encode(sent, message[1], protection))
+    assert received.header == sent
+    assert open_payload(received, protection) == message[1]
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_parse_or_raise_the_documented_error(junk: bytes) -> None:
+    with suppress(CorruptedMessage):
+        open_payload(parse(junk), CHECKSUM)
+
+
+@given(messages(), st.binary(max_size=100))
+def test_a_payload_that_is_sealed_rightly_is_hostile_all_the_same(message: tuple[Header, Payload], junk: bytes) -> None:
+    clear = parse(encode(message[0], message[1], CHECKSUM)).clear
+    body = len(clear).to_bytes(2, "big") + clear + CHECKSUM.seal(clear, junk)
+    with suppress(CorruptedMessage):
+        open_payload(parse(body), CHECKSUM)
+
+
+@given(messages(), st.data())
+def test_every_changed_bit_is_found(message: tuple[Header, Payload], data: st.DataObject) -> None:
+    body = bytearray(encode(message[0], message[1], CHECKSUM))
+    bit = data.draw(st.integers(0, 8 * len(body) - 1))
+    body[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptedMessage):
+        open_payload(parse(bytes(body)), CHECKSUM)
+
+
+def test_a_secured_conversation_takes_no_unsecured_message_and_the_other_way_round() -> None:
+    with pytest.raises(CorruptedMessage, match="11232"):
+        open_payload(parse(encode(header(), (DATA,), CHECKSUM)), KEY)
+    with pytest.raises(CorruptedMessage, match="11231"):
+        open_payload(parse(encode(header(is_secured=True), (DATA,), KEY)), CHECKSUM)
+
+
+@pytest.mark.parametrize(
+    ("sent", "payload", "number"),
+    [
+        (header(Kind.ACKNOWLEDGEMENT, number=1), None, 11299),
+        (header(Kind.FAILURE, number=1), Failure(-1, ""), 11299),
+        (header(Kind.ACKNOWLEDGEMENT, fragment=1), None, 11299),
+        (header(), (Part("t", Content.END, None),), 11277),
+        (header(), (Part("t", Content.ERROR, b"x"),), 11277),
+        (header(number=1), (Part("t", Content.END, None), DATA), 11221),
+        (header(fragments=2), (DATA,), 11221),
+        (header(Kind.FRAGMENT, fragments=1), (DATA,), 11221),
+        (header(Kind.FRAGMENT, fragments=2, fragment=2), (DATA,), 11221),
+        (header(Kind.FRAGMENT, fragments=2), (DATA, DATA), 11221),
+        (header(Kind.FRAGMENT, fragments=2), (Part("t", Content.DATA, b""),), 11221),
+        (header(), (), 11235),
+        (header(), (DATA,) * (MAXIMUM_RUN + 1), 11235),
+        (header(), (Part("", Content.DATA, b""),), 11235),
+        (header(Kind.FAILURE), Failure(8462, "not below zero"), 11235),
+    ],
+)
+def test_what_no_broker_sends(sent: Header, payload: Payload, number: int) -> None:
+    with pytest.raises(CorruptedMessage, match=f"Msg {number}"):
+        open_payload(parse(encode(sent, payload, CHECKSUM)), CHECKSUM)
+
+
+def test_a_target_may_begin_with_an_end() -> None:
+    sent, end = header(is_from_initiator=False), (Part("t", Content.END, None),)
+    assert open_payload(parse(encode(sent, end, CHECKSUM)), CHECKSUM) == end
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"to_service": ""},
+        {"to_service": "x" * 257},
+        {"number": -1},
+        {"number": 2**62 + 1},
+        {"acknowledgement": Acknowledgement(0, ((1, 1),) * (MAXIMUM_RANGES + 1))},
+        {"opening": Opening("", 1)},
+        {"opening": Opening("c", -1)},
+    ],
+)
+def test_fields_out_of_bounds(changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptedMessage, match="11235"):
+        parse(encode(header(**changes), (DATA,), CHECKSUM))
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    clear = msgspec.msgpack.encode([*msgspec.to_builtins(header(), builtin_types=(UUID,), order=None), "later"])
+    sealed = CHECKSUM.seal(clear, envelope._encoder.encode((DATA,)))
+    received = parse(len(clear).to_bytes(2, "big") + clear + sealed)
+    assert received.header == header()
+    assert open_payload(received, CHECKSUM) == (DATA,)
+
+
+def test_a_refusal_goes_back_where_the_message_came_from() -> None:
+    answer = refusal(header(to_broker=THERE, opening=Opening("c", 1)), THERE)
+    assert answer == Header(CONVERSATION, False, Kind.FAILURE, False, "//from", HERE, "//to", THERE)

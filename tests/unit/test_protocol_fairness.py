@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from servicebroker.protocol.fairness import PATIENCE, FairQueue, Turn
+
+
+def taken(line: FairQueue[str], count: int) -> list[str]:
+    turns = [line.take() for _ in range(count)]
+    return [turn.key for turn in turns if turn is not None]
+
+
+def test_equals_take_turns_so_fragments_interleave() -> None:
+    line: FairQueue[str] = FairQueue()
+    for key in "abc":
+        line.add(key, 5)
+    order = []
+    for _ in range(6):
+        (key,) = taken(line, 1)
+        order.append(key)
+        line.add(key, 5)
+    assert order == list("abcabc")
+    assert len(line) == 3
+
+
+def test_the_higher_priority_goes_first() -> None:
+    line: FairQueue[str] = FairQueue()
+    line.add("low", 1)
+    line.add("high", 10)
+    line.add("middle", 5)
+    assert taken(line, 4) == ["high", "middle", "low"]
+    assert line.take() is None
+
+
+def test_being_in_line_once_is_enough() -> None:
+    line: FairQueue[str] = FairQueue()
+    line.add("a", 5)
+    line.add("a", 5)
+    assert len(line) == 1
+
+
+def test_leaving_the_line() -> None:
+    line: FairQueue[str] = FairQueue()
+    line.add("a", 5)
+    line.add("b", 5)
+    line.discard("a")
+    line.discard("nobody")
+    assert taken(line, 2) == ["b"]
+
+
+def test_a_low_priority_under_a_flood_gets_its_turns_and_no_more() -> None:
+    line: FairQueue[str] = FairQueue()
+    for number in range(50):
+        line.add(f"low {number}", 1)
+    elevated = 0
+    for _ in range(20 * PATIENCE):
+        line.add("flood", 10)
+        turn = line.take()
+        assert turn is not None
+        assert turn.is_elevated == turn.key.startswith("low")
+        elevated += turn.is_elevated
+    assert elevated == 20
+
+
+def test_nobody_is_elevated_without_a_wait() -> None:
+    line: FairQueue[str] = FairQueue()
+    for _ in range(3 * PATIENCE):
+        line.add("high", 10)
+        line.take()
+    line.add("high", 10)
+    line.add("low", 1)
+    assert line.take() == Turn("high", False)
+    assert line.take() == Turn("low", False)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pytest
+
+from servicebroker.protocol.envelope import MAXIMUM_RUN, Acknowledgement
+from servicebroker.protocol.limits import Limits
+from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
+from support import refused
+
+LIMITS = Limits(fragment_size=100, window=1_000, message_cost=10, jitter=0.0)
+
+
+def outgoing(*sizes: int, limits: Limits = LIMITS) -> Outgoing:
+    out = Outgoing(0, 0, limits, lambda: 0.5)
+    for number, size in enumerate(sizes):
+        out.offer(number, size)
+    return out
+
+
+def cuts(out: Outgoing, now: float = 0.0) -> list[Cut]:
+    found = []
+    while (cut := out.cut(now)) is not None:
+        found.append(cut)
+    return found
+
+
+def pieces(found: list[Cut]) -> list[tuple[int, int]]:
+    """(message, fragment) of all that the cuts take."""
+    return [(number, cut.fragment) for cut in found for number in range(cut.first, cut.last + 1)]
+
+
+def test_small_messages_share_a_frame_and_large_ones_are_cut() -> None:
+    found = cuts(outgoing(40, 60, 1, 250, 0))
+    assert found == [
+        Cut(0, 1, 0, 1, 0, 100),
+        Cut(2, 2, 0, 1, 0, 1),
+        Cut(3, 3, 0, 3, 0, 100),
+        Cut(3, 3, 1, 3, 100, 100),
+        Cut(3, 3, 2, 3, 200, 50),
+        Cut(4, 4, 0, 1, 0, 0),
+    ]
+
+
+def test_a_frame_has_at_most_so_many_messages() -> None:
+    limits = Limits(window=10**9)
+    assert [cut.last - cut.first + 1 for cut in cuts(outgoing(*[0] * 2_500, limits=limits))] == [MAXIMUM_RUN] * 2 + [
+        500
+    ]
+
+
+def test_messages_are_offered_in_order_while_there_is_room() -> None:
+    out = outgoing(500)
+    assert (out.next_number, out.room) == (1, 490)
+    out.offer(1, 600)
+    assert out.room < 0
+    with pytest.raises(ValueError, match="message 2 comes next"):
+        out.offer(3, 1)
+
+
+def test_no_more_than_the_window_is_under_way() -> None:
+    out = outgoing(2_000)
+    assert len(cuts(out)) == 10  # of 20 fragments
+    out.acknowledged(Acknowledgement(0, (), ((0, 0, 4),)))
+    assert pieces(cuts(out)) == [(0, fragment) for fragment in range(10, 15)]
+
+
+def test_only_unacknowledged_fragments_travel_again() -> None:
+    out = outgoing(500, 10, 10, 10)
+    cuts(out)
+    assert out.acknowledged(Acknowledgement(0, ((2, 2),), ((0, 0, 1), (0, 3, 3))))
+    assert not out.acknowledged(Acknowledgement(0, ((2, 2),), ((0, 0, 1), (0, 3, 3))))
+    out.tick(4.0)
+    assert pieces(cuts(out, 4.0)) == [(0, 2), (0, 4), (1, 0), (3, 0)]
+
+
+def test_retries_come_after_4_8_16_32_and_then_every_64_seconds() -> None:
+    out, now, waits = outgoing(10), 0.0, []
+    for _ in range(7):
+        assert len(cuts(out, now)) == 1
+        due = out.wake_at()
+        out.tick(due - 0.01)
+        assert not out.has_work(due - 0.01)
+        out.tick(due)
+        assert out.has_work(due)
+        waits.append(due - now)
+        now = due
+    assert waits == [4, 8, 16, 32, 64, 64, 64]
+
+
+def test_jitter_spreads_a_wait_to_both_sides() -> None:
+    for draw, wait in ((0.0, 3.8), (0.5, 4.0), (0.999, 4.2)):
+        out = Outgoing(0, 0, Limits(), lambda draw=draw: draw)  # type: ignore[misc]
+        out.offer(0, 1)
+        out.cut(0.0)
+        assert out.wake_at() == pytest.approx(wait, abs=0.01)
+
+
+def test_a_cumulative_acknowledgement_frees_everything_below_it() -> None:
+    out = outgoing(10, 300, 10)
+    cuts(out)
+    assert out.acknowledged(Acknowledgement(2))
+    assert (out.base, out.next_number) == (2, 3)
+    assert out.acknowledged(Acknowledgement(3))
+    assert out.wake_at() == NEVER
+    assert out.is_at_rest
+    assert not out.acknowledged(Acknowledgement(1))  # it was overtaken
+
+
+def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+    out = outgoing(10)
+    with refused(28010, "Highest expected message number: 1. Acknowledged message number: 2"):
+        out.acknowledged(Acknowledgement(2))
+
+
+def test_after_a_restart_the_peer_may_know_more_than_was_offered() -> None:
+    out = Outgoing(3, 10, LIMITS, lambda: 0.5)
+    out.offer(3, 10)
+    assert out.acknowledged(Acknowledgement(8))
+    assert out.next_number == 8
+
+
+def test_acknowledgements_beyond_what_is_known_are_left_alone() -> None:
+    out = outgoing(250)
+    cuts(out)
+    assert not out.acknowledged(Acknowledgement(0, ((5, 2**62),), ((7, 0, 3),)))
+    assert out.acknowledged(Acknowledgement(0, (), ((0, 1, 2**21),)))
+    assert not out.acknowledged(Acknowledgement(0, (), ((0, 2, 1),)))
+
+
+def test_without_a_link_nothing_travels_until_the_next_attempt() -> None:
+    out = outgoing(10, 10)
+    cuts(out)
+    waits, now = [], 0.0
+    for _ in range(6):
+        out.hold(now)
+        out.hold(now + 1)  # told twice
+        out.tick(now + 1)
+        assert out.cut(now + 1) is None
+        assert not out.has_work(now + 1)
+        waits.append(out.wake_at() - now)
+        now = out.wake_at()
+        out.tick(now)
+        assert out.has_work(now)
+    assert waits == [4, 8, 16, 32, 64, 64]
+    assert pieces(cuts(out, now)) == [(0, 0), (1, 0)]
+
+
+def test_a_link_sets_it_going_at_once_and_an_acknowledgement_forgets_the_failures() -> None:
+    out = outgoing(10)
+    out.hold(0.0)
+    out.release()
+    assert pieces(cuts(out, 0.1)) == [(0, 0)]
+    assert out.attempts == 1
+    out.acknowledged(Acknowledgement(1))
+    assert out.attempts == 0
+
+
+def test_a_resent_frame_joins_only_what_is_missing() -> None:
+    out = outgoing(*[10] * 6)
+    cuts(out)
+    out.acknowledged(Acknowledgement(1, ((3, 3),)))
+    out.tick(4.0)
+    assert cuts(out, 4.0) == [Cut(1, 2, 0, 1, 0, 20), Cut(4, 5, 0, 1, 0, 20)]
+
+
+def test_an_acknowledgement_that_comes_between_a_retry_and_its_frame() -> None:
+    out = outgoing(*[10] * 4)
+    cuts(out)
+    out.tick(4.0)
+    out.acknowledged(Acknowledgement(1, ((2, 2),)))
+    assert cuts(out, 4.0) == [Cut(1, 1, 0, 1, 0, 10), Cut(3, 3, 0, 1, 0, 10)]
+
+
+def test_skipping_drops_what_waits() -> None:
+    out = outgoing(10, 500)
+    cuts(out)
+    out.skip_to(5)
+    out.offer(5, 20)
+    assert cuts(out, 1.0) == [Cut(5, 5, 0, 1, 0, 20)]
+    assert not out.acknowledged(Acknowledgement(2))
+    assert out.acknowledged(Acknowledgement(6))
+
+
+def test_after_a_lost_link_what_was_acknowledged_stays_at_home() -> None:
+    out = outgoing(10, 250, 10)
+    cuts(out)
+    out.acknowledged(Acknowledgement(0, ((0, 0), (2, 2)), ((1, 0, 1),)))
+    out.rewind()
+    assert pieces(cuts(out, 1.0)) == [(1, 2)]
+    assert not out.has_work(1.0)
+
+
+def test_a_message_in_parts_that_was_acknowledged_in_part_is_dropped_whole() -> None:
+    out = outgoing(250)
+    out.cut(0.0)
+    out.acknowledged(Acknowledgement(0, (), ((0, 2, 2),)))
+    out.acknowledged(Acknowledgement(1))
+    assert out.room == 1_000
+    out.tick(100.0)
+    assert not out.has_work(100.0)

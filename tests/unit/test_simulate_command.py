@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from servicebroker.cli import simulate
+from servicebroker.cli.main import app
+from servicebroker.cli.simulate import parse_seeds
+from servicebroker.protocol.outgoing import Outgoing
+from servicebroker.simulation.run import Failure, run_many
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("3:5", range(3, 5)), ("7", range(7, 8))])
+def test_seeds(text: str, seeds: range) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "x", "5:5", "5:3", "-2:3", "1:2:3"])
+def test_what_is_no_seeds_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        parse_seeds(text)
+    assert CliRunner().invoke(app, ["simulate", "--seeds", text]).exit_code == 2
+
+
+def test_good_seeds() -> None:
+    result = CliRunner().invoke(app, ["simulate", "--seeds", "0:3", "--json"])
+    assert result.exit_code == 0
+    counts = json.loads(result.stdout)
+    assert (counts["runs"], counts["failures"]) == (3, [])
+
+
+def test_a_seed_that_fails_is_shown_with_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_this_process(seeds: range, progress: object) -> tuple[object, list[Failure]]:
+        return run_many(seeds)
+
+    monkeypatch.setattr(simulate, "simulate", in_this_process)
+    monkeypatch.setattr(Outgoing, "has_work", lambda self, now: False)
+    result = CliRunner().invoke(app, ["simulate", "--seeds", "2:4"])
+    assert result.exit_code == 1
+    assert "seed 2: Lost" in result.stdout
+    assert "application sends" in result.stdout
