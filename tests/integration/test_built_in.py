@@ -81,7 +81,7 @@ def test_a_database_that_an_older_version_made_gets_them(fresh_database: sb.Data
         connection.execute("delete from servicebroker.services where service_id < 65536")
         for (number,) in connection.execute(
             "delete from servicebroker.queues where queue_id < 65536 returning queue_id"
-        ):
+        ).fetchall():
             connection.execute(f"drop table servicebroker.queue_{number} cascade")  # type: ignore[call-overload]
     for _ in range(2):
         with sb.open(instance.url, upkeep=None) as again:

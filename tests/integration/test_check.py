@@ -129,6 +129,21 @@ def test_a_fault_is_found(fresh_database: sb.Database, number: int) -> None:
 
 
 @pytest.mark.feature(203)
+def test_a_shared_body_that_is_gone_and_a_retained_message_that_is_left(fresh_database: sb.Database) -> None:
+    fresh_database.alter_queue(ORDERS_QUEUE, retention=True)
+    handles = [begin(fresh_database), begin(fresh_database)]
+    fresh_database.send(handles, ORDER, b"for both")
+    fresh_database.receive(ORDERS_QUEUE)
+    assert numbers(fresh_database.instance) == set()
+    retained = f"select 'servicebroker.retained_' || queue_id from servicebroker.queues where name = '{ORDERS_QUEUE}'"
+    ((table,),) = query(fresh_database, retained)
+    with fresh_database.instance.connection() as connection:
+        connection.execute("delete from servicebroker.shared_body_readers")
+        connection.execute(f"update {table} set conversation_handle = gen_random_uuid()".encode())
+    assert numbers(fresh_database.instance) == {8444, 9705}
+
+
+@pytest.mark.feature(203)
 @pytest.mark.parametrize("change", INCONSISTENT)
 def test_an_endpoint_that_does_not_fit_its_peer(fresh_database: sb.Database, change: str) -> None:
     assert 9715 in numbers(plant(fresh_database, f"update servicebroker.conversation_endpoints {change} {THIS}"))

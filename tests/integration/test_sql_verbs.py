@@ -256,6 +256,24 @@ def test_messages_to_a_side_that_has_ended_are_dropped(database: sb.Database) ->
     assert database.receive(STOCK_QUEUE) == []
 
 
+def test_the_senders_queue_keeps_what_it_retains(database: sb.Database) -> None:
+    database.alter_queue(ORDERS_QUEUE, retention=True)
+    handle = sql_begin(database)
+    sql_send(database, handle, ORDER, b"kept")
+    sql_send(database, handle, ORDER, b"")
+    view = (
+        f"select status, message_sequence_number, message_type_name, message_body from {database.name}_dbo.ordersqueue"
+    )
+    assert query(database, view) == [(3, 0, ORDER, b"kept"), (3, 1, ORDER, None)]
+    assert delivered(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", None]
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    raised(9618, lambda: sql_send(database, handle, ORDER, b"refused"))
+    database.alter_queue(ORDERS_QUEUE, status=True)
+    database.end_conversation(handle)
+    assert query(database, view) == []
+
+
 def test_the_receiver_validates_at_delivery(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     for body in (b"<a/>", b"<a>", b"<b/>"):
