@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,6 +16,8 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+import servicebroker.api.aio.verbs
+import servicebroker.api.verbs
 from portal import deliver
 from servicebroker.model.errors import RULES
 from support import (
@@ -274,6 +277,23 @@ def test_the_senders_queue_keeps_what_it_retains(database: sb.Database) -> None:
     assert query(database, view) == []
 
 
+def test_a_revoke_at_the_target_holds_for_sql_too(database: sb.Database) -> None:
+    database.create_user("Team")
+    database.alter_authorization("Team", service=ORDERS)
+    database.grant("SEND", "Team", service=STOCK)
+    handle = sql_begin(database)
+    for number in range(2):
+        sql_send(database, handle, ORDER, b"allowed")
+        assert delivered(database)
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"allowed"], number
+    database.revoke("SEND", "Team", service=STOCK)
+    sql_send(database, handle, ORDER, b"refused")
+    assert delivered(database)
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
+    assert errors(database.receive(STOCK_QUEUE)) == [-8494]
+    assert waiting_messages(database) == 0
+
+
 def test_the_receiver_validates_at_delivery(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     for body in (b"<a/>", b"<a>", b"<b/>"):
@@ -371,18 +391,20 @@ def test_nobody_may_execute_them_by_default(database: sb.Database) -> None:
 
 
 @pytest.fixture
-def served(make_url: Callable[[], str]) -> Iterator[sb.Database]:
+def served(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+) -> Iterator[sb.Database]:
     """The standard set in an instance whose background runs, at a look every minute."""
-    with sb.open(make_url(), upkeep=60) as instance:
+    with open_face(make_url(), upkeep=60) as instance:
         yield define_standard_set(instance.database("Served", create=True))
 
 
+@pytest.mark.both_faces
 def test_a_message_is_delivered_as_soon_as_it_is_committed(
     served: sb.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from servicebroker.api import verbs
-
-    monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
+    for verbs in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
+        monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
     times = []
     with psycopg.connect(served.instance.url, autocommit=True) as connection:
         for number in range(20):
@@ -398,7 +420,10 @@ def test_a_message_is_delivered_as_soon_as_it_is_committed(
     assert sorted(times)[10] < 0.5  # a few milliseconds on a machine at rest
 
 
-def test_what_was_sent_while_no_instance_was_open(make_url: Callable[[], str]) -> None:
+@pytest.mark.both_faces
+def test_what_was_sent_while_no_instance_was_open(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+) -> None:
     url = make_url()
     with sb.open(url, upkeep=None) as instance:
         define_standard_set(instance.database("Closed", create=True))
@@ -406,10 +431,26 @@ def test_what_was_sent_while_no_instance_was_open(make_url: Callable[[], str]) -
         row = connection.execute(BEGIN, ("Closed", ORDERS, STOCK, CONTRACT)).fetchone()
         assert row is not None
         connection.execute(SEND, (row[0], ORDER, b"kept"))
-    with sb.open(url, upkeep=60) as instance:
+    with open_face(url, upkeep=60) as instance:
         assert bodies(instance.database("Closed").receive(STOCK_QUEUE, wait=10)) == [b"kept"]
 
 
+@pytest.mark.both_faces
+def test_the_background_does_not_keep_an_instance_open(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+) -> None:
+    times = []
+    for _ in range(3):
+        with open_face(make_url(), upkeep=60) as instance:
+            time.sleep(0.2)  # it listens
+            began = time.monotonic()
+        times.append(time.monotonic() - began)
+        assert not [thread for thread in threading.enumerate() if thread.name == "servicebroker upkeep"]
+        assert instance.url
+    assert min(times) < 0.6  # else it would sleep on
+
+
+@pytest.mark.both_faces
 def test_the_background_comes_back_after_its_connection_was_lost(served: sb.Database) -> None:
     text = (
         "select pg_terminate_backend(pid) from pg_stat_activity "

@@ -12,6 +12,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue
+from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_usages
 from servicebroker.engine.endpoints import (
     LEAVE_LAST_NUMBER,
@@ -27,6 +28,8 @@ from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, NEW_READER, purge
 from servicebroker.engine.validation import rejection
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO
+from servicebroker.model.rejection import on_both_sides
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
@@ -234,9 +237,11 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
     """Conversations that have a peer, all of one queue with one statement."""
     rows = yield Statement(
         "select w.conversation_handle, w.queue_id, bool_or("
-        "  (t.validation is distinct from m.validation or m.xml_collection_id is not null) "
+        "  (t.validation is distinct from m.validation or m.xml_collection_id is not null or w.is_checked) "
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
-        f"from (select e.conversation_handle, p.queue_id, p.database_id {WAY_IS_FREE} "
+        "from (select e.conversation_handle, p.queue_id, p.database_id, e.is_initiator and exists ("
+        "        select from servicebroker.services s "
+        f"       where s.service_id = e.service_id and s.owner_id <> {DBO}) as is_checked {WAY_IS_FREE} "
         "      and e.conversation_handle = any ($1)) w "
         "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
         "left join servicebroker.message_types m "
@@ -246,7 +251,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
     )
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, unsure in rows:
-        if unsure:  # the message type was altered meanwhile, or its schemas may have been
+        if unsure:  # the message type, its schemas or the owner's permission may have changed meanwhile
             yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
         else:
             queues[queue_id].append(handle)
@@ -283,8 +288,12 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
     if not waiting and endpoint.far_queue_id:
         return True
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
+    refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None
     for number, message_type, body in waiting:
-        if failure := (yield from rejection(endpoint, far, message_type, number, body)):
+        failure = (
+            on_both_sides(refused) if refused else (yield from rejection(endpoint, far, message_type, number, body))
+        )
+        if failure:
             yield purge(
                 "transmission_queue",
                 "conversation_handle = $1 and message_sequence_number >= $2",
