@@ -9,7 +9,8 @@ import psycopg
 
 from servicebroker.engine.authorization import authorize
 from servicebroker.engine.authorization import queue as this_queue
-from servicebroker.engine.catalog import Catalog, find_database, find_queue
+from servicebroker.engine.catalog import Catalog, find_queue
+from servicebroker.engine.databases import find_database
 from servicebroker.engine.principals import find_user
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
