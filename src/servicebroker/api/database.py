@@ -16,7 +16,7 @@ from servicebroker.api.transaction import JoinedTransaction, Transaction, transl
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_wait
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_procedure, check_wait
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.running import run_alone
@@ -90,9 +90,10 @@ class Database(Verbs, Security):
             How many messages were processed.
 
         Raises:
-            BrokerError: as `receive`.
+            BrokerError: as `receive`; 402 `procedure` cannot be called.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
+        check_procedure(procedure)
         check_wait(wait)
 
         def once() -> int:

@@ -15,7 +15,7 @@ from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTrans
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_wait
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_procedure, check_wait
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.aio.running import run_alone
@@ -89,9 +89,10 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             How many messages were processed.
 
         Raises:
-            BrokerError: as `receive`.
+            BrokerError: as `receive`; 402 `procedure` cannot be called.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
+        check_procedure(procedure)
         check_wait(wait)
 
         async def once() -> int:
