@@ -101,6 +101,12 @@ def check_wait(wait: object) -> None:
         raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
 
 
+def check_procedure(procedure: object) -> None:
+    """What `process` runs."""
+    if not callable(procedure):
+        raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
+
+
 def check_end(handle: object, error: object, cleanup: bool) -> None:
     """The three forms of END CONVERSATION.
 
