@@ -61,6 +61,14 @@ class StandIn:
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.real, name, value)
 
+    def process(self, queue: str, procedure: Callable[..., Any], **options: Any) -> Any:
+        """`Database.process` with a procedure of the other face, which may block."""
+
+        async def awaited(transaction: sb.AsyncTransaction, messages: list[sb.Message]) -> None:
+            await asyncio.to_thread(procedure, self._shown(transaction), messages)
+
+        return self._call(self.real.process, (queue, awaited), options)
+
     def __enter__(self) -> Any:
         return self._call(self.real.__aenter__, (), {})
 

@@ -289,6 +289,96 @@ def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop,
     loop.run(test)
 
 
+async def make_log(database: sb.AsyncDatabase) -> None:
+    async with database.instance.connection() as connection:
+        await connection.execute(f"create table {database.name} (body bytea primary key)".encode())
+
+
+async def log(transaction: sb.AsyncTransaction, messages: list[sb.Message]) -> None:
+    """A procedure that writes what it was given into a table of the database's name."""
+    for message in messages:
+        await transaction.connection.execute(
+            f"insert into {transaction.database.name} values (%s)", (message.message_body,)
+        )
+
+
+async def logged(database: sb.AsyncDatabase) -> list[bytes]:
+    return sorted(body for (body,) in await rows(database, f"select body from {database.name}"))
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05])
+def test_a_process_that_is_cancelled_at_any_await_does_each_message_once(loop: Loop, wait: float) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        await make_log(database)
+        handle = await dialog(database, b"000", b"001", b"002")
+        sent = 3
+
+        async def work() -> int:
+            return await database.process(STOCK_QUEUE, log, wait=wait)
+
+        async def check(_: int | None) -> None:
+            nonlocal sent
+            await nothing_is_left_open(database)
+            await database.alter_queue(STOCK_QUEUE, status=True)  # rollbacks in a row may have switched it off
+            done = await logged(database)
+            assert await database.process(STOCK_QUEUE, log) == sent - len(done)
+            assert await logged(database) == [b"%03d" % number for number in range(sent)]
+            for number in range(sent, sent + 3):
+                await database.send(handle, ORDER, b"%03d" % number)
+            sent += 3
+
+        assert await cut_everywhere(work, check) >= 6
+
+    loop.run(test)
+
+
+def test_a_timeout_at_any_moment_of_a_process_does_each_message_once(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        await make_log(database)
+        handle = await dialog(database)
+        for number in range(150):
+            await database.send_batch(handle, ORDER, [b"%03d %d" % (number, part) for part in range(3)])
+            with suppress(TimeoutError, sb.InstanceError):
+                async with asyncio.timeout(number * 0.00003):
+                    await database.process(STOCK_QUEUE, log)
+            await asyncio.sleep(0)  # a cancellation that was held back would come here
+            if number % 4 == 0:
+                await database.alter_queue(STOCK_QUEUE, status=True)
+        await nothing_is_left_open(database)
+        await database.process(STOCK_QUEUE, log)
+        assert await logged(database) == [b"%03d %d" % (number, part) for number in range(150) for part in range(3)]
+
+    loop.run(test)
+
+
+def test_what_follows_a_cancellation_in_the_block_is_still_inside_the_transaction(loop: Loop) -> None:
+    async def test(database: sb.AsyncDatabase) -> None:
+        await make_log(database)
+        await dialog(database, b"x")
+
+        async def work() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            with suppress(Undo, psycopg.errors.InFailedSqlTransaction):
+                async with database.transaction() as transaction:
+                    try:
+                        messages = await transaction.receive(STOCK_QUEUE)
+                        await log(transaction, messages)
+                    except asyncio.CancelledError:
+                        task.uncancel()
+                    await transaction.connection.execute(f"insert into {database.name} values ('late')")
+                    raise Undo
+
+        async def check(_: None) -> None:
+            await nothing_is_left_open(database)
+            assert await logged(database) == []
+            await database.alter_queue(STOCK_QUEUE, status=True)
+
+        assert await cut_everywhere(work, check) >= 3
+
+    loop.run(test)
+
+
 @pytest.mark.parametrize("where", ["alone", "in a transaction that is committed all the same"])
 def test_an_end_that_is_cancelled_at_any_await_is_never_half_done(loop: Loop, where: str) -> None:
     async def test(database: sb.AsyncDatabase) -> None:

@@ -1,7 +1,7 @@
 """The connection is cut before and after every exchange with the server: what a verb did is there as a whole, or not.
 
-An exchange is a BEGIN, a statement, a COMMIT. Cut before: the server's process is killed when the client
-begins. Cut after: the answer is lost on its way.
+An exchange is a statement, with the COMMIT and BEGIN that travel ahead of it, or a COMMIT. Cut before: the
+server's process is killed when the client begins. Cut after: the answer is lost on its way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.store.direct import DirectConnection
 from support import (
     CONTRACT,
     MARK,
@@ -55,16 +54,16 @@ class Cut:
         self.done = False
         self._seen = itertools.count()
         self._thread = threading.get_ident()
-        self._wait = DirectConnection.wait
+        self._wait = psycopg.Connection.wait
         self._monkeypatch = monkeypatch
 
     @contextmanager
     def active(self) -> Iterator[None]:
         with self._monkeypatch.context() as patch:
-            patch.setattr(DirectConnection, "wait", lambda *given, **options: self.exchange(*given, **options))
+            patch.setattr(psycopg.Connection, "wait", lambda *given, **options: self.exchange(*given, **options))
             yield
 
-    def exchange(self, connection: DirectConnection, *given: Any, **options: Any) -> Any:
+    def exchange(self, connection: psycopg.Connection[Any], *given: Any, **options: Any) -> Any:
         if threading.get_ident() != self._thread or self.done or next(self._seen) != self.number:
             return self._wait(connection, *given, **options)
         self.done = True
@@ -155,6 +154,16 @@ def work(database: sb.Database, handles: Handles) -> None:
         tx.send(following, ORDER, b"next")
 
 
+def process(database: sb.Database, handles: Handles) -> None:
+    """What a worker does."""
+
+    def procedure(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        transaction.connection.execute("insert into work values (%s)", (b"%d" % len(messages),))
+        transaction.send(messages[0].conversation_handle, REPLY, b"done")
+
+    database.process(STOCK_QUEUE, procedure, top=None)
+
+
 CASES: dict[str, Case] = {
     "begin": Case(nothing, lambda db, handles: begin(db)),
     "begin related": Case(begun, lambda db, handles: begin(db, related_conversation=handles[0])),
@@ -176,6 +185,7 @@ CASES: dict[str, Case] = {
     "end that waits": Case(switched_off, lambda db, handles: db.end_conversation(handles[0])),
     "end after others": Case(closed_long_ago, lambda db, handles: db.end_conversation(handles[0])),
     "work": Case(with_messages, work),
+    "process": Case(with_messages, process),
     "queue off": Case(with_messages, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=False)),
     "queue on": Case(switched_off, lambda db, handles: db.alter_queue(STOCK_QUEUE, status=True)),
     "create service": Case(unopened, lambda db, handles: db.create_service(LATE, STOCK_QUEUE, [CONTRACT])),

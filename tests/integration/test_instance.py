@@ -251,6 +251,25 @@ def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE)) == [b"held", b"after"]
 
 
+def test_ctrl_c_in_the_first_statement_of_a_transaction(database: sb.Database) -> None:
+    """BEGIN and a RECEIVE that waits for a lock are on their way together."""
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as holder:
+        holder.receive(STOCK_QUEUE, conversation_handle=target)
+
+        def press() -> None:
+            wait_until_blocked(database)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        presser = in_thread(press)
+        with pytest.raises(KeyboardInterrupt), database.transaction() as transaction:
+            transaction.receive(STOCK_QUEUE, conversation_handle=target)
+        presser.result(10)
+    database.send(initiator, ORDER, b"2")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+
+
 def test_a_timeout_of_the_application_stays_what_it_is(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as holder:

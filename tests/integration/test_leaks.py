@@ -20,6 +20,11 @@ CATALOG = {  # what definitions need, and nothing of a conversation
     "queues",
     "broker_priorities",
     "routes",
+    "principals",
+    "role_members",
+    "permissions",
+    "xml_schema_collections",
+    "instance",
     "migrations",
 }
 SESSIONS = {"savepoint_probes"}  # one row for each process number of the server

@@ -16,6 +16,7 @@ from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.multicast import MAXIMUM_HANDLES
 from servicebroker.store.direct import DirectConnection
 from support import (
+    APP,
     CONTRACT,
     DOCUMENT,
     MARK,
@@ -29,6 +30,7 @@ from support import (
     Undo,
     begin,
     bodies,
+    errors,
     far_handle,
     group_of,
     in_thread,
@@ -493,4 +495,55 @@ def test_multicasts_against_ends_of_their_peers(fresh_database: sb.Database, see
             database.end_conversation(handle, cleanup=True)
     with database.instance.connection() as connection:
         upkeep(connection, database.instance.clock())
+    assert stored(database) == (0, 0)
+
+
+# ---------------------------------------------------------------- what the peers say of the sender
+
+
+@pytest.fixture
+def owned(database: sb.Database, app: sb.Database) -> tuple[UUID, UUID]:
+    """Handles of a service of App: as initiator towards STOCK, where it may not SEND any more, and as its target."""
+    name = "//test/Owned"
+    database.create_service(name, ORDERS_QUEUE, [CONTRACT], authorization=APP)
+    database.grant("SEND", APP, service=STOCK)
+    asking = database.begin_dialog(name, STOCK, contract=CONTRACT)
+    database.send(asking, MARK)
+    database.revoke("SEND", APP, service=STOCK)
+    assert len(database.receive(STOCK_QUEUE)) == 1
+    database.send(database.begin_dialog(STOCK, name, contract=CONTRACT), MARK)
+    (message,) = database.receive(ORDERS_QUEUE)
+    return asking, message.conversation_handle
+
+
+@pytest.mark.feature(49, 107)
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_answer_needs_no_permission_and_lends_none_to_a_question(
+    database: sb.Database, owned: tuple[UUID, UUID], first: int
+) -> None:
+    asking, answering = owned
+    database.send([owned[first], owned[1 - first]], DOCUMENT, b"<a/>")
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
+    assert state(database, asking) == "ER"
+    assert received(database)[far_handle(database, answering)] == [b"<a/>"]
+
+
+@pytest.mark.feature(49, 107)
+@pytest.mark.parametrize("obstacle", ["none", "retention", "off"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_both_ends_of_a_conversation_that_fails_on_the_way(
+    database: sb.Database, owned: tuple[UUID, UUID], obstacle: str, first: int
+) -> None:
+    """The other end's message is delivered before the Error, or dropped with it; both ends stay in error."""
+    ends = [owned[0], far_handle(database, owned[0])]
+    database.alter_queue(STOCK_QUEUE, retention=obstacle == "retention")
+    database.alter_queue(ORDERS_QUEUE, status=obstacle != "off")
+    sending = in_thread(database.send, [ends[first], ends[1 - first]], DOCUMENT, b"<a/>")
+    assert len(sending.result(20)) == 2
+    database.alter_queue(ORDERS_QUEUE, status=True)
+    assert [state(database, end) for end in ends] == ["ER", "ER"]
+    assert waiting_messages(database) == 0
+    assert errors(database.receive(ORDERS_QUEUE, conversation_handle=ends[0])) == [-8494]
+    for end in ends:
+        database.end_conversation(end)
     assert stored(database) == (0, 0)

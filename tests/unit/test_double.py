@@ -209,3 +209,20 @@ def test_definitions_and_their_refusals(database: double.Database) -> None:
         database.receive(STOCK_QUEUE)
     with refused(8429, "'ER'"):
         database.send(handle, REPLY, b"x")
+
+
+def test_process(database: double.Database) -> None:
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    for text in (b"1", b"2", b"3"):
+        database.send(handle, ORDER, text)
+    handed = []
+
+    def procedure(transaction: double.Transaction, messages: list[sb.Message]) -> None:
+        handed.append(bodies(messages))
+        if len(handed) == 2:
+            raise Undo
+
+    with pytest.raises(Undo):
+        database.process(STOCK_QUEUE, procedure)
+    assert database.process(STOCK_QUEUE, procedure, top=2, wait=1.0) == 2
+    assert handed == [[b"1"], [b"2"], [b"2", b"3"]]

@@ -206,6 +206,7 @@ class Instance:
                 self._looked = time.monotonic()
 
     def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
+        connection.ahead.clear()  # an interruption may have left a BEGIN there
         release_kept(connection)
         lost = connection.closed
         connections.putconn(connection)

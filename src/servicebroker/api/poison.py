@@ -55,6 +55,11 @@ class PoisonDetector:
             else:
                 self._disable(connection, queue_id)
 
+    def committed_after_all(self, transactions: Iterable[int]) -> None:
+        """Transactions that `received` was told of were committed."""
+        with self._lock:
+            self._rollbacks.ended(dict.fromkeys(transactions, "committed"))
+
     def look(self, queue_id: int) -> None:
         """Before a RECEIVE: ask how transactions have ended, when that may have switched the queue off."""
         with self._lock:

@@ -18,7 +18,7 @@ from servicebroker.engine.databases import in_broker
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
-from servicebroker.store.direct import DirectConnection, run_command
+from servicebroker.store.direct import Ahead, DirectConnection, is_direct, is_idle, run_command, send_ahead
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Steps
 
@@ -42,7 +42,7 @@ class JoinedTransaction(Verbs):
         with translated():
             kept.settle(self.connection)
             steps = in_broker(self.database.database_id, steps)
-            if self.connection.autocommit and _is_idle(self.connection):
+            if self.connection.autocommit and is_idle(self.connection):
                 return run_alone(self.connection, steps)
             result = run(self.connection, steps)
             kept.note_transaction(self.connection)
@@ -58,7 +58,7 @@ class JoinedTransaction(Verbs):
         Raises:
             InstanceError: no transaction is open on the connection.
         """
-        if _is_idle(self.connection):
+        if is_idle(self.connection):
             raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
         with self.connection.transaction():
             yield
@@ -71,7 +71,7 @@ class JoinedTransaction(Verbs):
         Raises:
             InstanceError: the transaction is still open.
         """
-        if not _is_idle(self.connection):
+        if not is_idle(self.connection):
             raise InstanceError("The transaction is still open: its group locks live until it ends.")
         with translated():
             kept.release(self.connection)
@@ -80,30 +80,40 @@ class JoinedTransaction(Verbs):
 
     def _received(self, queue_id: int, transaction: int) -> None:
         poison = self.database.instance.poison
-        if self.connection.autocommit and _is_idle(self.connection):
+        if self.connection.autocommit and is_idle(self.connection):
             poison.committed([queue_id])
         else:
             poison.received(transaction, [queue_id])
 
     def _may_repeat(self) -> bool:
-        return _is_idle(self.connection)
+        return is_idle(self.connection)
 
 
 class Transaction(JoinedTransaction):
-    """A transaction of ours. `connection` is the live psycopg connection, for the application's statements."""
+    """A transaction of ours. `connection` is the live psycopg connection, for the application's statements.
+
+    It begins on the server with its first statement, a verb's or the application's, and in the same round trip.
+    """
 
     connection: DirectConnection
 
     def __enter__(self) -> Self:
         self._taken: set[tuple[int, int]] = set()  # transaction id and queue of each RECEIVE
-        run_command(self.connection, b"begin")
+        self.connection.ahead.append(Ahead(b"begin"))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
-        known = not _is_idle(self.connection)  # else it was ended on the connection, by whatever
+        if self.connection.ahead:  # nothing was done
+            self.connection.ahead.pop()
+            send_ahead(self.connection)  # the COMMIT of the transaction before, perhaps
+            return
+        known = not is_idle(self.connection)  # else it was ended on the connection, by whatever
+        if kind is None and known and self._commit_travels and self._can_wait():
+            self._put_commit_ahead()
+            return
         committed = False
         try:
             if kind is None:
@@ -117,8 +127,22 @@ class Transaction(JoinedTransaction):
         finally:
             self._clean_up(committed=committed, known=known)
 
+    def _let_commit_travel(self) -> None:
+        """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
+        self._commit_travels = True
+
+    def _can_wait(self) -> bool:
+        is_open = self.connection.info.transaction_status == TransactionStatus.INTRANS
+        return is_open and is_direct(self.connection) and not kept.is_kept(self.connection)
+
+    def _put_commit_ahead(self) -> None:
+        poison, transactions = self.database.instance.poison, {transaction for transaction, _ in self._taken}
+        for transaction, queue_id in self._taken:
+            poison.received(transaction, [queue_id])
+        self.connection.ahead.append(Ahead(b"commit", lambda: poison.committed_after_all(transactions)))
+
     def _clean_up(self, *, committed: bool, known: bool) -> None:
-        if not _is_idle(self.connection):
+        if not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 self.connection.rollback()
         release_kept(self.connection)
@@ -144,10 +168,11 @@ class Transaction(JoinedTransaction):
         self._taken.add((transaction, queue_id))
 
     _ended = False
+    _commit_travels = False
 
     def _do(self, steps: Steps[T]) -> T:
         self._check_open()
-        if _is_idle(self.connection):
+        if is_idle(self.connection):
             raise InstanceError(
                 "The transaction was committed or rolled back on its connection: leave the block to end it, and "
                 "begin another one."
@@ -169,10 +194,6 @@ def release_kept(connection: psycopg.Connection[Any]) -> None:
         kept.release(connection)
     except psycopg.Error:
         connection.close()
-
-
-def _is_idle(connection: psycopg.Connection[Any]) -> bool:
-    return connection.info.transaction_status == TransactionStatus.IDLE
 
 
 def _commit(connection: DirectConnection) -> None:

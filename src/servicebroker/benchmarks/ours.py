@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from servicebroker.store.running import run
 DATABASE = "Benchmark"
 QUEUE = "TargetQueue"
 TYPE = "//bench/Message"
+READERS, GROUPS = 4, 32  # of the scenario with several workers
 INITIATOR, TARGET, CONTRACT = "//bench/Initiator", "//bench/Target", "//bench/Contract"
 
 
@@ -38,7 +40,10 @@ class ServiceBroker:
             "send-batch": [Way("send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
             "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
             "receive-batch": [Way(f"receive(top={BATCH})", "", self.fill, self._receive_batch)],
-            "worker": [Way("receive(top=1), commit", "one transaction() for each", self.fill, self._work)],
+            "worker": [Way("process", "a transaction for each message", self.fill, self._work)],
+            "workers": [
+                Way(f"process, {READERS} readers", f"threads, {GROUPS} groups", self.fill_groups, self._work_in_threads)
+            ],
         }.get(scenario, [])
 
     def close(self) -> None:
@@ -59,6 +64,14 @@ class ServiceBroker:
         """So many messages in the queue."""
         self.begin(messages)
         self._send_batch(messages)
+
+    def fill_groups(self, messages: int) -> None:
+        """So many messages over GROUPS conversations, since a group has one reader at a time."""
+        self.begin(messages)
+        for number in range(GROUPS):
+            handle = self.database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
+            if share := messages // GROUPS + (number < messages % GROUPS):
+                self.database.send_batch(handle, TYPE, [self._body] * share)
 
     def _send_one(self, messages: int) -> int:
         database, handle, body = self.database, self._handle, self._body
@@ -81,14 +94,13 @@ class ServiceBroker:
         return done
 
     def _work(self, messages: int) -> int:
-        done = 0
-        while True:
-            with self.database.transaction() as transaction:
-                received = transaction.receive(QUEUE, top=1)
-                for message in received:
-                    done += message.message_body is not None
-            if not received:
-                return done
+        done: list[None] = []  # as the peer's task does: note that it ran
+        self.database.process(QUEUE, lambda transaction, received: done.append(None))
+        return len(done)
+
+    def _work_in_threads(self, messages: int) -> int:
+        with ThreadPoolExecutor(READERS) as readers:
+            return sum(readers.map(self._work, [messages] * READERS))
 
 
 def set_up(instance: Instance) -> Database:

@@ -197,7 +197,8 @@ class Procrastinate:
                 Way("defer, own connection", own, self._clear, self._defer_on_connection),
             ],
             "send-batch": [Way("batch_defer", f"{BATCH:,} a batch, {own}", self._clear, self._batch_defer)],
-            "worker": [self._worker(1), self._worker(10)],
+            "worker": [self._worker(1)],
+            "workers": [self._worker(10)],
         }.get(scenario, [])
 
     def close(self) -> None:

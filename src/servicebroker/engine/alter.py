@@ -14,7 +14,7 @@ from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
-from servicebroker.model.arguments import check_switches
+from servicebroker.model.arguments import check_changes, check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
@@ -98,7 +98,8 @@ def alter_queue(
     Raises:
         BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
     """
-    check_switches(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
+    check_changes(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
+    check_switch("REBUILD", rebuild)
     if move_to is not None:
         check_filegroup(move_to)
     queue = yield from find_user_queue("alter", database_id, name)

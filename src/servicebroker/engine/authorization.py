@@ -198,16 +198,25 @@ def route(name: object) -> Lookup:
 
 
 def queue(name: object) -> Lookup:
-    """The queue of this name, or of this number."""
+    """The queue of this name."""
 
     def look(user: User) -> Steps[list[Securable]]:
-        schema, only, number = None, None, name
-        if not isinstance(name, int):
-            (schema, only), number = split_queue_name(name), None
         rows = yield Statement(
-            "select queue_id, owner_id, name from servicebroker.queues where queue_id = $4 "
-            "or database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
-            (user.database_id, schema, only, number),
+            "select queue_id, owner_id, name from servicebroker.queues "
+            "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+            (user.database_id, *split_queue_name(name)),
+        )
+        return [Securable(Kind.QUEUE, *row) for row in rows]
+
+    return look
+
+
+def queue_number(queue_id: int) -> Lookup:
+    """The queue that was found already."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        rows = yield Statement(
+            "select queue_id, owner_id, name from servicebroker.queues where queue_id = $1", (queue_id,)
         )
         return [Securable(Kind.QUEUE, *row) for row in rows]
 

@@ -40,6 +40,7 @@ def begin_dialog(
     arguments.check_dialog(from_service, to_service, contract)
     expiry = arguments.expiry(lifetime, now)
     instance = arguments.broker_instance(broker_instance)
+    arguments.check_switch("ENCRYPTION", encryption)
     arguments.check_relation(related_conversation, related_conversation_group)
     rows = yield Statement(
         "select s.service_id, s.queue_id, c.service_contract_id, d.service_broker_guid::text "
@@ -79,7 +80,7 @@ def begin_dialog(
             database_id,
             contract_id,
             queue_id,
-            bool(encryption),
+            encryption,
             expiry,
             to_service,
             own_instance if instance == arguments.CURRENT_DATABASE else instance,

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from servicebroker.engine.alter import renew_versions
 from servicebroker.engine.authorization import Lookup, authorize, find_rights, forget_permissions
 from servicebroker.engine.principals import OWNED, Principal, find_owner, find_principal
+from servicebroker.model import names
+from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import (
     DB_DDLADMIN,
@@ -46,6 +48,7 @@ def grant(
         BrokerError: 4606 no such permission on such an object, 15151 unknown names or no right to grant, 4613 no
             right to grant on the database, 4617 fixed roles, 4624 dbo, the owner or oneself, 9663 built-in object.
     """
+    check_switch("WITH GRANT OPTION", with_grant_option)
     given = yield from _prepare(user, permission, principal, target)
     yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
     yield Statement(
@@ -69,6 +72,7 @@ def deny(user: User, permission: str, principal: str, target: Target, *, cascade
     Raises:
         BrokerError: as `grant`; 4611 the principal may grant it to others and CASCADE was not given.
     """
+    check_switch("CASCADE", cascade)
     given = yield from _prepare(user, permission, principal, target)
     holders = yield from _holders(given, cascade)
     yield _delete(given, "true", holders)
@@ -96,6 +100,8 @@ def revoke(
     Raises:
         BrokerError: as `deny`.
     """
+    check_switch("CASCADE", cascade)
+    check_switch("GRANT OPTION FOR", grant_option_for)
     given = yield from _prepare(user, permission, principal, target)
     holders = yield from _holders(given, cascade)
     if grant_option_for:
@@ -118,6 +124,7 @@ def alter_authorization(user: User, target: Target, new_owner: str) -> Steps[Non
     """
     if target.lookup is None:
         raise BrokerError(402, "ALTER AUTHORIZATION", "the database", "an object of it")
+    names.checked("user", new_owner)
     securable = yield from _find(user, target)
     yield from authorize(user, "ALTER AUTHORIZATION", target.lookup)
     owner_id = yield from find_owner(user, new_owner)
@@ -203,7 +210,7 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
         "holders (id) as (select $4::int union select p.grantee_id from here p join holders h on p.grantor_id = h.id) "
         'select id, exists (select from here where grantee_id = $4 and state = $6::"char") from holders '
         "where id = $4 or $7::bool and id <> $8",
-        (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, bool(cascade), given.user_id),
+        (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id),
     )
     if rows[0][1] and not cascade:
         raise BrokerError(4611)

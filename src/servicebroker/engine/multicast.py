@@ -10,7 +10,7 @@ from uuid import UUID
 from servicebroker.engine import enqueue, shared_bodies
 from servicebroker.engine.authorization import authorize, conversation
 from servicebroker.engine.catalog import Catalog, Usage
-from servicebroker.engine.endpoints import Endpoint, find_endpoints, lock_parking
+from servicebroker.engine.endpoints import Endpoint, find_endpoint, find_endpoints, lock_parking
 from servicebroker.engine.opening import lock_service
 from servicebroker.engine.send import (
     far_usages,
@@ -18,13 +18,16 @@ from servicebroker.engine.send import (
     refuse,
     rejected,
 )
+from servicebroker.engine.transmission import discard
 from servicebroker.model import names
 from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handle, stored_body
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import State
 from servicebroker.store.statements import Statement, Steps
 
-# whether a peer takes this message, by what it says of the message type, the sender's owner and the peer's service
-Verdicts = dict[tuple[Usage | None, int, int], bool]
+# whether a peer takes this message, by what it says of the message type, the sender's owner and the peer's service;
+# only an initiator's owner is asked about
+Verdicts = dict[tuple[Usage | None, bool, int, int], bool]
 
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 
@@ -62,8 +65,14 @@ def send_multicast(
     body_id = None if content is None else (yield from shared_bodies.store(content))
     sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, verdicts, body_id)
     for handle in handles:
-        if handle not in sent:
-            endpoint = endpoints[handle]
+        if handle in sent:
+            continue
+        endpoint = endpoints[handle]
+        if endpoint.far_handle in endpoints:  # both ends of one conversation, which may have failed at the other end
+            endpoint = yield from find_endpoint(handle)
+        if endpoint.state == State.ERROR:
+            sent[handle] = yield from discard(endpoint, 1)
+        else:
             sent[handle] = yield from pass_on(catalog, endpoint, near[handle], message_type, [content], now, body_id)
     if body_id is not None:
         yield shared_bodies.remove_if_unread(body_id)
@@ -145,7 +154,7 @@ def _accepted(
 ) -> Steps[bool]:
     """Whether the peer takes the message; it is validated once for peers that say the same of its type."""
     usage = (yield from far_usages(catalog, endpoint)).get(message_type)
-    key = usage, endpoint.owner_id, endpoint.far_service_id
+    key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.far_service_id
     if key not in verdicts:
         verdicts[key] = (yield from rejected(catalog, endpoint, message_type, [content])) is None
     return verdicts[key]

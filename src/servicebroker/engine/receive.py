@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.authorization import authorize
-from servicebroker.engine.authorization import queue as this_queue
+from servicebroker.engine.authorization import authorize, queue_number
 from servicebroker.engine.catalog import Catalog, Labels, Queue, find_labels
 from servicebroker.engine.endpoints import keep_lock
 from servicebroker.model.arguments import check_receive
@@ -86,7 +85,7 @@ def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tu
         found = yield Statement(f"select {current}")
         if found[0][0] in (None, version):  # the queue is gone, or there is nothing to take
             return ()
-        yield from authorize(user, "RECEIVE", this_queue(number))
+        yield from authorize(user, "RECEIVE", queue_number(number))
         catalog.receivable[number] = found[0][0]
 
 

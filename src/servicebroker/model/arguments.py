@@ -108,6 +108,7 @@ def check_end(handle: object, error: object, cleanup: bool) -> None:
         BrokerError: 8418 no handle, 8419, 8422, 8424 a half-given error, 402 an impossible one.
     """
     check_handle(handle)
+    check_switch("WITH CLEANUP", cleanup)
     if error is None:
         return
     if cleanup:
@@ -269,13 +270,13 @@ def checked_contracts(contracts: Iterable[str]) -> list[str]:
 
 
 def check_switch(option: str, given: object) -> None:
-    """An option that is ON or OFF."""
+    """An option that is ON or OFF: nothing else is taken for one of them."""
     if not isinstance(given, bool):
         raise BrokerError(402, option, repr(given), "True for ON, False for OFF")
 
 
-def check_switches(**options: object) -> None:
-    """Those options of ALTER QUEUE that are given: each is ON or OFF."""
+def check_changes(**options: object) -> None:
+    """Options of an ALTER: each is ON, OFF, or not given and stays as it is."""
     for option, given in options.items():
         if given is not None:
             check_switch(option, given)
@@ -283,7 +284,9 @@ def check_switches(**options: object) -> None:
 
 def check_broker_options(*chosen: bool) -> None:
     """At most one of ENABLE_BROKER, DISABLE_BROKER, NEW_BROKER and ERROR_BROKER_CONVERSATIONS."""
-    if sum(map(bool, chosen)) > 1:
+    for one in chosen:
+        check_switch("SET", one)
+    if sum(chosen) > 1:
         raise BrokerError(402, "SET", "two of the broker's options", "one of them")
 
 
@@ -301,10 +304,11 @@ def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
     """What WITH says: NO_WAIT, ROLLBACK AFTER seconds, or neither.
 
     Raises:
-        BrokerError: 402 for both, or no number of seconds.
+        BrokerError: 402 for both, no number of seconds, or another type.
     """
+    check_switch("NO_WAIT", no_wait)
     if rollback_after is None:
-        return Termination(no_wait=bool(no_wait))
+        return Termination(no_wait=no_wait)
     if no_wait:
         raise BrokerError(402, "WITH", "NO_WAIT and ROLLBACK AFTER", "one of the two")
     if not isinstance(rollback_after, int | float) or isinstance(rollback_after, bool) or not rollback_after >= 0:

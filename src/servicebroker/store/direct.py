@@ -6,32 +6,46 @@ steps are generators: a connection that blocks runs them, and one of asyncio (ai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import generators
 from psycopg.abc import Buffer, PQGen
 from psycopg.adapt import AdaptersMap, Dumper, Loader, PyFormat, Transformer
-from psycopg.pq import ExecStatus, Format, PipelineStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, Format, PipelineStatus, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
+T = TypeVar("T")
 Row = tuple[Any, ...]
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 _PREPARED_KEPT = 500  # on each connection
 
 
-class PreparedStatements:
-    """What was prepared on a connection, and how to run it again."""
+class Ahead(NamedTuple):
+    """BEGIN or COMMIT, which travels with the next statement.
 
-    def __init__(self) -> None:
+    `done` is told that a COMMIT succeeded, which is sent once. Without it this is a BEGIN: as long as that has not
+    succeeded it goes ahead of what comes next, so that nothing is done outside of the transaction.
+    """
+
+    command: bytes
+    done: Callable[[], None] | None = None
+
+
+class PreparedStatements:
+    """What was prepared on a connection, and how to run it again; behind what is to be sent ahead of it."""
+
+    def __init__(self, ahead: list[Ahead]) -> None:
+        self._ahead = ahead
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
         self._made = 0
 
@@ -40,12 +54,15 @@ class PreparedStatements:
         transformer = Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types = tuple(transformer.types or ())
+        begins = bool(self._ahead)
         alone = connection.pgconn.transaction_status == TransactionStatus.IDLE
         try:
             result = yield from self._run(connection, sql, types, values, transformer.formats)
         except psycopg.errors.InvalidSqlStatementName:  # the application said DISCARD ALL
             self._names.clear()
-            if not alone:
+            if begins:
+                yield from command_steps(connection, b"rollback and chain")
+            elif not alone:
                 raise
             result = yield from self._run(connection, sql, types, values, transformer.formats)
         if result.status != ExecStatus.TUPLES_OK:
@@ -61,9 +78,34 @@ class PreparedStatements:
         values: Sequence[Buffer | None],
         formats: Sequence[int] | None,
     ) -> PQGen[PGresult]:
-        name = self._names.get((sql, types)) or (yield from self._prepare(connection, sql, types))
+        name = self._names.get((sql, types))
+        if name is None:
+            yield from ahead_steps(connection, self._ahead)
+            name = yield from self._prepare(connection, sql, types)
+        if self._ahead:
+            return (yield from self._run_behind(connection, name, values, formats))
         connection.pgconn.send_query_prepared(name, values, formats, Format.BINARY)
-        return (yield from _result(connection))
+        return _checked(connection, (yield from generators.execute(connection.pgconn)))
+
+    def _run_behind(
+        self, connection: AnyConnection, name: bytes, values: Sequence[Buffer | None], formats: Sequence[int] | None
+    ) -> PQGen[PGresult]:
+        """What goes ahead, and the statement, in one round trip. Where one fails the server skips the rest."""
+        ahead = self._ahead.copy()
+        self._ahead.clear()
+        pgconn = connection.pgconn
+        pgconn.enter_pipeline_mode()
+        try:
+            for command, _ in ahead:
+                pgconn.send_query_params(command, None)
+            pgconn.send_query_prepared(name, values, formats, Format.BINARY)
+            pgconn.pipeline_sync()
+            results = yield from _replies(pgconn, [done for _, done in ahead])
+            self._ahead += _to_begin(ahead[len(results) - 1 :]) if _is_refused(results[-1]) else ()
+        finally:
+            with contextlib.suppress(psycopg.Error):  # a lost connection has left it
+                pgconn.exit_pipeline_mode()
+        return _checked(connection, results)
 
     def _prepare(self, connection: AnyConnection, sql: str, types: tuple[int, ...]) -> PQGen[bytes]:
         if len(self._names) >= _PREPARED_KEPT:
@@ -72,18 +114,23 @@ class PreparedStatements:
         self._made += 1
         name = b"servicebroker_%d" % self._made
         connection.pgconn.send_prepare(name, sql.encode(), types)
-        yield from _result(connection)
+        _checked(connection, (yield from generators.execute(connection.pgconn)))
         self._names[sql, types] = name
         return name
 
 
 class DirectConnection(psycopg.Connection[Row]):
-    """A psycopg connection of ours; it remembers what was prepared on it."""
+    """A psycopg connection of ours; it remembers what was prepared on it.
+
+    Attributes:
+        ahead: what is still to be sent before the next statement, whoever runs that.
+    """
 
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn, tuple_row)
         adapt(self.adapters)
-        self._prepared_statements = PreparedStatements()
+        self.ahead: list[Ahead] = []
+        self._prepared_statements = PreparedStatements(self.ahead)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
         """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
@@ -92,7 +139,11 @@ class DirectConnection(psycopg.Connection[Row]):
             psycopg.Error: as a cursor would.
         """
         with self.lock:
-            return self.wait(self._prepared_statements.steps(self, sql, parameters))
+            return super().wait(self._prepared_statements.steps(self, sql, parameters))
+
+    def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
+        """As the driver's, which runs everything through it; what goes ahead is sent first."""
+        return super().wait(behind(self, self.ahead, gen), *limits, **named_limits)
 
 
 DirectPool = ConnectionPool[DirectConnection]
@@ -104,6 +155,13 @@ def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
         connection.wait(command_steps(connection, command))
 
 
+def send_ahead(connection: DirectConnection) -> None:
+    """Send what would travel with the next statement: there is none."""
+    if connection.ahead:
+        with connection.lock:
+            connection.wait(ahead_steps(connection, connection.ahead))
+
+
 def run_query(cursor: psycopg.RawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool) -> None:
     """Run a statement on a cursor."""
     cursor.execute(sql, parameters, prepare=prepare)
@@ -112,7 +170,30 @@ def run_query(cursor: psycopg.RawCursor[Any], sql: bytes, parameters: tuple[obje
 def command_steps(connection: AnyConnection, command: bytes) -> PQGen[None]:
     """The protocol's steps of `run_command`."""
     connection.pgconn.send_query(command)
-    yield from _result(connection)
+    _checked(connection, (yield from generators.execute(connection.pgconn)))
+
+
+def ahead_steps(connection: AnyConnection, ahead: list[Ahead]) -> PQGen[None]:
+    """What goes ahead, one after the other."""
+    while ahead:
+        first = ahead.pop(0)
+        try:
+            yield from command_steps(connection, first.command)
+        except psycopg.Error:
+            ahead[:0] = _to_begin([first])
+            raise
+        if first.done:
+            first.done()
+
+
+def _to_begin(refused: Sequence[Ahead]) -> list[Ahead]:
+    return [one for one in refused if not one.done]
+
+
+def behind(connection: AnyConnection, ahead: list[Ahead], steps: PQGen[T]) -> PQGen[T]:
+    """The steps, after what goes ahead."""
+    yield from ahead_steps(connection, ahead)
+    return (yield from steps)
 
 
 def is_direct(connection: AnyConnection) -> bool:
@@ -120,15 +201,45 @@ def is_direct(connection: AnyConnection) -> bool:
     return connection.pgconn.pipeline_status == PipelineStatus.OFF
 
 
-def _result(connection: AnyConnection) -> PQGen[PGresult]:
-    """Wait for the result of what was sent.
+def is_idle(connection: AnyConnection) -> bool:
+    """Whether no transaction is open, or about to begin with the next statement."""
+    return connection.info.transaction_status == TransactionStatus.IDLE and not getattr(connection, "ahead", ())
+
+
+def _replies(pgconn: PGconn, ahead: Sequence[Callable[[], None] | None]) -> PQGen[list[PGresult]]:
+    """What the server answers to a pipeline up to its end, or to the first failure; who waits for one is told."""
+    yield from generators.send(pgconn)
+    results: list[PGresult] = []
+    while True:
+        result = yield from generators.fetch(pgconn)
+        if result is None:  # the end of one answer
+            if pgconn.status == ConnStatus.OK:
+                continue
+            if results and _is_refused(results[-1]):
+                return results
+            raise psycopg.OperationalError("the connection is lost")
+        if result.status == ExecStatus.PIPELINE_SYNC:
+            return results
+        if result.status == ExecStatus.PIPELINE_ABORTED:
+            continue
+        done = ahead[len(results)] if len(results) < len(ahead) else None
+        results.append(result)
+        if done and result.status == ExecStatus.COMMAND_OK:
+            done()
+
+
+def _is_refused(result: PGresult) -> bool:
+    return result.status == ExecStatus.FATAL_ERROR
+
+
+def _checked(connection: AnyConnection, results: Sequence[PGresult]) -> PGresult:
+    """The last result.
 
     Raises:
         psycopg.Error: what PostgreSQL has refused.
     """
-    results: list[PGresult] = yield from generators.execute(connection.pgconn)
     result = results[-1]
-    if result.status == ExecStatus.FATAL_ERROR:
+    if _is_refused(result):
         raise psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
     return result
 

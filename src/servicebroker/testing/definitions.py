@@ -156,7 +156,7 @@ def alter_queue(
     session: Session, broker: Broker, name: str, *, status: bool | None, poison_message_handling: bool | None
 ) -> None:
     """ALTER QUEUE; switching on delivers what waited."""
-    arguments.check_switches(STATUS=status, POISON_MESSAGE_HANDLING=poison_message_handling)
+    arguments.check_changes(STATUS=status, POISON_MESSAGE_HANDLING=poison_message_handling)
     queue = find_queue(broker, name, "alter")
     if poison_message_handling is not None:
         queue.is_poison_message_handling_enabled = poison_message_handling

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
 
 from servicebroker.model import poison
-from servicebroker.model.arguments import ANY, check_broker_options
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_switch
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
+from servicebroker.model.messages import Message
 from servicebroker.testing import definitions
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.clock import Clock
@@ -142,6 +143,27 @@ class Database(Verbs):
             finally:
                 transaction.is_open = False
 
+    def process(
+        self,
+        queue: str,
+        procedure: Callable[[Transaction, list[Message]], object],
+        *,
+        top: int | None = 1,
+        wait: float = 0.0,
+    ) -> int:
+        """Run `procedure(transaction, messages)` on what RECEIVE takes, each time as a transaction.
+
+        Returns how many messages were processed when nothing is left.
+        """
+        done = 0
+        while True:
+            with self.transaction() as transaction:
+                messages = transaction.receive(queue, top=top, wait=wait)
+                if not messages:
+                    return done
+                procedure(transaction, messages)
+            done += len(messages)
+
     def join(self, connection: object) -> Transaction:
         """There is no connection to join.
 
@@ -187,6 +209,7 @@ class Database(Verbs):
     ) -> None:
         """ALTER DATABASE SET."""
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
         with self.instance._alone() as session:
             if disable_broker:
                 self.broker.is_enabled = False
@@ -197,7 +220,7 @@ class Database(Verbs):
             if enable_broker or new_broker or error_broker_conversations:
                 definitions.enable_broker(session, self.broker)
             if honor_broker_priority is not None:
-                self.broker.is_honor_broker_priority_on = bool(honor_broker_priority)
+                self.broker.is_honor_broker_priority_on = honor_broker_priority
 
     def alter_message_type(self, name: str, validation: str) -> None:
         """ALTER MESSAGE TYPE VALIDATION."""
@@ -223,6 +246,7 @@ class Database(Verbs):
         rebuild: bool = False,
     ) -> None:
         """ALTER QUEUE; there is no space for `rebuild` to give back."""
+        check_switch("REBUILD", rebuild)
         with self.instance._alone() as session:
             definitions.alter_queue(
                 session, self.broker, name, status=status, poison_message_handling=poison_message_handling

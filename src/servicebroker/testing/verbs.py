@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_switch, check_wait
 from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
@@ -57,6 +57,7 @@ class Verbs(ABC):
         encryption: bool = True,
     ) -> UUID:
         """BEGIN DIALOG; `encryption` makes no difference inside an instance."""
+        check_switch("ENCRYPTION", encryption)
         with self._verb() as session:
             return dialogs.begin_dialog(
                 session,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
@@ -11,6 +11,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.aio.exclusive import alone
+from servicebroker.api.aio.processing import drain
 from servicebroker.api.aio.security import AsyncSecurity
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -29,8 +30,17 @@ from servicebroker.engine import (
 )
 from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
-from servicebroker.model.arguments import ANY, Termination, check_broker_options, checked_termination
+from servicebroker.model.arguments import (
+    ANY,
+    Termination,
+    check_broker_options,
+    check_changes,
+    check_switch,
+    check_wait,
+    checked_termination,
+)
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps
@@ -77,6 +87,44 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             AsyncTransaction(self, connection) as transaction,
         ):
             yield transaction
+
+    async def process(
+        self,
+        queue: str,
+        procedure: Callable[[AsyncTransaction, list[Message]], Awaitable[object]],
+        *,
+        top: int | None = 1,
+        wait: float = 0.0,
+    ) -> int:
+        """Run `procedure(transaction, messages)` on what RECEIVE takes, again and again, each time as a transaction.
+
+        Each transaction is committed before the messages of the next one are handed out; its COMMIT and the next
+        RECEIVE are one round trip. An exception of the procedure rolls its transaction back, so that the messages
+        are in the queue again, and ends `process`. Several that run at a time share a queue by its conversation groups.
+
+        Args:
+            queue: its name, as for `receive`.
+            procedure: what it returns does not matter; it may end conversations, send, and write its own tables
+                on `transaction.connection`.
+            top: at most so many messages of one group at a time; None for all that the group has.
+            wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
+
+        Returns:
+            How many messages were processed.
+
+        Raises:
+            BrokerError: as `receive`.
+            psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
+        """
+        check_wait(wait)
+
+        async def once() -> int:
+            return await drain(self, queue, procedure, top)
+
+        done = await once()
+        while wait > 0 and (taken := await self._waiting(queue, once, 0 if top == 0 else wait)):
+            done += taken
+        return done
 
     def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.
@@ -241,6 +289,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
                 402 for two of the four at once, or of the two last; 5011 no permission.
         """
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
         number, statement = self.database_id, "ALTER DATABASE"
         termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
         if disable_broker:
@@ -258,7 +307,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
         elif new_broker or error_broker_conversations:
             await self._deliver(enabling(), statement)
         if honor_broker_priority is not None:
-            await self._define(brokers.honor_broker_priority(number, bool(honor_broker_priority)), statement)
+            await self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
 
     async def alter_message_type(self, name: str, validation: str, *, schema_collection: str | None = None) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
@@ -316,6 +365,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
                 15517.
         """
+        check_switch("REORGANIZE", reorganize)
         said: list[BrokerError | None] = []
 
         def steps() -> Steps[list[UUID]]:

@@ -205,6 +205,7 @@ class AsyncInstance:
                 self._looked = time.monotonic()
 
     async def _put(self, connections: AsyncDirectPool, connection: AsyncDirectConnection) -> None:
+        connection.ahead.clear()  # an interruption may have left a BEGIN there
         await release_kept(connection)
         lost = connection.closed
         await connections.putconn(connection)

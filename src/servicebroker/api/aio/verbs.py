@@ -226,7 +226,9 @@ class AsyncVerbs(ABC):
 
         def look() -> Steps[UUID | None]:
             there = yield from find_queue(catalog, database_id, queue)
-            yield from rights.authorize(self.database.user, "GET CONVERSATION GROUP", rights.queue(there.queue_id))
+            yield from rights.authorize(
+                self.database.user, "GET CONVERSATION GROUP", rights.queue_number(there.queue_id)
+            )
             return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
 
         async def once() -> UUID | None:

@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from servicebroker.store.aio.concurrency import cancel_later, finish
-from servicebroker.store.direct import PreparedStatements, Row, adapt, command_steps
+from servicebroker.store.direct import Ahead, PreparedStatements, Row, adapt, ahead_steps, behind, command_steps
 
 T = TypeVar("T")
 
@@ -25,12 +25,17 @@ _PATIENCE = 1.0  # seconds that the server has for each
 
 
 class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
-    """A psycopg connection of ours; it remembers what was prepared on it."""
+    """A psycopg connection of ours; it remembers what was prepared on it.
+
+    Attributes:
+        ahead: what is still to be sent before the next statement, whoever runs that.
+    """
 
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn, tuple_row)
         adapt(self.adapters)
-        self._prepared_statements = PreparedStatements()
+        self.ahead: list[Ahead] = []
+        self._prepared_statements = PreparedStatements(self.ahead)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
         """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
@@ -39,11 +44,11 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
             psycopg.Error: as a cursor would.
         """
         async with self.lock:
-            return await self.wait(self._prepared_statements.steps(self, sql, parameters))
+            return await _completed(self, self._prepared_statements.steps(self, sql, parameters))
 
     async def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
-        """Run steps of the protocol; under a cancellation, what the server has completed is returned."""
-        return await _completed(self, gen, *limits, **named_limits)
+        """Run steps of the protocol, after what goes ahead; under a cancellation, what is completed is returned."""
+        return await _completed(self, behind(self, self.ahead, gen), *limits, **named_limits)
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
@@ -62,7 +67,15 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
 async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) -> None:
     """Run a statement without parameters and rows, such as BEGIN and COMMIT."""
     async with connection.lock:
-        await _completed(connection, command_steps(connection, command))
+        ahead = connection.ahead if isinstance(connection, AsyncDirectConnection) else []
+        await _completed(connection, behind(connection, ahead, command_steps(connection, command)))
+
+
+async def send_ahead(connection: AsyncDirectConnection) -> None:
+    """Send what would travel with the next statement: there is none."""
+    if connection.ahead:
+        async with connection.lock:
+            await _completed(connection, ahead_steps(connection, connection.ahead))
 
 
 async def run_query(

@@ -1,0 +1,34 @@
+# Made from aio/processing.py by tools/make_sync.py: change that file, then run `make sync`.
+"""A procedure that is run on what RECEIVE takes, each time as a transaction; COMMIT travels with the next RECEIVE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from servicebroker.api.transaction import Transaction, translated
+from servicebroker.model.messages import Message
+from servicebroker.store.direct import DirectConnection
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+
+Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
+
+
+def drain(database: Database, queue: str, procedure: Procedure, top: int | None) -> int:
+    """Process what the queue has, on one connection: how many messages those were."""
+    done = 0
+    with database.instance.connection() as connection, translated():
+        while taken := _take(database, connection, queue, procedure, top):
+            done += taken
+    return done
+
+
+def _take(database: Database, connection: DirectConnection, queue: str, procedure: Procedure, top: int | None) -> int:
+    with Transaction(database, connection) as transaction:
+        messages = transaction.receive(queue, top=top)
+        if messages:
+            procedure(transaction, messages)
+            transaction._let_commit_travel()
+    return len(messages)

@@ -1,0 +1,150 @@
+"""Every method of a database with every kind of wrong argument: an error with a number or a clear one, nothing left."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    APP,
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ROUTE,
+    STOCK,
+    STOCK_QUEUE,
+    as_user,
+    group_of,
+    open_dialog,
+    query,
+    queue_number,
+    refused,
+)
+
+NO_NAMES = ["", "x" * 300, "a\0b", "\ud800", "#q", "a.b.c.d"]
+BAD = [None, 0, -1, 2**70, float("nan"), True, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), uuid4(), (1,)]
+PATIENT = {"wait"}  # a long wait is no mistake
+
+Calls = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def calls(database: sb.Database) -> Calls:
+    """For each method arguments that it takes; '%d' becomes a name that is free."""
+    handle, _ = open_dialog(database)
+    database.create_user(APP)
+    database.create_role("Readers")
+    database.create_broker_priority("there", local_service_name=ORDERS)
+    on_service = {"permission": "SEND", "principal": APP, "service": STOCK}
+    return {
+        "create_message_type": {"name": "%d"},
+        "create_contract": {"name": "%d", "sent_by": {ORDER: "ANY"}},
+        "create_queue": {"name": "%d"},
+        "create_service": {"name": "%d", "queue": STOCK_QUEUE, "contracts": [CONTRACT]},
+        "create_broker_priority": {"name": "%d", "contract_name": CONTRACT},
+        "create_route": {"name": "%d", "address": "LOCAL"},
+        "create_user": {"name": "%d"},
+        "create_role": {"name": "%d"},
+        "alter": {},
+        "alter_message_type": {"name": MARK, "validation": "EMPTY"},
+        "alter_queue": {"name": STOCK_QUEUE},
+        "alter_service": {"name": STOCK, "add_contracts": [sb.DEFAULT]},
+        "alter_broker_priority": {"name": "there", "priority_level": 3},
+        "alter_route": {"name": ROUTE, "address": "LOCAL"},
+        "alter_authorization": {"service": STOCK, "owner": APP},
+        **{
+            f"drop_{kind}": {"name": "missing"}
+            for kind in ("message_type", "contract", "queue", "service", "broker_priority", "route", "user", "role")
+        },
+        "add_role_member": {"role": "Readers", "member": APP},
+        "drop_role_member": {"role": "Readers", "member": APP},
+        "grant": on_service,
+        "deny": on_service,
+        "revoke": on_service,
+        "begin_dialog": {"from_service": ORDERS, "to_service": STOCK, "contract": CONTRACT},
+        "send": {"handle": handle, "message_type": ORDER, "body": b"x"},
+        "send_batch": {"handle": handle, "message_type": ORDER, "bodies": [b"x"]},
+        "receive": {"queue": STOCK_QUEUE},
+        "get_conversation_group": {"queue": STOCK_QUEUE},
+        "move_conversation": {"handle": handle, "group": group_of(database, handle)},
+        "end_conversation": {"handle": uuid4()},
+        "begin_conversation_timer": {"handle": handle, "timeout": 100},
+    }
+
+
+def wrong_calls(database: sb.Database, calls: Calls) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Method, argument, wrong value, all the arguments."""
+    numbers = itertools.count()
+    for method, arguments in calls.items():
+        for name in set(inspect.signature(getattr(database, method)).parameters) - PATIENT:
+            for value in BAD:
+                given = {key: f"new{next(numbers)}" if good == "%d" else good for key, good in arguments.items()}
+                yield method, name, value, {**given, name: value}
+
+
+@pytest.mark.parametrize("user", ["dbo", APP])
+def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
+    database: sb.Database, calls: Calls, user: str
+) -> None:
+    caller = as_user(database, user)
+    methods = {name for name, _ in inspect.getmembers(sb.Database, inspect.isfunction) if not name.startswith("_")}
+    assert methods == calls.keys() | {"transaction", "join"}
+    for method, name, value, given in wrong_calls(database, calls):
+        refusal = ""
+        try:
+            getattr(caller, method)(**given)
+        except sb.ServiceBrokerError as problem:
+            refusal = str(problem)
+        except Exception as problem:
+            raise AssertionError(f"{method}({name}={value!r}) raises {type(problem).__name__}") from problem
+        assert "\n" not in refusal
+    left = query(
+        database,
+        "select a.state, l.locktype from pg_stat_activity a left join pg_locks l on l.pid = a.pid "
+        "and l.locktype in ('advisory', 'transactionid') where a.datname = current_database() "
+        "and a.pid <> pg_backend_pid() and a.backend_type = 'client backend' "
+        "and (l.locktype is not null or a.state <> 'idle')",
+    )
+    assert left == []
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, "OFF", "no"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("alter", "enable_broker"),
+        ("alter", "disable_broker"),
+        ("alter", "new_broker"),
+        ("alter", "error_broker_conversations"),
+        ("create_queue", "retention"),
+        ("alter_queue", "rebuild"),
+        ("grant", "with_grant_option"),
+        ("deny", "cascade"),
+        ("revoke", "cascade"),
+        ("revoke", "grant_option_for"),
+        ("begin_dialog", "encryption"),
+        ("end_conversation", "cleanup"),
+    ],
+)
+def test_a_switch_is_true_or_false(database: sb.Database, calls: Calls, method: str, name: str, value: Any) -> None:
+    """Nobody's broker is disabled by `disable_broker="no"`."""
+    with refused(402):
+        getattr(database, method)(**calls[method], **{name: value})
+
+
+def test_nobody_is_no_owner(database: sb.Database, calls: Calls) -> None:
+    with refused(402):
+        database.alter_authorization(None, service=STOCK)  # type: ignore[arg-type]
+
+
+def test_a_number_is_no_name_of_a_queue(database: sb.Database, calls: Calls) -> None:
+    number: Any = queue_number(database, STOCK_QUEUE)
+    with refused(402):
+        database.grant("RECEIVE", APP, queue=number)
