@@ -37,6 +37,7 @@ from servicebroker.model.arguments import (
     check_broker_options,
     check_changes,
     check_procedure,
+    check_switch,
     check_wait,
     checked_termination,
 )
@@ -367,6 +368,7 @@ class Database(Verbs, Security):
             BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
                 15517.
         """
+        check_switch("REORGANIZE", reorganize)
         said: list[BrokerError | None] = []
 
         def steps() -> Steps[list[UUID]]:

@@ -310,10 +310,11 @@ def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
     """What WITH says: NO_WAIT, ROLLBACK AFTER seconds, or neither.
 
     Raises:
-        BrokerError: 402 for both, or no number of seconds.
+        BrokerError: 402 for both, no number of seconds, or another type.
     """
+    check_switch("NO_WAIT", no_wait)
     if rollback_after is None:
-        return Termination(no_wait=bool(no_wait))
+        return Termination(no_wait=no_wait)
     if no_wait:
         raise BrokerError(402, "WITH", "NO_WAIT and ROLLBACK AFTER", "one of the two")
     if not isinstance(rollback_after, int | float) or isinstance(rollback_after, bool) or not rollback_after >= 0:
