@@ -100,6 +100,7 @@ def both(blocking: Callable[..., Any], awaited: Callable[..., Any]) -> Callable[
 
 
 upkeep = both(api.upkeep.upkeep, api.aio.upkeep.upkeep)
+deliver = both(api.upkeep.deliver, api.aio.upkeep.deliver)
 connect = both(  # a connection of the application
     lambda instance, **options: psycopg.connect(instance.url, **options),
     lambda instance, **options: psycopg.AsyncConnection.connect(instance.url, **options),

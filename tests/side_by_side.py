@@ -149,7 +149,7 @@ def compare(see: See, databases: dict[str, Any], *, in_order: bool) -> None:
         (*_picked(row, _TRANSMISSION), name)
         for name, database in databases.items() for row in database.transmission_queue()
     ))  # fmt: skip
-    _same(see("select name, is_receive_enabled, is_enqueue_enabled from sys.service_queues"), (
+    _same(see("select name, is_receive_enabled, is_enqueue_enabled from sys.service_queues where is_ms_shipped = 0"), (
         (queue.name, int(queue.is_receive_enabled), int(queue.is_enqueue_enabled))
         for database in databases.values() for queue in database.database.broker.queues.values()
     ))  # fmt: skip

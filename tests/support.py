@@ -120,6 +120,14 @@ def waiting_messages(database: sb.Database) -> int:
     return count
 
 
+def statuses(database: sb.Database) -> set[str]:
+    text = (
+        "select transmission_status from servicebroker.transmission_queue "
+        "join servicebroker.conversation_endpoints using (conversation_handle) where database_id = %s"
+    )
+    return {status for (status,) in query(database, text, database.database_id)}
+
+
 def leftovers(database: sb.Database) -> dict[str, int]:
     """The rows that conversations have left behind anywhere in the instance, by table."""
     tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
@@ -161,6 +169,16 @@ def refused(number: int, *words: str) -> Iterator[None]:
         assert word in str(caught.value)
 
 
+def tried(verb: Callable[[], Any], *refusals: int) -> Any:
+    """What the verb returns, None when it was refused with one of these numbers."""
+    try:
+        return verb()
+    except sb.BrokerError as refusal:
+        if refusal.number not in refusals:
+            raise
+        return None
+
+
 def in_thread(work: Callable[..., T], *arguments: Any, **options: Any) -> Future[T]:
     """Start `work` in a thread of its own."""
     future: Future[T] = Future()
@@ -188,6 +206,24 @@ def eventually(condition: Callable[[], object], seconds: float = 10) -> None:
     while not condition():
         assert time.monotonic() < deadline, "this never came true"
         time.sleep(0.005)
+
+
+def waiting_reader(database: sb.Database, queue: str = STOCK_QUEUE, *, inside: bool = False) -> Any:
+    """A reader that sleeps in RECEIVE, alone or inside a transaction."""
+
+    def read() -> list[sb.Message]:
+        if not inside:
+            return database.receive(queue, wait=20)
+        with database.transaction() as transaction:
+            return transaction.receive(queue, wait=20)
+
+    future = in_thread(read)
+    text = (
+        "select from servicebroker.waiting_readers join servicebroker.queues q using (queue_id) "
+        "where q.database_id = %s and q.name = %s"
+    )
+    eventually(lambda: query(database, text, database.database_id, queue))
+    return future
 
 
 def wait_until_blocked(database: sb.Database, sessions: int = 1) -> None:

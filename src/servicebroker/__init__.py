@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from servicebroker.api.open import open_async
     from servicebroker.api.open import open_instance as open
     from servicebroker.api.transaction import JoinedTransaction, Transaction
+    from servicebroker.engine.activation import Activation
 
 __all__ = [
     "DEFAULT",
     "DIALOG_TIMER",
     "END_DIALOG",
     "ERROR",
+    "Activation",
     "AsyncDatabase",
     "AsyncInstance",
     "AsyncJoinedTransaction",
@@ -52,6 +54,7 @@ __all__ = [
 
 # Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.
 _LATER = {
+    "Activation": ("servicebroker.engine.activation", "Activation"),
     "AsyncDatabase": ("servicebroker.api.aio.database", "AsyncDatabase"),
     "AsyncInstance": ("servicebroker.api.aio.instance", "AsyncInstance"),
     "AsyncJoinedTransaction": ("servicebroker.api.aio.transaction", "AsyncJoinedTransaction"),

@@ -72,7 +72,7 @@ def calls(database: sb.Database) -> Calls:
         "send": {"handle": handle, "message_type": ORDER, "body": b"x"},
         "send_batch": {"handle": handle, "message_type": ORDER, "bodies": [b"x"]},
         "receive": {"queue": STOCK_QUEUE},
-        "process": {"queue": STOCK_QUEUE, "procedure": lambda *_: None},
+        "process": {"queue": STOCK_QUEUE, "procedure": lambda transaction, messages: None},
         "get_conversation_group": {"queue": STOCK_QUEUE},
         "move_conversation": {"handle": handle, "group": group_of(database, handle)},
         "end_conversation": {"handle": uuid4()},

@@ -9,7 +9,20 @@ import pytest
 from psycopg import sql
 
 import servicebroker as sb
-from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, STOCK, STOCK_QUEUE, begin, in_thread, query, refused
+from support import (
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    in_thread,
+    query,
+    refused,
+)
 
 pytestmark = pytest.mark.both_faces
 
@@ -115,6 +128,40 @@ def test_a_contract_needs_its_types_and_an_initiator(database: sb.Database) -> N
     with refused(8403, ORDER):
         database.create_contract("C", [(ORDER, "ANY"), (ORDER, "TARGET")])
     database.create_contract("C", [(ORDER, "ANY"), (sb.DEFAULT, "TARGET")])
+
+
+@pytest.mark.feature(12)
+def test_a_contract_says_who_sends_what_for_ever(database: sb.Database) -> None:
+    database.create_contract("//says", {ORDER: "INITIATOR", REPLY: "TARGET", MARK: "ANY"})
+    text = (
+        "select t.name, u.is_sent_by_initiator, u.is_sent_by_target from sys.service_contract_message_usages u "
+        "join sys.service_contracts c using (service_contract_id, broker_database) "
+        "join sys.service_message_types t using (message_type_id, broker_database) "
+        "where broker_database = %s and c.name = '//says'"
+    )
+    assert set(query(database, text, database.name)) == {(ORDER, 1, 0), (REPLY, 0, 1), (MARK, 1, 1)}
+    database.create_service("//says", STOCK_QUEUE, ["//says"])
+    handle = database.begin_dialog(ORDERS, "//says", contract="//says")
+    with refused(8432):
+        database.send(handle, REPLY, b"x")
+    database.send(handle, ORDER, b"x")
+    (message,) = database.receive(STOCK_QUEUE)
+    with refused(8434):
+        database.send(message.conversation_handle, ORDER, b"x")
+    database.send(message.conversation_handle, REPLY, b"x")
+    database.send(message.conversation_handle, MARK)
+    # there is no ALTER CONTRACT, and a second CREATE changes nothing
+    assert not hasattr(database, "alter_contract")
+    with refused(2714, "//says"):
+        database.create_contract("//says", {ORDER: "ANY"})
+    for wrong, number in (({ORDER: "TARGET"}, 8492), ([(ORDER, "ANY"), (ORDER, "TARGET")], 8403)):
+        with refused(number):
+            database.create_contract("//wrong", wrong)
+    with refused(3716, "//says"):
+        database.drop_contract("//says")
+    database.drop_service("//says")
+    database.drop_contract("//says")
+    assert query(database, text, database.name) == []
 
 
 @pytest.mark.feature(19)

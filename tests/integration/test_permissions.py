@@ -39,6 +39,8 @@ from support import (
     state,
 )
 
+SCHEMA = '<schema xmlns="http://www.w3.org/2001/XMLSchema"/>'
+
 # ---------------------------------------------------------------- DDL
 
 
@@ -106,16 +108,41 @@ def ddl(app: sb.Database) -> list[tuple[str, int, Callable[[], Any], list[tuple[
         ("NEW_BROKER", 5011, lambda: app.alter(new_broker=True), [("ALTER", {})]),
         ("ERROR", 5011, lambda: app.alter(error_broker_conversations=True), [("ALTER", {})]),
         ("HONOR", 5011, lambda: app.alter(honor_broker_priority=True), [("ALTER", {})]),
+        (
+            "CREATE XML SCHEMA COLLECTION",
+            262,
+            lambda: app.create_xml_schema_collection("c", SCHEMA),
+            [("CREATE XML SCHEMA COLLECTION", {})],
+        ),
+        (
+            "ALTER XML SCHEMA COLLECTION",
+            15151,
+            lambda: app.alter_xml_schema_collection("there", SCHEMA),
+            [("ALTER ANY SCHEMA", {})],
+        ),
+        (
+            "DROP XML SCHEMA COLLECTION",
+            15151,
+            lambda: app.drop_xml_schema_collection("there"),
+            [("ALTER ANY SCHEMA", {})],
+        ),
+        (
+            "VALIDATION = VALID_XML",
+            15151,
+            lambda: app.alter_message_type("free", "VALID_XML", schema_collection="there"),
+            [("ALTER", {"message_type": "free"}), ("REFERENCES", {})],
+        ),
     ]
 
 
 @pytest.mark.feature(27)
-@pytest.mark.parametrize("place", range(22))
+@pytest.mark.parametrize("place", range(26))
 def test_each_ddl_statement_needs_its_permissions(database: sb.Database, app: sb.Database, place: int) -> None:
     database.create_broker_priority("there")
     database.create_message_type("free")
     database.create_contract("free", {ORDER: "ANY"})
     database.create_queue("free")
+    database.create_xml_schema_collection("there", SCHEMA)
     _, number, statement, needed = ddl(app)[place]
     with refused(number):
         statement()
@@ -135,6 +162,43 @@ def test_each_ddl_statement_needs_its_permissions(database: sb.Database, app: sb
             statement()
         database.revoke(permission, "public", **on)
     statement()
+
+
+def test_an_activation_runs_as_somebody_else_only_by_who_may_act_as_them(
+    database: sb.Database, app: sb.Database
+) -> None:
+    database.grant("ALTER", APP, queue=STOCK_QUEUE)
+    database.create_user("Other")
+    ids = dict(
+        query(
+            database, "select name, principal_id from sys.database_principals where broker_database = %s", database.name
+        )
+    )
+    shown = "select execute_as_principal_id from sys.service_queues where broker_database = %s and name = %s"
+    for other in ("dbo", "Other"):
+        with refused(15517, other):
+            app.alter_queue(STOCK_QUEUE, activation=sb.Activation("p", 1, other))
+    with refused(9611, "db_owner"):  # a role
+        database.alter_queue(STOCK_QUEUE, activation=sb.Activation("p", 1, "db_owner"))
+    for given, expected in (("SELF", ids[APP]), (APP.lower(), ids[APP]), ("OWNER", -2)):
+        app.alter_queue(STOCK_QUEUE, activation=sb.Activation("p", 1, given))
+        assert query(database, shown, database.name, STOCK_QUEUE) == [(expected,)]
+    database.alter_queue(STOCK_QUEUE, activation=sb.Activation("p", 1, "OTHER"))
+    assert query(database, shown, database.name, STOCK_QUEUE) == [(ids["Other"],)]
+    assert database.instance.check().findings == []
+    database.drop_user("Other")
+    assert [finding.number for finding in database.instance.check().findings] == [9707]
+    database.alter_queue(STOCK_QUEUE, activation="DROP")
+
+
+def test_who_may_not_switch_a_database_ends_nobody(database: sb.Database, app: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"at work")
+        with refused(5011):
+            app.alter(enable_broker=True, rollback_after=0)
+        transaction.send(handle, ORDER, b"still there")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"at work", b"still there"]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ def url(shop: sb.Database) -> str:
     return re.sub(r"user=\w+", f"user={ROLE}", shop.instance.url)
 
 
+def test_it_may_not_drop_the_database(shop: sb.Database, url: str) -> None:
+    with sb.open(url, upkeep=None) as instance, refused(15151, "drop the database 'Shop'"):
+        instance.drop_database("Shop", rollback_after=0)
+
+
 def test_the_application_of_the_how_to_works(shop: sb.Database, url: str) -> None:
     found: dict[str, Any] = {"sb": sb, "url_of_orders_app": url}
     exec(blocks("python")[2], found)

@@ -149,7 +149,7 @@ def test_two_databases_talk_in_one_transaction(instance: sb.Instance, database: 
     assert answer.message_body == b"and back"
     database.send(handle, DOCUMENT, "<known-only-here/>")
     errors = [*database.receive(ORDERS_QUEUE), *far.receive("FarQueue")]
-    assert [sb.read_error(error.message_body)[0] for error in errors] == [-8498, -8498]
+    assert [sb.read_error(error.message_body)[0] for error in errors] == [-8428, -8428]
 
 
 @pytest.mark.feature(44, 50, 75)

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from servicebroker.engine import begin, catalog, end, receive, send
+from servicebroker.engine import begin, catalog, end, message_types, receive, send
 from servicebroker.model import arguments
 from servicebroker.store.statements import Steps
 from support import refused
@@ -221,7 +221,7 @@ def test_create_service_refuses(contracts: Any, number: int) -> None:
 @pytest.mark.parametrize("validation", [None, "XML", "none", 5, ["NONE"]], ids=repr)
 def test_create_message_type_refuses_a_validation(validation: Any) -> None:
     with refused(402, "VALIDATION"):
-        start(catalog.create_message_type(1, "t", validation))
+        start(message_types.create_message_type(1, "t", validation))
 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["Q"], {}], ids=repr)

@@ -27,8 +27,18 @@ from support import (
 ROUTES = {"create_route", "alter_route", "drop_route"}
 RIGHTS = {"create_user", "drop_user", "create_role", "drop_role", "add_role_member", "drop_role_member"}
 RIGHTS |= {"grant", "deny", "revoke", "alter_authorization"}
-LACKING = ROUTES | RIGHTS | {"release_locks"}
-LACKING_OPTIONS = {"authorization", "retention"}
+SCHEMAS = {"create_xml_schema_collection", "alter_xml_schema_collection", "drop_xml_schema_collection"}
+LACKING = ROUTES | RIGHTS | SCHEMAS | {"release_locks"}
+LACKING_OPTIONS = {
+    "authorization",
+    "retention",
+    "schema_collection",
+    "activation",
+    "filegroup",
+    "reorganize",
+    "move_to",
+}
+LACKING_OPTIONS |= {"no_wait", "rollback_after"}
 
 
 @pytest.fixture

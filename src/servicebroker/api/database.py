@@ -3,20 +3,45 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.exclusive import alone
 from servicebroker.api.processing import drain
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine import alter, brokers, catalog, principals, priorities, routes, services, transmission
+from servicebroker.engine import (
+    alter,
+    brokers,
+    catalog,
+    databases,
+    message_types,
+    principals,
+    priorities,
+    routes,
+    schemas,
+    services,
+    transmission,
+)
 from servicebroker.engine import authorization as rights
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_procedure, check_wait
+from servicebroker.engine.activation import Activation, set_activation
+from servicebroker.model.arguments import (
+    ANY,
+    Termination,
+    check_broker_options,
+    check_changes,
+    check_procedure,
+    check_switch,
+    check_wait,
+    checked_termination,
+)
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.running import run_alone
@@ -90,7 +115,7 @@ class Database(Verbs, Security):
             How many messages were processed.
 
         Raises:
-            BrokerError: as `receive`.
+            BrokerError: as `receive`; 402 `procedure` cannot be called.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
         check_procedure(procedure)
@@ -111,20 +136,51 @@ class Database(Verbs, Security):
         """
         return JoinedTransaction(self, connection)
 
-    def create_message_type(self, name: str, validation: str = "NONE", *, authorization: str | None = None) -> None:
-        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY or WELL_FORMED_XML.
+    def create_message_type(
+        self,
+        name: str,
+        validation: str = "NONE",
+        *,
+        schema_collection: str | None = None,
+        authorization: str | None = None,
+    ) -> None:
+        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
 
         `authorization` is the owner, a user or a role; without it the user that this object works as.
 
         Raises:
-            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such owner, 262.
+            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
         """
 
         def steps() -> Steps[None]:
             owner = yield from principals.find_owner(self.user, authorization)
-            yield from catalog.create_message_type(self.database_id, name, validation, owner)
+            yield from message_types.create_message_type(self.user, name, validation, schema_collection, owner)
 
         self._define(steps(), "CREATE MESSAGE TYPE")
+
+    def create_xml_schema_collection(self, name: str, documents: schemas.Schemas) -> None:
+        """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
+
+        Raises:
+            BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
+        """
+        self._alone(schemas.create_xml_schema_collection(self.user, name, documents))
+
+    def alter_xml_schema_collection(self, name: str, add: schemas.Schemas) -> None:
+        """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
+
+        Raises:
+            BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
+        """
+        self._alone(schemas.alter_xml_schema_collection(self.user, name, add))
+
+    def drop_xml_schema_collection(self, name: str) -> None:
+        """DROP XML SCHEMA COLLECTION.
+
+        Raises:
+            BrokerError: 3716 a message type uses it, 15151 no such collection.
+        """
+        self._alone(schemas.drop_xml_schema_collection(self.user, name))
 
     def create_contract(
         self,
@@ -146,15 +202,49 @@ class Database(Verbs, Security):
 
         self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
 
-    def create_queue(self, name: str, *, retention: bool = False) -> None:
+    def create_queue(
+        self,
+        name: str,
+        *,
+        status: bool = True,
+        retention: bool = False,
+        poison_message_handling: bool = True,
+        activation: Activation | None = None,
+        filegroup: str = "DEFAULT",
+    ) -> None:
         """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
 
-        With `retention`, what its services receive and send stays visible there until the conversation ends.
+        Args:
+            name: `queue` or `schema.queue`.
+            status: False makes it OFF.
+            retention: what its services receive and send stays visible there until the conversation ends.
+            poison_message_handling: False lets no number of rollbacks switch it off.
+            activation: the procedure that reads it; on unless its `status` says otherwise. Nothing starts it yet.
+            filegroup: only DEFAULT.
 
         Raises:
-            BrokerError: 2714 name taken, 9609, 15151 name with #, 402, 262.
+            BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
+                9609, 9611, 9613, 9614, 9742, 15517.
         """
-        self._define(catalog.create_queue(self.database_id, name, retention, self.user.principal_id), "CREATE QUEUE")
+
+        def steps() -> Steps[BrokerError | None]:
+            yield from catalog.create_queue(
+                self.database_id,
+                name,
+                status=status,
+                retention=retention,
+                poison_message_handling=poison_message_handling,
+                filegroup=filegroup,
+                owner=self.user.principal_id,
+            )
+            if not isinstance(activation, Activation | None):
+                raise BrokerError(402, "ACTIVATION", repr(activation), "an Activation")
+            if activation is None:
+                return None
+            is_on = activation.status is None or activation.status
+            return (yield from set_activation(self.user, name, activation._replace(status=is_on)))
+
+        _warn(self._define(steps(), "CREATE QUEUE"))
 
     def create_service(
         self, name: str, queue: str, contracts: Iterable[str] = (), *, authorization: str | None = None
@@ -182,6 +272,8 @@ class Database(Verbs, Security):
         new_broker: bool = False,
         error_broker_conversations: bool = False,
         honor_broker_priority: bool | None = None,
+        no_wait: bool = False,
+        rollback_after: float | None = None,
     ) -> None:
         """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY ON or OFF, or both.
 
@@ -191,33 +283,43 @@ class Database(Verbs, Security):
             new_broker: another identifier, and every conversation is removed without telling its peer.
             error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
             honor_broker_priority: whether transmission to other instances follows the priorities.
+            no_wait: `enable_broker` and `new_broker` need the database for themselves. They wait until no transaction
+                that runs has sent into it or received from it; with this they are refused instead.
+            rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
 
         Raises:
-            BrokerError: 9772 an enabled database has the same identifier, 402 for two of the four at once, 5011 no
-                permission.
+            BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
+                402 for two of the four at once, or of the two last; 5011 no permission.
         """
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
         check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
         number, statement = self.database_id, "ALTER DATABASE"
+        termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
         if disable_broker:
             self._define(brokers.disable_broker(number), statement)
         if new_broker:
-            self._define(brokers.new_broker(number), statement)
+            self._define_alone(lambda: brokers.new_broker(number), statement, termination, in_use)
         if error_broker_conversations:
             self._define(brokers.error_broker_conversations(number), statement)
-        if enable_broker or new_broker or error_broker_conversations:
-            self._deliver(brokers.enable_broker(self.catalog, number, self.instance.clock()), statement)
+
+        def enabling() -> Steps[list[UUID]]:
+            return brokers.enable_broker(self.catalog, number, self.instance.clock())
+
+        if enable_broker:
+            self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
+        elif new_broker or error_broker_conversations:
+            self._deliver(enabling(), statement)
         if honor_broker_priority is not None:
             self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
 
-    def alter_message_type(self, name: str, validation: str) -> None:
+    def alter_message_type(self, name: str, validation: str, *, schema_collection: str | None = None) -> None:
         """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
 
         Raises:
-            BrokerError: 15151 no such message type, 9663 built-in, 402 unknown validation.
+            BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
         """
         self._define(
-            alter.alter_message_type(self.database_id, name, validation),
+            message_types.alter_message_type(self.user, name, validation, schema_collection),
             "ALTER MESSAGE TYPE",
             rights.message_types([name]),
         )
@@ -228,7 +330,9 @@ class Database(Verbs, Security):
         Raises:
             BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
         """
-        self._define(alter.drop_message_type(self.database_id, name), "DROP MESSAGE TYPE", rights.message_types([name]))
+        self._define(
+            message_types.drop_message_type(self.database_id, name), "DROP MESSAGE TYPE", rights.message_types([name])
+        )
 
     def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
@@ -245,34 +349,51 @@ class Database(Verbs, Security):
         status: bool | None = None,
         retention: bool | None = None,
         poison_message_handling: bool | None = None,
+        activation: Activation | Literal["DROP"] | None = None,
         rebuild: bool = False,
+        reorganize: bool = False,
+        move_to: str | None = None,
     ) -> None:
-        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False), RETENTION, POISON_MESSAGE_HANDLING, or REBUILD.
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False) and the other options; REBUILD; REORGANIZE; MOVE TO.
 
         OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
         Retention keeps what is received and sent from now on visible until the conversation ends; off again, what is
         kept stays until then.
         With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
-        REBUILD gives the table's unused space back; readers and senders wait meanwhile.
+        Of an activation, what is given changes; "DROP" takes it away.
+        REBUILD gives the table's unused space back; readers and senders wait meanwhile. REORGANIZE gives back what
+        lies at its end, and nobody waits. MOVE TO knows only the filegroup DEFAULT.
 
         Raises:
-            BrokerError: 15151 no such queue, 402.
+            BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
+                15517.
         """
-        now = self.instance.clock()
-        self._deliver(
-            alter.alter_queue(
-                self.catalog,
-                self.database_id,
-                name,
-                status=status,
-                retention=retention,
-                poison_message_handling=poison_message_handling,
-                rebuild=rebuild,
-                now=now,
-            ),
-            "ALTER QUEUE",
-            rights.queue(name),
-        )
+        check_switch("REORGANIZE", reorganize)
+        said: list[BrokerError | None] = []
+
+        def steps() -> Steps[list[UUID]]:
+            if activation is not None:
+                said.append((yield from set_activation(self.user, name, activation)))
+            return (
+                yield from alter.alter_queue(
+                    self.catalog,
+                    self.database_id,
+                    name,
+                    status=status,
+                    retention=retention,
+                    poison_message_handling=poison_message_handling,
+                    rebuild=rebuild,
+                    move_to=move_to,
+                    now=self.instance.clock(),
+                )
+            )
+
+        self._deliver(steps(), "ALTER QUEUE", rights.queue(name))
+        for warning in said:
+            _warn(warning)
+        if reorganize:
+            queue = self._do(alter.find_user_queue("alter", self.database_id, name))
+            self._do(alter.reorganize_queue(queue.queue_id))
 
     def drop_queue(self, name: str) -> None:
         """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
@@ -282,8 +403,7 @@ class Database(Verbs, Security):
         """
         dropped = self._define(alter.drop_queue(self.database_id, name), "DROP QUEUE", rights.queue(name))
         self.catalog.forget_queue(dropped.queue_id)
-        for queue_id in self._alone(alter.dropped_queues()):  # also those of a process that died here
-            self._alone(alter.remove_dropped_queue(queue_id))
+        self._remove_dropped_queues()
 
     def alter_service(
         self,
@@ -451,20 +571,54 @@ class Database(Verbs, Security):
         """DDL that is authorized by what `NEEDS` says of the statement."""
         return self._alone(rights.authorized(steps, self.user, statement, *objects))
 
+    def _define_alone(
+        self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
+    ) -> T:
+        """`_define`, with the database for itself. Who may not do it ends nobody."""
+
+        def authorized() -> Steps[T]:
+            yield from databases.check_database(self.database_id)
+            return (yield from rights.authorized(steps(), self.user, statement))
+
+        self._do(rights.authorize(self.user, statement))
+        with self.instance.connection() as connection, translated():
+            return alone(connection, self.database_id, termination, in_use, authorized)
+
+    def _drop(self, rollback_after: float | None) -> None:
+        """DROP DATABASE, see `Instance.drop_database`."""
+        termination = checked_termination(rollback_after is None, rollback_after)
+        in_use = BrokerError(3702, self.name)
+        self._define_alone(lambda: databases.drop_database(self.database_id), "DROP DATABASE", termination, in_use)
+        system = self.instance.database(databases.SYSTEM_DATABASE)
+        system._remove_dropped_queues()
+
+    def _remove_dropped_queues(self) -> None:
+        """The second half of DROP QUEUE, also for a process that died between the two."""
+        for queue_id in self._alone(alter.dropped_queues()):
+            self._alone(alter.remove_dropped_queue(queue_id))
+
     def _alone(self, steps: Steps[T]) -> T:
-        def alone() -> Steps[T]:
+        """DDL, one at a time, in a database that is there."""
+
+        def locked() -> Steps[T]:
             yield alter.lock_catalog()
+            yield from databases.check_database(self.database_id)
             return (yield from steps)
 
         with self.transaction() as transaction:
-            return transaction._do(alone())
+            return transaction._do(locked())
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():
-            return run_alone(connection, steps)
+            return run_alone(connection, databases.in_broker(self.database_id, steps))
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])
+
+
+def _warn(said: BrokerError | None) -> None:
+    if said is not None:
+        warnings.warn(str(said), stacklevel=3)
 
 
 def _read_once(given: Given) -> Given | list[Any]:

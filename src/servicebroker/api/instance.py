@@ -22,7 +22,9 @@ from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
 from servicebroker.api.transaction import release_kept
 from servicebroker.api.upkeep import Upkeep
-from servicebroker.engine.catalog import Catalog, ensure_database, find_database
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.check import Report, check
+from servicebroker.engine.databases import ensure_database, find_database
 from servicebroker.engine.principals import find_user
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
@@ -135,10 +137,28 @@ class Instance:
         """What this process remembers of the catalog for a principal."""
         return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
 
+    def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
+        """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
+
+        Peers in other databases are not told; their next SEND gets them the Error -8462. Tables of your own in the
+        PostgreSQL schemas of the database stay. `rollback_after`: seconds after which the sessions of transactions that
+        use it are ended; 0 at once, None is refused while there are any.
+
+        Raises:
+            BrokerError: 911 when it does not exist, 3702 in use, 3708 msdb, 15151 no permission, 402.
+        """
+        database = self.database(name)
+        database._drop(rollback_after)
+
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
         with self.connection() as connection:
             return run(connection, queue_statuses()), run(connection, transmission_status())
+
+    def check(self) -> Report:
+        """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
+        with self.connection() as connection:
+            return run(connection, check(self.clock()))
 
     def connection(self) -> AbstractContextManager[DirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""

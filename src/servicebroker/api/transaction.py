@@ -14,6 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.verbs import Verbs
+from servicebroker.engine.databases import in_broker
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
@@ -40,6 +41,7 @@ class JoinedTransaction(Verbs):
     def _do(self, steps: Steps[T]) -> T:
         with translated():
             kept.settle(self.connection)
+            steps = in_broker(self.database.database_id, steps)
             if self.connection.autocommit and is_idle(self.connection):
                 return run_alone(self.connection, steps)
             result = run(self.connection, steps)
@@ -176,7 +178,7 @@ class Transaction(JoinedTransaction):
                 "begin another one."
             )
         with translated():
-            return run(self.connection, steps)
+            return run(self.connection, in_broker(self.database.database_id, steps))
 
     def _check_open(self) -> None:
         if self._ended:

@@ -105,8 +105,7 @@ def init(
 @app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
-    if not is_url(instance) and not EmbeddedServer.exists(instance):
-        raise FileNotFoundError(f"There is no instance in '{instance}': make one with servicebroker init.")
+    _must_exist(instance)
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
     if as_json:
@@ -133,6 +132,29 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         console.print(
             f"{waiting.messages:,} messages wait in the transmission queue; the oldest because: {waiting.status}"
         )
+
+
+@app.command()
+def check(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Look whether all that is stored holds together; exit code 1 when something does not."""
+    _must_exist(instance)
+    with open_instance(instance) as opened:
+        analyzed, findings = opened.check()
+    if as_json:
+        typer.echo(json.dumps({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]}))
+    else:
+        for finding in findings:
+            typer.echo(f"Msg {finding.number}: {finding.text}")
+        for kind, count in analyzed.items():
+            typer.echo(f"{kind} analyzed: {count:,}.")
+        typer.echo(f"{len(findings):,} problems found.")
+    if findings:
+        raise typer.Exit(1)
+
+
+def _must_exist(instance: str) -> None:
+    if not is_url(instance) and not EmbeddedServer.exists(instance):
+        raise FileNotFoundError(f"There is no instance in '{instance}': make one with servicebroker init.")
 
 
 def _age(since: datetime | None) -> str:

@@ -1,4 +1,4 @@
-"""ALTER and DROP of message types, contracts and queues (reference 01 sections 2 to 4).
+"""DROP CONTRACT, ALTER and DROP QUEUE (reference 01 sections 3 and 4).
 
 The caller holds the lock of `lock_catalog`: definitions change one at a time.
 """
@@ -9,12 +9,12 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.authorization import forget_permissions
-from servicebroker.engine.catalog import Catalog, Queue
+from servicebroker.engine.catalog import Catalog, Queue, check_filegroup, find_user_object
 from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
-from servicebroker.model.arguments import check_changes, check_switch, validation_letter
+from servicebroker.model.arguments import check_changes, check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
@@ -27,42 +27,7 @@ def lock_catalog() -> Statement:
     return Statement("select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
 
 
-# ---------------------------------------------------------------- message types and contracts
-
-
-def alter_message_type(database_id: int, name: str, validation: str) -> Steps[None]:
-    """ALTER MESSAGE TYPE: another validation, for what is delivered from now on.
-
-    Raises:
-        BrokerError: 15151 when it does not exist, 9663 for a built-in one, 402 for an unknown validation.
-    """
-    letter = validation_letter(validation)
-    type_id = yield from _user_object("alter", "message type", database_id, name)
-    yield Statement(
-        "update servicebroker.message_types set validation = $3 where database_id = $1 and message_type_id = $2",
-        (database_id, type_id, letter),
-    )
-    yield renew_versions(database_id)
-
-
-def drop_message_type(database_id: int, name: str) -> Steps[None]:
-    """DROP MESSAGE TYPE.
-
-    Raises:
-        BrokerError: 3716 while a contract uses it, 15151 when it does not exist, 9663 for a built-in one.
-    """
-    type_id = yield from _user_object("drop", "message type", database_id, name)
-    used = yield Statement(
-        "select from servicebroker.service_contract_message_usages where database_id = $1 and message_type_id = $2",
-        (database_id, type_id),
-    )
-    if used:
-        raise BrokerError(3716, "message type", name, "service contracts")
-    yield forget_permissions(database_id, Kind.MESSAGE_TYPE, type_id)
-    yield Statement(
-        "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",
-        (database_id, type_id),
-    )
+# ---------------------------------------------------------------- contracts
 
 
 def drop_contract(database_id: int, name: str) -> Steps[None]:
@@ -72,7 +37,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
         BrokerError: 3716 while a service or a priority uses it, 15151 when it does not exist, 9663 for a
             built-in one.
     """
-    contract_id = yield from _user_object("drop", "service contract", database_id, name)
+    contract_id = yield from find_user_object("drop", "service contract", database_id, name)
     for table, users in (("service_contract_usages", "services"), ("broker_priorities", "conversation priorities")):
         used = yield Statement(
             f"select from servicebroker.{table} where database_id = $1 and service_contract_id = $2 limit 1",
@@ -109,23 +74,6 @@ def renew_versions(database_id: int | None = None) -> Statement:
     )
 
 
-def _user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
-    """The number of a message type or contract that may be changed."""
-    table, column = {
-        "message type": ("message_types", "message_type_id"),
-        "service contract": ("service_contracts", "service_contract_id"),
-    }[kind]
-    rows = yield Statement(
-        f"select {column} from servicebroker.{table} where database_id = $1 and name = $2",
-        (database_id, names.checked(kind, name)),
-    )
-    if not rows:
-        raise BrokerError(15151, action, kind, name)
-    if rows[0][0] < names.FIRST_USER_ID:
-        raise BrokerError(9663)
-    return int(rows[0][0])
-
-
 # ---------------------------------------------------------------- queues
 
 
@@ -138,20 +86,26 @@ def alter_queue(
     retention: bool | None = None,
     poison_message_handling: bool | None = None,
     rebuild: bool = False,
+    move_to: str | None = None,
     now: datetime,
 ) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF), or REBUILD.
+    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); REBUILD; MOVE TO.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
     that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
     sending right now: they are for `deliver_conversation`. REBUILD gives space back; readers and senders wait for it.
 
     Raises:
-        BrokerError: 15151 when it does not exist, 402 for a wrong type.
+        BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
     """
     check_changes(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
     check_switch("REBUILD", rebuild)
-    queue = yield from find_queue_now("alter", database_id, name)
+    if move_to is not None:
+        check_filegroup(move_to)
+    queue = yield from find_user_queue("alter", database_id, name)
+    yield Statement(
+        "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1", (queue.queue_id,)
+    )
     left: list[UUID] = []
     if poison_message_handling is not None:
         yield Statement(
@@ -184,6 +138,26 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     return []
 
 
+def reorganize_queue(queue_id: int) -> Steps[None]:
+    """ALTER QUEUE REORGANIZE: space that ends the table goes back, room inside it may be used again. Nobody waits.
+
+    It cannot run inside a transaction.
+    """
+    yield Statement(f"vacuum (truncate) servicebroker.queue_{queue_id}", prepared=False)
+
+
+def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
+    """`find_queue_now` of a queue that may be changed.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+    """
+    queue = yield from find_queue_now(action, database_id, name)
+    if queue.queue_id < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return queue
+
+
 def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     """DROP QUEUE, its first half: nobody finds it any more. `remove_dropped_queue` does the rest.
 
@@ -192,7 +166,7 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     Raises:
         BrokerError: 3716 while a service uses it, 15151 when it does not exist.
     """
-    queue = yield from find_queue_now("drop", database_id, name)
+    queue = yield from find_user_queue("drop", database_id, name)
     used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
     if used:
         raise BrokerError(3716, "queue", name, "services")

@@ -54,6 +54,8 @@ def begin_dialog(
             names.checked("service contract", contract),
         ),
     )
+    if not rows:
+        raise BrokerError(8442)
     service_id, queue_id, contract_id, own_instance = rows[0]
     if service_id is None:
         raise BrokerError(8423, from_service)

@@ -1,4 +1,4 @@
-"""Databases, message types, contracts, queues and services: creating them and finding them by name."""
+"""Contracts, queues and services: creating them; and finding what the catalog knows, by name and by number."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by, validation_letter
+from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, User
+from servicebroker.model.permissions import DBO, User
+from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
@@ -22,12 +23,17 @@ _USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new vers
 
 
 class Usage(NamedTuple):
-    """What a contract says of one message type, with its id and validation letter in that database."""
+    """What a contract says of one message type, with its id and validation in that database."""
 
     message_type_id: int
     validation: str
     by_initiator: bool
     by_target: bool
+    schemas: SchemaCollection | None = None
+
+    def allows(self, is_initiator: bool) -> bool:
+        """Whether that side may send it."""
+        return self.by_initiator if is_initiator else self.by_target
 
 
 Usages = Mapping[str, Usage]
@@ -72,6 +78,7 @@ class Catalog:
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)
     queues: dict[tuple[int, str], Queue] = field(default_factory=dict)
+    schemas: dict[int, tuple[int, SchemaCollection]] = field(default_factory=dict)  # by collection, with its version
     channels: OrderedDict[UUID, Channel] = field(default_factory=OrderedDict)
     routes: dict[int, tuple[int, RoutingTable]] = field(default_factory=dict)  # by database, with their version
 
@@ -91,100 +98,7 @@ class Catalog:
         self.channels.pop(handle, None)
 
 
-# ---------------------------------------------------------------- databases
-
-
-def create_database(name: str) -> Steps[int]:
-    """CREATE DATABASE: a broker identifier, the built-in message types and contracts. Returns its id.
-
-    Raises:
-        BrokerError: 1801 when the name is taken.
-    """
-    names.checked("database", name)
-    rows = yield Statement(
-        "insert into servicebroker.databases (name) values ($1) on conflict do nothing returning database_id",
-        (name,),
-    )
-    if not rows:
-        raise BrokerError(1801, name)
-    (database_id,) = rows[0]
-    yield Statement(
-        "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
-        "select $1, * from unnest($2::int[], $3::text[], $4::bool[])",
-        (
-            database_id,
-            [row.principal_id for row in FIXED_PRINCIPALS],
-            [row.name for row in FIXED_PRINCIPALS],
-            [row.is_role for row in FIXED_PRINCIPALS],
-        ),
-    )
-    types = names.SYSTEM_MESSAGE_TYPES
-    yield Statement(
-        "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
-        'select $1, * from unnest($2::int[], $3::text[], $4::"char"[])',
-        (
-            database_id,
-            [row.message_type_id for row in types],
-            [row.name for row in types],
-            [row.validation for row in types],
-        ),
-    )
-    for contract in names.SYSTEM_CONTRACTS:
-        yield Statement(
-            "insert into servicebroker.service_contracts (database_id, service_contract_id, name) values ($1, $2, $3)",
-            (database_id, contract.service_contract_id, contract.name),
-        )
-        yield _insert_usages(database_id, contract.service_contract_id, contract.usages)
-    yield Statement(
-        "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
-        (database_id,),
-    )
-    return int(database_id)
-
-
-def ensure_database(name: str) -> Steps[int]:
-    """The id of a database, which is made when it is missing. Who may make none finds those that are there."""
-    try:
-        return (yield from find_database(name))
-    except BrokerError as refused:
-        if refused.number != 911:
-            raise
-    try:
-        return (yield from create_database(name))
-    except BrokerError as refused:
-        if refused.number != 1801:
-            raise
-    return (yield from find_database(name))
-
-
-def find_database(name: str) -> Steps[int]:
-    """The id of a database, by name without regard to case.
-
-    Raises:
-        BrokerError: 911 when there is none.
-    """
-    rows = yield Statement(
-        "select database_id from servicebroker.databases where lower(name) = lower($1)",
-        (names.checked("database", name),),
-    )
-    if not rows:
-        raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
-    return int(rows[0][0])
-
-
 # ---------------------------------------------------------------- DDL
-
-
-def create_message_type(database_id: int, name: str, validation: str = "NONE", owner: int = DBO) -> Steps[int]:
-    """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY or WELL_FORMED_XML (reference 01 section 2)."""
-    names.checked("message type", name)
-    letter = validation_letter(validation)
-    rows = yield Statement(
-        "insert into servicebroker.message_types (database_id, name, validation, owner_id) values ($1, $2, $3, $4) "
-        "on conflict do nothing returning message_type_id",
-        (database_id, name, letter, owner),
-    )
-    return _created(rows, name)
 
 
 def create_contract(
@@ -204,19 +118,32 @@ def create_contract(
         "on conflict do nothing returning service_contract_id",
         (database_id, name, owner),
     )
-    contract_id = _created(rows, name)
-    yield _insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
+    contract_id = created(rows, name)
+    yield insert_usages(database_id, contract_id, {ids[name]: side for name, side in pairs})
     return contract_id
 
 
-def create_queue(database_id: int, name: str, retention: bool = False, owner: int = DBO) -> Steps[int]:
+def create_queue(
+    database_id: int,
+    name: str,
+    *,
+    status: bool = True,
+    retention: bool = False,
+    poison_message_handling: bool = True,
+    filegroup: str = "DEFAULT",
+    owner: int = DBO,
+    is_system: bool = False,
+) -> Steps[int]:
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
 
     Raises:
-        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with #, 402 for a
-            wrong type.
+        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with # or another
+            filegroup than DEFAULT, 402 for wrong types.
     """
+    check_switch("STATUS", status)
     check_switch("RETENTION", retention)
+    check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
+    check_filegroup(filegroup)
     schema, queue = names.split_queue_name(name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
@@ -229,15 +156,39 @@ def create_queue(database_id: int, name: str, retention: bool = False, owner: in
     postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
     rows = yield Statement(
         "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
-        "is_retention_enabled, keeps_retained, owner_id) "
-        "values ($1, $2, $3, $4, $5, $6, $6, $7) on conflict do nothing returning queue_id",
-        (database_id, schema, queue, postgres_schema, postgres_name, retention, owner),
+        "is_receive_enabled, is_enqueue_enabled, is_retention_enabled, keeps_retained, "
+        "is_poison_message_handling_enabled, owner_id, queue_id) "
+        "values ($1, $2, $3, $4, $5, $6, $6, $7, $7, $8, $9, nextval($10::text::regclass)) on conflict do nothing "
+        "returning queue_id",
+        (
+            database_id,
+            schema,
+            queue,
+            postgres_schema,
+            postgres_name,
+            status,
+            retention,
+            poison_message_handling,
+            owner,
+            "servicebroker.system_ids" if is_system else "servicebroker.object_ids",
+        ),
     )
-    queue_id = _created(rows, queue)
+    queue_id = created(rows, queue)
     made = queue_objects(queue_id, postgres_schema, postgres_name, retention)
     for statement in made:  # noqa: UP028 # a list takes no rows
         yield statement
     return queue_id
+
+
+def check_filegroup(name: object) -> None:
+    """There is one filegroup.
+
+    Raises:
+        BrokerError: 15151 for any other.
+    """
+    if names.checked("filegroup", name).upper() != "DEFAULT":
+        hint = "An instance has only DEFAULT. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."
+        raise BrokerError(15151, "find", "filegroup", name, hint=hint)
 
 
 def create_service(
@@ -258,7 +209,7 @@ def create_service(
         "on conflict do nothing returning service_id",
         (database_id, name, queue_id, owner),
     )
-    service_id = _created(rows, name)
+    service_id = created(rows, name)
     yield Statement(
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
         "select $1, $2, unnest($3::int[])",
@@ -305,24 +256,51 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
 
 
 def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: int = 0) -> Steps[Usages]:
-    """What a contract allows, by message type name. A contract never changes, but validation letters may.
+    """What a contract allows, by message type name. A contract never changes, but validation may.
 
-    `version` is the catalog version of the queue whose letters are wanted; without it the letters may be old.
+    `version` is the catalog version of the queue whose validation is wanted; without it the letters may be old, and
+    there are no schemas.
     """
     known = catalog.usages.get((database_id, contract_id, version))
     if known is not None:
         return known
     rows = yield Statement(
-        "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target "
-        "from servicebroker.service_contract_message_usages u "
+        "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target, "
+        "s.xml_collection_id, s.version from servicebroker.service_contract_message_usages u "
         "join servicebroker.message_types t using (database_id, message_type_id) "
+        "left join servicebroker.xml_schema_collections s on s.xml_collection_id = t.xml_collection_id "
         "where u.database_id = $1 and u.service_contract_id = $2",
         (database_id, contract_id),
     )
+    found = {}
+    for name, type_id, letter, initiator, target, collection_id, collection_version in rows:
+        schemas = None
+        if version and collection_id is not None:
+            schemas = yield from _find_schemas(catalog, collection_id, collection_version)
+        found[name] = Usage(type_id, letter, initiator, target, schemas)
     if len(catalog.usages) >= _USAGES_KEPT:
         catalog.usages = {}
-    found = catalog.usages[database_id, contract_id, version] = {name: Usage(*usage) for name, *usage in rows}
+    catalog.usages[database_id, contract_id, version] = found
     return found
+
+
+def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[SchemaCollection]:
+    """The collection in this version, compiled once in a process."""
+    known = catalog.schemas.get(collection_id)
+    if known is not None and known[0] == version:
+        return known[1]
+    found = SchemaCollection((yield from schema_documents(collection_id)))
+    catalog.schemas[collection_id] = version, found
+    return found
+
+
+def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
+    """The documents of an XML schema collection, in the order in which they were added."""
+    rows = yield Statement(
+        "select target_namespace, document from servicebroker.xml_schemas where xml_collection_id = $1 order by number",
+        (collection_id,),
+    )
+    return [SchemaDocument(namespace, document.encode()) for namespace, document in rows]
 
 
 def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
@@ -382,7 +360,26 @@ def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]
     return {name: found[name] for name in wanted}
 
 
-def _insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
+def find_user_object(action: str, kind: str, database_id: int, name: str) -> Steps[int]:
+    """The number of a message type or contract that may be changed.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+    """
+    table, column = _TABLES[kind]
+    rows = yield Statement(
+        f"select {column} from servicebroker.{table} where database_id = $1 and name = $2",
+        (database_id, names.checked(kind, name)),
+    )
+    if not rows:
+        raise BrokerError(15151, action, kind, name)
+    if rows[0][0] < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return int(rows[0][0])
+
+
+def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]) -> Statement:
+    """What a new contract says of each of its message types, by number."""
     sides = [SENT_BY[side] for side in usages.values()]
     return Statement(
         "insert into servicebroker.service_contract_message_usages "
@@ -397,7 +394,8 @@ def _insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str]
     )
 
 
-def _created(rows: Rows, name: str) -> int:
+def created(rows: Rows, name: str) -> int:
+    """The number of what was inserted; none came back when the name is taken."""
     if not rows:
         raise BrokerError(2714, name)
     return int(rows[0][0])

@@ -15,13 +15,15 @@ from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
 from servicebroker.store.statements import Statement, Steps
 
 
-def fail_conversation(endpoint: Endpoint, error: BrokerError) -> Steps[None]:
+def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> Steps[None]:
     """Put the conversation into error on both sides; what waited for delivery is dropped.
 
-    Both applications must still END it; neither verb nor message of theirs raises.
+    The peer gets `error` too, or its own. Both applications must still END it; neither verb nor message of theirs
+    raises.
     """
-    handles = [handle for handle in (endpoint.conversation_handle, endpoint.far_handle) if handle is not None]
-    yield from fail_endpoints(handles, error)
+    yield from fail_endpoints([endpoint.conversation_handle], error)
+    if endpoint.far_handle is not None:
+        yield from fail_endpoints([endpoint.far_handle], at_peer or error)
 
 
 def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:

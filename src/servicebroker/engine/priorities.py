@@ -9,16 +9,8 @@ from servicebroker.model.arguments import ANY, DEFAULT_LEVEL, criterion, priorit
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
-# The level of an endpoint, drawn once when it is made. Best match: the contract counts most, then the local
-# service, then the remote one. To be filled in with expressions for the four.
-PRIORITY = (
-    "coalesce((select r.priority from servicebroker.broker_priorities r where r.database_id = {database} "
-    "and (r.service_contract_id is null or r.service_contract_id = {contract}) "
-    "and (r.local_service_id is null or r.local_service_id = {local}) "
-    "and (r.remote_service_name is null or r.remote_service_name = {remote}) "
-    "order by r.service_contract_id is null, r.local_service_id is null, r.remote_service_name is null limit 1), "
-    f"{DEFAULT_LEVEL}::smallint)"
-)
+# The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.
+PRIORITY = "servicebroker.conversation_priority({database}, {contract}, {local}, {remote})"
 
 
 class Criteria(NamedTuple):

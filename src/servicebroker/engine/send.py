@@ -20,7 +20,7 @@ from servicebroker.engine.endpoints import (
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.retention import retain_sent
-from servicebroker.engine.validation import rejection
+from servicebroker.engine.validation import accepts, rejection
 from servicebroker.model import names
 from servicebroker.model.arguments import (
     MAXIMUM_BODY,
@@ -32,8 +32,8 @@ from servicebroker.model.arguments import (
     stored_body,
 )
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import validation_failure
 from servicebroker.model.permissions import DBO
+from servicebroker.model.rejection import Rejection, on_both_sides
 from servicebroker.model.states import Event, after
 from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
@@ -61,9 +61,10 @@ def send(
     content = stored_body(body, maximum_body)
     channel = catalog.channels.get(handle)
     if channel is not None:
-        usage = _allowed(channel.near, channel.is_initiator, message_type)
         far = channel.far.get(message_type)
-        if usage and far and validation_failure(far.validation, content) is None:
+        if _allowed(channel.near, channel.is_initiator, message_type) and (
+            far is not None and accepts(far, channel.is_initiator, content)
+        ):
             rows = yield Statement(
                 enqueue.send(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
@@ -93,9 +94,10 @@ def send_batch(
     channel = catalog.channels.get(handle)
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
-        usage = _allowed(channel.near, channel.is_initiator, message_type)
         far = channel.far.get(message_type)
-        if usage and far and all(validation_failure(far.validation, content) is None for content in contents):
+        if _allowed(channel.near, channel.is_initiator, message_type) and (
+            far is not None and all(accepts(far, channel.is_initiator, content) for content in contents)
+        ):
             rows = yield Statement(
                 enqueue.send_batch(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
@@ -174,7 +176,7 @@ def _dispatch(
         return (yield from transmission.discard(endpoint, len(contents)))
     failure = yield from rejected(catalog, endpoint, message_type, contents)
     if failure:
-        yield from fail_conversation(endpoint, failure)
+        yield from fail_conversation(endpoint, *failure)
         return endpoint.send_sequence
     first = endpoint.send_sequence
     far = yield from far_usages(catalog, endpoint)
@@ -204,7 +206,7 @@ def _dispatch(
             far = yield from far_usages(catalog, endpoint)
             usage = far[message_type]
             if failure := (yield from rejected(catalog, endpoint, message_type, portions[0])):
-                yield from fail_conversation(endpoint, failure)
+                yield from fail_conversation(endpoint, *failure)
                 return first
     is_checked = catalog.user is not None or endpoint.owner_id != DBO
     if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
@@ -249,17 +251,17 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
 
 def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     usage = usages.get(message_type)
-    return usage is not None and (usage.by_initiator if is_initiator else usage.by_target)
+    return usage is not None and usage.allows(is_initiator)
 
 
 def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
-) -> Steps[BrokerError | None]:
+) -> Steps[Rejection | None]:
     """What the peer says of the first of these messages that it does not take, or of who sends them."""
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
-        return refused
+        return on_both_sides(refused)
     far = yield from far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
-        if failure := rejection(endpoint, far, message_type, number, content):
+        if failure := (yield from rejection(endpoint, far, message_type, number, content)):
             return failure
     return None

@@ -103,6 +103,8 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int, boo
     )
     if not rows:
         raise BrokerError(15151, action, "service", name)
+    if rows[0][0] < names.FIRST_USER_ID:
+        raise BrokerError(9663)
     return rows[0][0], rows[0][1], rows[0][2]
 
 

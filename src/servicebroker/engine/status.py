@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from servicebroker.model import names
 from servicebroker.store.statements import Statement, Steps
 
 COUNT_LIMIT = 100_000
@@ -40,7 +41,7 @@ def transmission_status() -> Steps[Waiting]:
 
 
 def queue_statuses() -> Steps[list[QueueStatus]]:
-    """Every queue of the instance, by database and name."""
+    """Every queue of the instance, by database and name; of the built-in ones those that hold something."""
     queues = yield Statement(
         "select d.name, q.schema_name || '.' || q.name, q.queue_id, "
         "coalesce((select array_agg(s.name order by s.name) from servicebroker.services s "
@@ -54,6 +55,8 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
             f"select count(*), min(message_enqueue_time) from (select message_enqueue_time "
             f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
         )
+        if queue_id < names.FIRST_USER_ID and not rows[0][0]:
+            continue
         states = yield Statement(
             "select state, count(*) from (select state from servicebroker.conversation_endpoints "
             f"where queue_id = $1 limit {COUNT_LIMIT}) e group by state order by state",

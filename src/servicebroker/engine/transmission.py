@@ -12,6 +12,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue
+from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_usages
 from servicebroker.engine.endpoints import (
     LEAVE_LAST_NUMBER,
@@ -27,6 +28,8 @@ from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, NEW_READER, purge
 from servicebroker.engine.validation import rejection
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO
+from servicebroker.model.rejection import on_both_sides
 from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
@@ -121,20 +124,23 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 
 
 def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
-    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made."""
+    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made.
+
+    A message that the server's own SEND has put there has no status: nobody has looked for its target yet.
+    """
     parked = yield Statement(
-        f"select distinct e.conversation_handle {_PARKED} "
+        f"select distinct e.conversation_handle {WAY_IS_FREE} "
         "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
     )
     unopened = yield Statement(
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "where t.message_sequence_number = 0 and e.far_handle is null and exists ("
+        "where e.far_handle is null and (t.transmission_status = '' or t.message_sequence_number = 0 and exists ("
         "select from servicebroker.services s "
         "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
-        "where s.name = e.far_service) order by t.enqueue_time"
+        "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)"
     )
     return [handle for (handle,) in parked], [handle for (handle,) in unopened]
 
@@ -162,15 +168,29 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     return [handle for handle in waiting if handle not in free]
 
 
-def deliver_left_over(now: datetime) -> Steps[None]:
-    """`deliver_free` of the background, for what a process that died has left. It waits for nobody: later, then."""
-    if any((yield from _deliverable())):
-        rows = yield Statement(
-            "select pg_try_advisory_xact_lock($1, 0) and pg_try_advisory_xact_lock($2, 0)",
-            (locks.CATALOG, locks.DELIVERY),
-        )
-        if rows[0][0]:
-            yield from deliver_everything(Catalog(), now)
+def deliver_left_over(now: datetime) -> Steps[bool]:
+    """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
+
+    True when something is left over because somebody is at it.
+    """
+    parked, unopened = yield from _deliverable()
+    wanted = [*parked, *unopened]
+    if not wanted:
+        return False
+    rows = yield Statement(
+        "select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and("
+        "pg_try_advisory_xact_lock_shared($2, hashtext(far_service))), true) "
+        "from (select distinct far_service from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($3) order by far_service) waiting",
+        (locks.DELIVERY, locks.SERVICE, unopened),
+    )
+    if not rows[0][0]:
+        return True
+    catalog = Catalog()
+    free = yield from lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
+    return len(free) < len(wanted)
 
 
 def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
@@ -186,7 +206,8 @@ def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps
             yield from deliver_waiting(catalog, endpoint, now)
 
 
-_PARKED = (
+# endpoints whose messages wait, or may, though their way to the peer is free
+WAY_IS_FREE = (
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
     "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -215,9 +236,12 @@ def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
 def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
     """Conversations that have a peer, all of one queue with one statement."""
     rows = yield Statement(
-        "select w.conversation_handle, w.queue_id, bool_or(t.validation is distinct from m.validation "
+        "select w.conversation_handle, w.queue_id, bool_or("
+        "  (t.validation is distinct from m.validation or m.xml_collection_id is not null or w.is_checked) "
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
-        f"from (select e.conversation_handle, p.queue_id, p.database_id {_PARKED} "
+        "from (select e.conversation_handle, p.queue_id, p.database_id, e.is_initiator and exists ("
+        "        select from servicebroker.services s "
+        f"       where s.service_id = e.service_id and s.owner_id <> {DBO}) as is_checked {WAY_IS_FREE} "
         "      and e.conversation_handle = any ($1)) w "
         "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
         "left join servicebroker.message_types m "
@@ -227,7 +251,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
     )
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, unsure in rows:
-        if unsure:  # the message type was altered meanwhile
+        if unsure:  # the message type, its schemas or the owner's permission may have changed meanwhile
             yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
         else:
             queues[queue_id].append(handle)
@@ -264,15 +288,19 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
     if not waiting and endpoint.far_queue_id:
         return True
     far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
+    refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None
     for number, message_type, body in waiting:
-        if failure := rejection(endpoint, far, message_type, number, body):
+        failure = (
+            on_both_sides(refused) if refused else (yield from rejection(endpoint, far, message_type, number, body))
+        )
+        if failure:
             yield purge(
                 "transmission_queue",
                 "conversation_handle = $1 and message_sequence_number >= $2",
                 *(endpoint.conversation_handle, number),
             )
             yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
-            yield from fail_conversation(endpoint, failure)
+            yield from fail_conversation(endpoint, *failure)
             return False
     yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
     return True

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from servicebroker.engine.catalog import Usages
+from servicebroker.engine.catalog import Usage, Usages
 from servicebroker.engine.endpoints import Endpoint
-from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import validation_failure
+from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
+from servicebroker.model.xml import validation_failure
+from servicebroker.store.statements import Statement, Steps
+
+
+def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
+    """Whether the receiver, who has `usage` for the message type, takes this from an initiator or a target."""
+    return (
+        usage is not None
+        and usage.allows(is_initiator)
+        and validation_failure(usage.validation, content, usage.schemas) is None
+    )
 
 
 def rejection(
     sender: Endpoint, far: Usages, message_type: str, number: int, content: bytes | None
-) -> BrokerError | None:
+) -> Steps[Rejection | None]:
     """Why the peer of `sender` does not take the message with this sequence number, None when it does."""
     usage = far.get(message_type)
     if usage is None:
-        return BrokerError(8498, message_type)
-    problem = validation_failure(usage.validation, content)
-    if problem is None:
-        return None
-    if usage.validation == "E":
-        return BrokerError(8430)
-    return BrokerError(9615, message_type, problem, sender.conversation_id, int(sender.is_initiator), number)
+        known = yield Statement(
+            "select from servicebroker.message_types where database_id = $1 and name = $2",
+            (sender.far_database_id, message_type),
+        )
+        return unknown_type(message_type, is_known=bool(known))
+    if not usage.allows(sender.is_initiator):
+        return wrong_direction(message_type, from_initiator=sender.is_initiator)
+    return invalid_body(
+        message_type,
+        usage.validation,
+        content,
+        sender.conversation_id,
+        number,
+        from_initiator=sender.is_initiator,
+        schemas=usage.schemas,
+    )

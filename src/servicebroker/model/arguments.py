@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 
-VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X"}
+VALID_XML = "VALID_XML"
+VALIDATIONS = {"NONE": "N", "EMPTY": "E", "WELL_FORMED_XML": "X", VALID_XML: "X"}
 SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, True)}
 
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
@@ -18,7 +20,7 @@ MAXIMUM_DESCRIPTION = 3000  # characters
 MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
 ANY = "ANY"  # a criterion of a broker priority
-DEFAULT_LEVEL = 5
+DEFAULT_LEVEL = 5  # of a conversation that no broker priority names
 
 Body = bytes | bytearray | memoryview | str
 
@@ -119,9 +121,9 @@ def check_wait(wait: object) -> None:
 
 
 def check_procedure(procedure: object) -> None:
-    """What is run on messages, before any is taken for it."""
+    """What `process` runs."""
     if not callable(procedure):
-        raise BrokerError(402, "the procedure", type(procedure).__name__, "a function of transaction and messages")
+        raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
 
 
 def check_end(handle: object, error: object, cleanup: bool) -> None:
@@ -239,10 +241,18 @@ def check_relation(conversation: object, group: object) -> None:
 # ---------------------------------------------------------------- definitions
 
 
-def validation_letter(validation: object) -> str:
-    """The catalog letter of a message type's VALIDATION."""
+def validation_letter(validation: object, schema_collection: object = None) -> str:
+    """The catalog letter of a message type's VALIDATION; VALID_XML, and nothing else, names a schema collection.
+
+    Raises:
+        BrokerError: 402 an unknown validation, VALID_XML without a collection or a collection without it.
+    """
     if not isinstance(validation, str) or validation not in VALIDATIONS:
         raise BrokerError(402, "VALIDATION", repr(validation), "one of " + ", ".join(VALIDATIONS))
+    if (validation == VALID_XML) != (schema_collection is not None):
+        raise BrokerError(
+            402, "the schema collection", repr(schema_collection), f"named with {VALID_XML}, and only with it"
+        )
     return VALIDATIONS[validation]
 
 
@@ -303,6 +313,32 @@ def check_broker_options(*chosen: bool) -> None:
         check_switch("SET", one)
     if sum(chosen) > 1:
         raise BrokerError(402, "SET", "two of the broker's options", "one of them")
+
+
+class Termination(NamedTuple):
+    """What becomes of those who use a database: they are ended after so many seconds, or they win at once.
+
+    Neither given: they are waited for.
+    """
+
+    rollback_after: float | None = None
+    no_wait: bool = False
+
+
+def checked_termination(no_wait: bool, rollback_after: object) -> Termination:
+    """What WITH says: NO_WAIT, ROLLBACK AFTER seconds, or neither.
+
+    Raises:
+        BrokerError: 402 for both, no number of seconds, or another type.
+    """
+    check_switch("NO_WAIT", no_wait)
+    if rollback_after is None:
+        return Termination(no_wait=no_wait)
+    if no_wait:
+        raise BrokerError(402, "WITH", "NO_WAIT and ROLLBACK AFTER", "one of the two")
+    if not isinstance(rollback_after, int | float) or isinstance(rollback_after, bool) or not rollback_after >= 0:
+        raise BrokerError(402, "ROLLBACK AFTER", repr(rollback_after), "seconds, 0 or more")
+    return Termination(rollback_after=rollback_after)
 
 
 def criterion(priority: str, clause: str, given: object, maximum: int) -> str | None:

@@ -56,6 +56,7 @@ RULES: dict[int, Rule] = {
     229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
     262: Rule("{0} permission denied in database '{1}'.", 14),
     402: Rule("The type of {0} is {1}; it must be {2}."),
+    416: Rule('The service queue "{0}" cannot be directly updated.'),
     911: Rule("Database '{0}' does not exist."),
     916: Rule(
         'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
@@ -68,7 +69,10 @@ RULES: dict[int, Rule] = {
         13,
     ),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
+    2378: Rule("Expected XML schema document."),
     2714: Rule("There is already an object named '{0}' in the database."),
+    3702: Rule('Cannot drop database "{0}" because it is currently in use.'),
+    3708: Rule("Cannot drop the database '{0}' because it is a system database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
     4606: Rule("Granted or revoked privilege {0} is not compatible with object."),
     4611: Rule("To revoke or deny grantable privileges, specify the CASCADE option."),
@@ -82,6 +86,7 @@ RULES: dict[int, Rule] = {
         "or the database is not in a state that allows access checks.",
         14,
     ),
+    5070: Rule("Database state cannot be changed while other users are using the database '{0}'."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
     8405: Rule(
@@ -132,6 +137,10 @@ RULES: dict[int, Rule] = {
         "in the contract, however this service is a Target."
     ),
     8436: Rule('The conversation group "{0}" is not found.'),
+    8437: Rule(
+        "The message received was sent by a Target service, but the message type '{0}' is marked SENT BY INITIATOR "
+        "in the contract."
+    ),
     8438: Rule(
         "The conversation endpoint is not in a valid state for MOVE CONVERSATION. The current endpoint state is '{0}'."
     ),
@@ -139,6 +148,11 @@ RULES: dict[int, Rule] = {
     8442: Rule(
         "There is no Service Broker active in the database. "
         "Change to a database context that contains a Service Broker."
+    ),
+    8444: Rule("The service queue structure is inconsistent: queue with ID {0}.", 23),
+    8457: Rule(
+        "The message received was sent by the initiator of the conversation, but the message type '{0}' is marked "
+        "SENT BY TARGET in the contract."
     ),
     8458: Rule(
         "The conversation endpoint is not in a valid state for BEGIN CONVERSATION TIMER. "
@@ -158,9 +172,20 @@ RULES: dict[int, Rule] = {
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
     8494: Rule("You do not have permission to access the service '{0}'."),
     8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
+    8499: Rule(
+        "The remote service has sent a message body of type '{0}' that does not match the message body encoding "
+        "format. This occurred in the message with Conversation ID '{1}', Initiator: {2}, and Message sequence "
+        "number: {3}."
+    ),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
+    9611: Rule("Cannot find the specified user '{0}'."),
+    9613: Rule("The queue '{0}' cannot be activated because the activation user is not specified."),
+    9614: Rule(
+        "The queue '{0}' cannot be activated because the activation stored procedure is either not specified or is "
+        "invalid."
+    ),
     9615: Rule(
         "A message of type '{0}' failed XML validation on the target service. {1} This occurred in the message "
         "with Conversation ID '{2}', Initiator: {3}, and Message sequence number: {4}."
@@ -174,13 +199,32 @@ RULES: dict[int, Rule] = {
         "The message cannot be sent because the service queue '{0}' associated with the dialog is currently disabled "
         "and retention is on."
     ),
+    9648: Rule(
+        "The queue '{0}' has been enabled for activation, but the MAX_QUEUE_READERS is zero. No procedures will be "
+        "activated. Consider increasing the number of MAX_QUEUE_READERS.",
+        10,
+    ),
     9659: Rule("The {0} of route '{1}' cannot be empty."),
     9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
     9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
     9662: Rule('Cannot specify BROKER_INSTANCE without SERVICE_NAME in route "{0}".'),
     9663: Rule("The system object cannot be modified."),
+    9680: Rule("The conversation endpoint '{0}' is referencing the missing conversation group '{1}'."),
+    9681: Rule("The conversation endpoint '{0}' is referencing the missing service contract with ID {1}."),
+    9682: Rule("The conversation endpoint '{0}' is referencing the missing service with ID {1}."),
+    9683: Rule("The conversation group '{0}' is referencing the missing service with ID {1}."),
+    9705: Rule("The messages in the queue with ID {0} are referencing the invalid conversation handle '{1}'."),
+    9707: Rule("The queue with ID {0} is referencing the invalid user ID {1} in the EXECUTE AS of its activation."),
+    9708: Rule("The messages in the queue with ID {0} are referencing the invalid conversation group '{1}'."),
+    9709: Rule("The messages in the queue with ID {0} are referencing the invalid message type ID {1}."),
+    9711: Rule("The transmission queue is referencing the invalid conversation handle '{0}'."),
+    9715: Rule("The conversation endpoint with conversation ID '{0}' and is_initiator: {1} is inconsistent."),
+    9716: Rule("The conversation group '{0}' references no conversation."),
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
+    9742: Rule(
+        "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
+    ),
     9743: Rule('The {0} of route "{1}" must be an address when using mirroring.'),
     9744: Rule('The {0} of route "{1}" is not a valid address.'),
     9745: Rule("The ADDRESS of route '{0}' cannot be 'TRANSPORT' when SERVICE_NAME is specified."),
@@ -283,6 +327,7 @@ RULES: dict[int, Rule] = {
         "Highest expected message number: {0}. Acknowledged message number: {1}, fragment number: {2}."
     ),
     28012: Rule("The Service Broker in the target database is unavailable: '{0}'."),
+    28021: Rule("One or more messages could not be delivered to the local service targeted by this dialog: {0}."),
     28027: Rule("Connection handshake failed. There is no compatible {0}.", 10),
     28028: Rule("Connection handshake failed. The connection was closed by the peer.", 10),
     28029: Rule("Connection handshake failed. Received unexpected event {0} in state {1}.", 10),

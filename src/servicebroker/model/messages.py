@@ -12,6 +12,7 @@ from lxml import etree
 
 from servicebroker.model import names
 from servicebroker.model.errors import ERROR_NAMESPACE
+from servicebroker.model.xml import parse
 
 
 class Message(NamedTuple):
@@ -72,33 +73,13 @@ def read_error(body: bytes | None) -> tuple[int, str]:
         ValueError: the body is not an Error message.
     """
     try:
-        root = etree.fromstring(body or b"", _parser())
+        root = parse(body or b"")
     except etree.XMLSyntaxError as problem:
         raise ValueError(f"not an Error message: {problem}") from None
     code = root.findtext(f"{{{ERROR_NAMESPACE}}}Code") or ""
     if not re.fullmatch(r"-?[0-9]{1,10}", code):
         raise ValueError("not an Error message: it has no Code")
     return int(code), root.findtext(f"{{{ERROR_NAMESPACE}}}Description") or ""
-
-
-def validation_failure(validation: str, body: bytes | None) -> str | None:
-    """Why `body` breaks its message type's validation letter, None when it holds.
-
-    N takes anything, E only an empty body, X a well-formed XML document.
-    """
-    if validation == "E":
-        return None if body is None else "The body must be empty."
-    if validation == "X":
-        try:
-            etree.fromstring(body or b"", _parser())
-        except etree.XMLSyntaxError as problem:
-            return str(problem)
-    return None
-
-
-def _parser() -> etree.XMLParser:
-    """Bytes from outside are hostile: no entities, no DTD, no network, no huge trees."""
-    return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
 
 
 def _xml_allows(character: str) -> bool:

@@ -12,8 +12,7 @@ MAXIMUM_NAME = 128  # characters of a name in DDL
 MAXIMUM_SERVICE_NAME = 256  # characters of a service name given as a literal
 POSTGRES_IDENTIFIER = 63  # bytes
 
-_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a queue's name, in brackets or plain
-_LONGEST_WRITTEN = 2 * (2 * MAXIMUM_NAME + 2) + 1
+_PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
 
 _BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"
 _NOTIFICATIONS = "http://schemas.microsoft.com/SQL/Notifications/"
@@ -70,6 +69,14 @@ SYSTEM_CONTRACTS = (
 )
 
 
+# each with the queue where its errors come; it is a target of no contract
+SYSTEM_SERVICES = (
+    (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
+    (_NOTIFICATIONS + "EventNotificationService", "EventNotificationErrorsQueue"),
+    (_BROKER + "ServiceBroker", "ServiceBrokerQueue"),
+)
+
+
 def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
     """`name`, when it can be the name of a `kind` ('queue', 'service', ...).
 
@@ -83,6 +90,32 @@ def checked(kind: str, name: object, maximum: int = MAXIMUM_NAME) -> str:
         shown = name[:40] + "…" if len(name) > 40 else name
         raise BrokerError(15151, "use", kind, shown, hint=f"A {kind} name has 1 to {maximum} characters and no NUL.")
     return name
+
+
+def name_parts(kind: str, name: object, most: int) -> list[str]:
+    """The parts of `name`, `schema.name` or `[database].[schema].[name]`, at most so many.
+
+    Raises:
+        BrokerError: 9609 for more parts, 15151 for an empty part or a stray bracket.
+    """
+    text = checked(kind, name, most * (2 * MAXIMUM_NAME + 3))
+    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
+        raise BrokerError(15151, "use", kind, text, hint="Write a name with dots or brackets as [name]; ] is ]].")
+    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
+    if len(parts) > most:
+        raise BrokerError(9609, kind, text, most - 1)
+    return [checked(kind, part) for part in parts]
+
+
+def split_name(kind: str, name: object) -> tuple[str, str]:
+    """Schema and name of what has no more than these two; the schema is dbo when not given."""
+    *schema, own = name_parts(kind, name, 2)
+    return (schema or ["dbo"])[0], own
+
+
+def split_queue_name(name: object) -> tuple[str, str]:
+    """`split_name` of a queue."""
+    return split_name("queue", name)
 
 
 def is_encodable(text: str) -> bool:
@@ -100,22 +133,6 @@ def checked_queue(name: object) -> str:
     if text.startswith("#"):
         raise BrokerError(15151, "use", "queue", text, hint="A queue name may not begin with #.")
     return text
-
-
-def split_queue_name(name: object) -> tuple[str, str]:
-    """Schema and name of `queue`, `schema.queue` or `[schema].[queue]`; the schema is dbo when not given.
-
-    Raises:
-        BrokerError: 9609 for more than two parts, 15151 for an empty part or a stray bracket.
-    """
-    text = checked("queue", name, _LONGEST_WRITTEN)
-    if not re.fullmatch(rf"{_PART}(\.{_PART})*", text):
-        raise BrokerError(15151, "use", "queue", text, hint="Write a name with dots or brackets as [name]; ] is ]].")
-    parts = [part[1:-1].replace("]]", "]") if part[0] == "[" else part for part in re.findall(_PART, text)]
-    if len(parts) > 2:
-        raise BrokerError(9609, "queue", text, 1)
-    schema, queue = ("dbo", *parts)[-2:]
-    return checked("schema", schema), queue
 
 
 def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:

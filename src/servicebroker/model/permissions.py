@@ -57,7 +57,7 @@ FIXED_PRINCIPALS = (
         frozenset(
             {
                 *("ALTER ANY CONTRACT", "ALTER ANY MESSAGE TYPE", "ALTER ANY ROUTE", "ALTER ANY SCHEMA"),
-                *("ALTER ANY SERVICE", "CREATE QUEUE", "REFERENCES"),
+                *("ALTER ANY SERVICE", "CREATE QUEUE", "CREATE XML SCHEMA COLLECTION", "REFERENCES"),
             }
         ),
     ),
@@ -123,6 +123,7 @@ def _lattice() -> dict[Right, tuple[Right, ...]]:
             for what in ("CONTRACT", "MESSAGE TYPE", "ROLE", "ROUTE", "SERVICE")
         },
         (database, "CREATE QUEUE"): ((database, "ALTER"),),
+        (database, "CREATE XML SCHEMA COLLECTION"): ((database, "ALTER"),),
     }
     own = {Kind.QUEUE: ("RECEIVE",), Kind.SERVICE: ("SEND",)}
     for kind, any_of_kind in ALTER_ANY.items():
@@ -257,7 +258,13 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "DROP SERVICE": _drop(Kind.SERVICE),
     "DROP ROUTE": _drop(Kind.ROUTE),
     "ALTER AUTHORIZATION": tuple(Need(kind, "TAKE OWNERSHIP", 15151) for kind in ALTER_ANY),
+    # of a collection that a message type names; on the database, where the permissions of a schema stand
+    "FIND XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "REFERENCES", 15151),),
+    "CREATE XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "CREATE XML SCHEMA COLLECTION", 262),),
+    "ALTER XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "ALTER ANY SCHEMA", 15151),),
+    "DROP XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "ALTER ANY SCHEMA", 15151),),
     "ALTER DATABASE": (Need(Kind.DATABASE, "ALTER", 5011),),
+    "DROP DATABASE": (Need(Kind.DATABASE, "CONTROL", 15151),),
     "CREATE BROKER PRIORITY": _ALTER_DATABASE,
     "ALTER BROKER PRIORITY": _ALTER_DATABASE,
     "DROP BROKER PRIORITY": _ALTER_DATABASE,

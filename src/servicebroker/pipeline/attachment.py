@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.engine.authorization import authorize
-from servicebroker.engine.authorization import queue as this_queue
-from servicebroker.engine.catalog import Catalog, find_database, find_queue
+from servicebroker.engine.authorization import authorize, queue_number
+from servicebroker.engine.catalog import Catalog, find_queue
+from servicebroker.engine.databases import find_database
 from servicebroker.engine.principals import find_user
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
@@ -57,7 +57,7 @@ class Attachment:
             database_id = run(connection, find_database(options.database))
             queue = run(connection, find_queue(Catalog(), database_id, options.queue))
             user = run(connection, find_user(database_id))
-            run(connection, authorize(user, "RECEIVE", this_queue(queue.queue_id)))
+            run(connection, authorize(user, "RECEIVE", queue_number(queue.queue_id)))
             initial = _initial(connection, database_id, queue.queue_id)
             execute(connection, frontier.PIN_PLANS)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ P = ParamSpec("P")
 
 Event = threading.Event
 Lock = threading.Lock
+sleep = time.sleep
 
 
 class Background:

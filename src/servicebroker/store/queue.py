@@ -31,6 +31,7 @@ def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> l
         *(_statement(part, queue_id) for part in ("retained", "retained_conversation")),
         *queue_functions(queue_id, retention),
         _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
+        *queue_refusals(queue_id, schema, view),
     ]
 
 
@@ -58,6 +59,11 @@ def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
 def retain_gone(queue_id: int) -> str:
     """A further part of a statement whose part `gone` deletes received rows: RETENTION keeps them."""
     return _part("retain", queue_id)
+
+
+def queue_refusals(queue_id: int, schema: str, view: str) -> list[Statement]:
+    """The statements that make, or make anew, what keeps others from writing through a queue's view."""
+    return [_statement(part, queue_id, schema=quoted(schema), view=quoted(view)) for part in ("refuse", "refuse_all")]
 
 
 def quoted(name: str) -> str:

@@ -409,3 +409,12 @@ select q.status, q.priority, q.queuing_order, q.conversation_group_id, q.convers
     on c.database_id = s.database_id and c.service_contract_id = q.service_contract_id
   left join servicebroker.message_types t
     on t.database_id = s.database_id and t.message_type_id = q.message_type_id;
+
+-- name: refuse
+-- a view with a trigger for each row counts as one that can be written; the other is fired before, and without rows
+create or replace trigger refuse instead of insert or update or delete on {schema}.{view}
+    for each row execute function servicebroker.refuse_update();
+
+-- name: refuse_all
+create or replace trigger refuse_all before insert or update or delete on {schema}.{view}
+    for each statement execute function servicebroker.refuse_update();

@@ -30,10 +30,30 @@ select t.name,
        t.owner_id as principal_id,
        t.validation::text as validation,
        case t.validation when 'N' then 'NONE' when 'X' then 'XML' when 'E' then 'EMPTY' end as validation_desc,
-       null::integer as xml_collection_id,
+       t.xml_collection_id,
        shown.broker_database
   from servicebroker.message_types t
   join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.message_type_xml_schema_collection_usages with (security_invoker = true) as
+select t.message_type_id,
+       t.xml_collection_id,
+       shown.broker_database
+  from servicebroker.message_types t
+  join servicebroker.shown_databases shown using (database_id)
+ where t.xml_collection_id is not null;
+
+create or replace view sys.xml_schema_collections with (security_invoker = true) as
+select c.xml_collection_id,
+       space.oid::integer as schema_id,  -- null while there is no queue in that schema
+       null::integer as principal_id,    -- no owner but its schema's
+       c.name,
+       c.create_date,
+       c.modify_date,
+       shown.broker_database
+  from servicebroker.xml_schema_collections c
+  join servicebroker.shown_databases shown using (database_id)
+  left join pg_namespace space on space.nspname = c.postgres_schema;
 
 create or replace view sys.service_contracts with (security_invoker = true) as
 select c.name,
@@ -61,14 +81,14 @@ select q.name,
        'SQ'::text as type,
        'SERVICE_QUEUE'::text as type_desc,
        q.create_date,
-       q.create_date as modify_date,
+       q.modify_date,
        (q.queue_id < 65536)::integer::smallint as is_ms_shipped,
        0::smallint as is_published,
        0::smallint as is_schema_published,
-       null::smallint as max_readers,
-       null::text as activation_procedure,
-       null::integer as execute_as_principal_id,
-       0::smallint as is_activation_enabled,
+       q.max_readers,
+       q.activation_procedure,
+       q.execute_as_principal_id,
+       q.is_activation_enabled::integer::smallint as is_activation_enabled,
        q.is_receive_enabled::integer::smallint as is_receive_enabled,
        q.is_enqueue_enabled::integer::smallint as is_enqueue_enabled,
        q.is_retention_enabled::integer::smallint as is_retention_enabled,

@@ -127,14 +127,16 @@ def _user_object(action: str, kind: str, objects: Mapping[str, T], name: str) ->
 # ---------------------------------------------------------------- queues
 
 
-def create_queue(memory: Memory, broker: Broker, name: str) -> None:
+def create_queue(memory: Memory, broker: Broker, name: str, *, status: bool, poison_message_handling: bool) -> None:
     """CREATE QUEUE."""
+    arguments.check_switch("STATUS", status)
+    arguments.check_switch("POISON_MESSAGE_HANDLING", poison_message_handling)
     schema, queue = names.split_queue_name(name)
     names.checked_queue(queue)
     key = schema.lower(), queue.lower()
     if key in broker.queues:
         raise BrokerError(2714, queue)
-    broker.queues[key] = Queue(next(memory.object_ids), queue)
+    broker.queues[key] = Queue(next(memory.object_ids), queue, status, status, poison_message_handling)
 
 
 def find_queue(broker: Broker, name: str, action: str = "find") -> Queue:

@@ -9,7 +9,8 @@ from uuid import UUID
 from servicebroker.model import names, waiting
 from servicebroker.model.arguments import Body, Omitted, check_handle, check_handles, stored_bodies, stored_body
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.messages import error_body, validation_failure
+from servicebroker.model.messages import error_body
+from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
 from servicebroker.testing.catalog import Service
 from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
@@ -82,7 +83,7 @@ def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: 
         return
     for number, content in enumerate(contents, first):
         if rejected := _rejection(endpoint, peer, message_type, number, content):
-            _fail(session, endpoint, rejected)
+            _fail(session, endpoint, *rejected)
             return
     if why := obstacle(endpoint, peer):
         park(session, endpoint, message_type, contents, why)
@@ -104,17 +105,21 @@ def _refuse(endpoint: Endpoint, message_type: str, session: Session) -> None:
 
 def _rejection(
     sender: Endpoint, peer: Endpoint, message_type: str, number: int, content: bytes | None
-) -> BrokerError | None:
+) -> Rejection | None:
     """Why the peer does not take the message, None when it does."""
     if message_type not in peer.contract.usages:
-        return BrokerError(8498, message_type)
+        return unknown_type(message_type, is_known=message_type in peer.broker.message_types)
+    if not peer.contract.allows(message_type, initiator=sender.is_initiator):
+        return wrong_direction(message_type, from_initiator=sender.is_initiator)
     kind, _, _ = peer.contract.usages[message_type]
-    problem = validation_failure(kind.validation, content)
-    if problem is None:
-        return None
-    if kind.validation == "E":
-        return BrokerError(8430)
-    return BrokerError(9615, message_type, problem, sender.conversation_id, int(sender.is_initiator), number)
+    return invalid_body(
+        message_type,
+        kind.validation,
+        content,
+        sender.conversation_id,
+        number,
+        from_initiator=sender.is_initiator,
+    )
 
 
 def obstacle(endpoint: Endpoint, peer: Endpoint | None) -> str:
@@ -231,7 +236,7 @@ def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
         session.enqueue(peer, kind, message.message_body, number=number, rank=1 if end == names.ERROR else 2)
     endpoint = session.update(endpoint, is_parked=False)
     if failure:
-        _fail(session, endpoint, failure)
+        _fail(session, endpoint, *failure)
     elif end:
         if peer.state is State.CONVERSING:
             session.update(peer, state=State.ERROR if end == names.ERROR else State.DISCONNECTED_INBOUND)
@@ -287,10 +292,11 @@ def _open_waiting(session: Session, endpoint: Endpoint) -> None:
 # ---------------------------------------------------------------- errors of the broker
 
 
-def _fail(session: Session, endpoint: Endpoint, error: BrokerError) -> None:
-    """An error of the broker on both sides of a conversation."""
-    handles = [endpoint.conversation_handle, endpoint.far_handle]
-    fail_endpoints(session, [handle for handle in handles if handle is not None], error)
+def _fail(session: Session, endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> None:
+    """An error of the broker on both sides of a conversation; the peer gets the same, or its own."""
+    fail_endpoints(session, [endpoint.conversation_handle], error)
+    if endpoint.far_handle is not None:
+        fail_endpoints(session, [endpoint.far_handle], at_peer or error)
 
 
 def fail_endpoints(session: Session, handles: list[UUID], error: BrokerError) -> None:

@@ -183,10 +183,16 @@ class Database(Verbs):
         with self.instance._alone():
             definitions.create_contract(self.instance._memory, self.broker, name, sent_by)
 
-    def create_queue(self, name: str) -> None:
+    def create_queue(self, name: str, *, status: bool = True, poison_message_handling: bool = True) -> None:
         """CREATE QUEUE."""
         with self.instance._alone():
-            definitions.create_queue(self.instance._memory, self.broker, name)
+            definitions.create_queue(
+                self.instance._memory,
+                self.broker,
+                name,
+                status=status,
+                poison_message_handling=poison_message_handling,
+            )
 
     def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
         """CREATE SERVICE; messages that wait for it are delivered."""

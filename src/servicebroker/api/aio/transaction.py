@@ -13,6 +13,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.verbs import AsyncVerbs
+from servicebroker.engine.databases import in_broker
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
@@ -41,6 +42,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
     async def _do(self, steps: Steps[T]) -> T:
         async with translated():
             await kept.settle(self.connection)
+            steps = in_broker(self.database.database_id, steps)
             if self.connection.autocommit and is_idle(self.connection):
                 return await run_alone(self.connection, steps)
             result = await run(self.connection, steps)
@@ -177,7 +179,7 @@ class AsyncTransaction(AsyncJoinedTransaction):
                 "begin another one."
             )
         async with translated():
-            return await run(self.connection, steps)
+            return await run(self.connection, in_broker(self.database.database_id, steps))
 
     def _check_open(self) -> None:
         if self._ended:

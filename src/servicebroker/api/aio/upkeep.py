@@ -1,4 +1,4 @@
-"""The background of an open instance, which looks now and then for what is due."""
+"""The background of an open instance, which looks now and then for what is due, and is told what to deliver."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import in_transaction, run
 from servicebroker.store.statements import Steps
+from servicebroker.store.verbs import DELIVERY_CHANNEL
 
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
 _TICK = 1.0  # seconds between two looks whether a queue was drained
+_SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
 _TRIES = 10  # one in each tick
 _DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
 
 class Upkeep:
-    """Runs `upkeep` every `interval` seconds, on a connection of its own that it opens for each round.
+    """Runs `upkeep` every `interval` seconds, and `deliver` as soon as the server's own SEND has put something down.
 
-    A queue that this process has drained gives its space back within a second or so.
-    A round that fails, because the server is down or restarts, is made up for by the next one.
+    It listens for that on a connection of its own. A queue that this process has drained gives its space back within a
+    second or so. A round that fails, because the server is down or restarts, is made up for by the next one.
     """
 
     def __init__(self, url: str, clock: Callable[[], datetime], interval: float) -> None:
@@ -61,30 +63,61 @@ class Upkeep:
         connection = self._connection
         if connection is not None:
             await connection.cancel_safe(timeout=_PATIENCE)
+            await self._wake()
         await self._background.stop(_PATIENCE)
 
+    async def _wake(self) -> None:
+        try:
+            async with await connect(self._url, application_name="servicebroker upkeep") as connection:
+                await connection.execute(f"notify {DELIVERY_CHANNEL}")
+        except (psycopg.Error, ServiceBrokerError) as problem:  # the server is down: that has woken it
+            _LOG.debug("upkeep: %s", problem)
+
     async def _run(self) -> None:
-        due = time.monotonic() + self._interval
-        while not await self._closed.wait(min(self._interval, _TICK)):
-            whole = time.monotonic() >= due
-            if not whole and not self._tries:
-                continue
+        pause = _TICK
+        while not self._closed.is_set():
+            began = time.monotonic()
             try:
                 async with await connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
-                    await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
-                    if self._tries:
-                        self._tries -= 1
-                        if await give_back(connection):
-                            self._tries = 0
-                    if whole:
-                        await upkeep(connection, self._clock(), self._closed.is_set)
+                    await self._serve(connection)
             except (psycopg.Error, ServiceBrokerError) as problem:
                 _LOG.debug("upkeep: %s", problem)
+                held = time.monotonic() - began > self._interval
+                pause = _TICK if held else 2 * pause
+                await self._closed.wait(min(pause, self._interval))
             finally:
                 self._connection = None
-                if whole:
-                    due = time.monotonic() + self._interval
+
+    async def _serve(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
+        await connection.execute(f"listen {DELIVERY_CHANNEL}")
+        due, pause, heard = time.monotonic() + self._interval, _SOON, True
+        while not self._closed.is_set():
+            if self._tries:
+                self._tries -= 1
+                if await give_back(connection):
+                    self._tries = 0
+            if time.monotonic() >= due:
+                await upkeep(connection, self._clock(), self._closed.is_set)
+                due = time.monotonic() + self._interval
+            left = heard and await deliver(connection, self._clock())
+            seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
+            pause = min(2 * pause, _LATER) if left else _SOON
+            heard = await _hears(connection, seconds) or left
+
+
+async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bool:
+    """Sleep, until something is to be delivered, at most so many seconds. Returns whether it is."""
+    heard = False
+    async for _ in connection.notifies(timeout=seconds, stop_after=1):
+        heard = True
+    return heard
+
+
+async def deliver(connection: psycopg.AsyncConnection[Any], now: datetime) -> bool:
+    """Deliver what waits and need not. True when something is left over, on which somebody is at work."""
+    return await in_transaction(connection, deliver_left_over(now))
 
 
 async def give_back(connection: psycopg.AsyncConnection[Any]) -> bool:
@@ -113,5 +146,5 @@ async def upkeep(
             if stopped() or not await in_transaction(connection, piece()):
                 break
     if not stopped():
-        await in_transaction(connection, deliver_left_over(now))
+        await deliver(connection, now)
         await give_back(connection)

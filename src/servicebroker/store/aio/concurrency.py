@@ -17,6 +17,7 @@ P = ParamSpec("P")
 _PATIENCE = 5.0  # seconds that work which must be finished goes on after a cancellation
 
 Lock = asyncio.Lock
+sleep = asyncio.sleep
 
 
 class Event:

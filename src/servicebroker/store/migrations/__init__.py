@@ -1,7 +1,8 @@
 """The schema, step by step: each file is applied once, in the order of its number.
 
-A change of the queue template (`store/queue.sql`) or of the catalog views (`store/views.sql`) ships with a
-migration, an empty one if need be, because what they make is made again whenever one was applied.
+A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`) or of the server's verbs
+(`store/verbs.sql`) ships with a migration, an empty one if need be, because what they make is made again whenever one
+was applied.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute
+from servicebroker.store.verbs import verbs
 
 
 class Migration(NamedTuple):
@@ -86,6 +88,7 @@ def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
 
 
 def _make_anew(connection: psycopg.Connection[object]) -> None:
+    connection.execute(sql.SQL(verbs()))
     queues = execute(
         connection, "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues"
     )

@@ -1,0 +1,174 @@
+"""XML from outside is hostile: parsed without entities, DTD or network, and validated against nothing but the
+documents of an XML schema collection."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from xml.sax.saxutils import quoteattr
+
+from lxml import etree
+
+XSD = "http://www.w3.org/2001/XMLSchema"
+XML_NAMESPACE = "http://www.w3.org/XML/1998/namespace"
+
+# every collection may import the attributes that any XML document has
+_XML_ATTRIBUTES = "".join(
+    f'<xs:attribute name="{name}" type="xs:{kind}"/>'
+    for name, kind in (("lang", "string"), ("space", "NCName"), ("base", "anyURI"), ("id", "ID"))
+)
+_SCHEMA = '<xs:schema xmlns:xs="{xsd}"{target}>{content}</xs:schema>'
+
+
+def parse(content: bytes) -> etree._Element:
+    """The root of a document. Its encoding is what its mark or declaration says; UTF-16 is known without either.
+
+    Raises:
+        etree.XMLSyntaxError: it is not well-formed, or too large or deep for libxml2's usual limits.
+    """
+    return etree.fromstring(content, _parser(_unmarked_utf_16(content)))
+
+
+def validation_failure(validation: str, body: bytes | None, schemas: SchemaCollection | None = None) -> str | None:
+    """Why `body` breaks its message type's validation letter, None when it holds.
+
+    N takes anything, E only an empty body, X a well-formed XML document, with `schemas` one that is valid by them.
+    """
+    if validation == "E":
+        return None if body is None else "The body must be empty."
+    if validation == "X":
+        try:
+            root = parse(body or b"")
+        except etree.XMLSyntaxError as problem:
+            return str(problem)
+        return schemas.failure(root) if schemas else None
+    return None
+
+
+class SchemaDocument(NamedTuple):
+    """One schema as it is kept: its target namespace, '' for none, and its text in UTF-8 without a DTD."""
+
+    target_namespace: str
+    content: bytes
+
+
+def read_schema(text: str | bytes) -> SchemaDocument:
+    """A schema as it was given.
+
+    Raises:
+        ValueError: it is no XML schema, has a DTD, or reaches outside of its collection.
+    """
+    try:
+        root = parse(text) if isinstance(text, bytes) else etree.fromstring(text.encode(), _parser("utf-8"))
+    except etree.XMLSyntaxError as problem:
+        raise ValueError(str(problem)) from None
+    if root.tag != f"{{{XSD}}}schema":
+        raise ValueError(f"Its root is {root.tag}, not schema of the namespace {XSD}.")
+    if _has_dtd(root):
+        raise ValueError("It has a DTD.")
+    for name in ("include", "redefine"):
+        if root.find(f"{{{XSD}}}{name}") is not None:
+            raise ValueError(f"xs:{name} is not supported: a collection takes several documents of one namespace.")
+    return SchemaDocument(root.get("targetNamespace", ""), etree.tostring(root, encoding="utf-8"))
+
+
+class SchemaCollection:
+    """Schemas that import each other and nothing else. Compiled when it is first used."""
+
+    def __init__(self, documents: Sequence[SchemaDocument]) -> None:
+        self._documents = documents
+
+    def failure(self, root: etree._Element) -> str | None:
+        """Why a document is not valid by any of the schemas, None when it is."""
+        if _has_dtd(root):
+            return "The document has a DTD."
+        try:
+            self._compiled.assertValid(root)
+        except etree.DocumentInvalid as problem:
+            return str(problem)
+        return None
+
+    def check(self) -> None:
+        """Compile.
+
+        Raises:
+            ValueError: the schemas break the rules of XML Schema, or import a namespace that is not in the collection.
+        """
+        try:
+            _ = self._compiled
+        except (etree.XMLSchemaParseError, etree.XMLSyntaxError) as problem:
+            raise ValueError(str(problem)) from None
+
+    @functools.cached_property
+    def _compiled(self) -> etree.XMLSchema:
+        """One schema that imports every namespace; the schemas of one namespace are joined by an inclusion."""
+        places, members = _places(self._documents)
+        texts = {places[XML_NAMESPACE]: _schema(XML_NAMESPACE, _XML_ATTRIBUTES)}
+        for namespace, documents in members.items():
+            names = [f"{places[namespace]}/{number}" for number, _ in enumerate(documents)]
+            texts[places[namespace]] = _schema(namespace, "".join(f'<xs:include schemaLocation="{n}"/>' for n in names))
+            for name, document in zip(names, documents, strict=True):
+                texts[name] = _with_places(document.content, places)
+        imports = "".join(_import(namespace, places[namespace]) for namespace in members)
+        parser = _parser()
+        parser.resolvers.add(_OnlyThese(texts))
+        return etree.XMLSchema(etree.fromstring(_schema("servicebroker:collection", imports), parser))
+
+
+class _OnlyThese(etree.Resolver):
+    """Finds the documents of a collection. Anything else is an empty document, which is no schema."""
+
+    def __init__(self, texts: dict[str, bytes]) -> None:
+        self._texts = texts
+
+    def resolve(self, system_url: str, public_id: str, context: Any) -> Any:  # type: ignore[override] # as it is called
+        """The document at a place, looked for nowhere else."""
+        return self.resolve_string(self._texts.get(system_url, b""), context, base_url=system_url)
+
+
+def _places(documents: Sequence[SchemaDocument]) -> tuple[dict[str, str], dict[str, list[SchemaDocument]]]:
+    """Where each namespace is found by an import, and its documents."""
+    members: dict[str, list[SchemaDocument]] = {}
+    for document in documents:
+        members.setdefault(document.target_namespace, []).append(document)
+    places = {namespace: f"collection:{number}" for number, namespace in enumerate(members)}
+    places.setdefault(XML_NAMESPACE, "collection:xml")
+    return places, members
+
+
+def _with_places(content: bytes, places: dict[str, str]) -> bytes:
+    """A schema whose imports lead to the other schemas of its collection, wherever they led before.
+
+    Raises:
+        ValueError: it imports what is not there.
+    """
+    root = parse(content)
+    for element in root.iter(f"{{{XSD}}}import"):
+        namespace = element.get("namespace", "")
+        if namespace not in places:
+            raise ValueError(f"It imports the namespace '{namespace}', which is not in the collection.")
+        element.set("schemaLocation", places[namespace])
+    return etree.tostring(root, encoding="utf-8")
+
+
+def _schema(namespace: str, content: str) -> bytes:
+    target = f" targetNamespace={quoteattr(namespace)}" if namespace else ""
+    return _SCHEMA.format(xsd=XSD, target=target, content=content).encode()
+
+
+def _import(namespace: str, place: str) -> str:
+    return f'<xs:import{f" namespace={quoteattr(namespace)}" if namespace else ""} schemaLocation="{place}"/>'
+
+
+def _has_dtd(root: etree._Element) -> bool:
+    return root.getroottree().docinfo.internalDTD is not None
+
+
+def _unmarked_utf_16(content: bytes) -> str | None:
+    """A document cannot begin with a NUL, nor have one behind its <: then each character has two bytes."""
+    return {b"<\0": "UTF-16LE", b"\0<": "UTF-16BE"}.get(content[:2])
+
+
+def _parser(encoding: str | None = None) -> etree.XMLParser:
+    return etree.XMLParser(encoding=encoding, resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)

@@ -1,0 +1,196 @@
+"""ALTER and DROP SERVICE."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    errors,
+    in_thread,
+    leftovers,
+    open_dialog,
+    query,
+    refused,
+    state,
+    waiting_messages,
+    waiting_reader,
+)
+
+pytestmark = pytest.mark.both_faces
+
+
+@pytest.mark.feature(20)
+def test_alter_service_moves_its_messages(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.create_service("//stays", STOCK_QUEUE, [CONTRACT])
+    database.send(begin(database, "//stays"), ORDER, b"stays")
+    database.send_batch(initiator, ORDER, [b"1", b"2"])
+    database.create_queue("Second")
+    reader = waiting_reader(database, "Second")
+    database.alter_service(STOCK, queue="second")
+    assert database.send(initiator, ORDER, b"3") == 3
+    assert bodies(reader.result(5) + database.receive("Second")) == [b"1", b"2", b"3"]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"stays"]
+    database.send(target, REPLY, b"back")
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"back"]
+    database.begin_conversation_timer(target, 0)
+    assert [message.is_timer for message in database.receive("Second")] == [True]
+    database.end_conversation(initiator)
+    assert [message.is_end_dialog for message in database.receive("Second")] == [True]
+    database.end_conversation(target)
+
+
+def test_alter_service_adds_and_drops_contracts(database: sb.Database) -> None:
+    with refused(8493, STOCK):
+        database.alter_service(STOCK)
+    with refused(8493, STOCK):
+        database.alter_service(STOCK, queue=STOCK_QUEUE)
+    for contracts in ({"add_contracts": ["DEFAULT", "DEFAULT"]}, {"add_contracts": [CONTRACT]}):
+        with refused(8404):
+            database.alter_service(STOCK, **contracts)  # type: ignore[arg-type]
+    with refused(8404, "DEFAULT"):
+        database.alter_service(STOCK, add_contracts=["DEFAULT"], drop_contracts=["DEFAULT"])
+    for wrong in ({"add_contracts": ["//no"]}, {"drop_contracts": ["DEFAULT"]}, {"queue": "Nothing"}):
+        with refused(15151):
+            database.alter_service(STOCK, **wrong)  # type: ignore[arg-type]
+    with refused(15151, "//nothing"):
+        database.alter_service("//nothing", add_contracts=["DEFAULT"])
+    old, _ = open_dialog(database)
+    database.alter_service(STOCK, add_contracts=["DEFAULT"], drop_contracts=[CONTRACT])
+    database.send(old, ORDER, b"goes on")
+    database.send(database.begin_dialog(ORDERS, STOCK), body=b"new")
+    assert bodies(database.receive(STOCK_QUEUE) + database.receive(STOCK_QUEUE)) == [b"goes on", b"new"]
+    database.send(begin(database), ORDER, b"refused")
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8408]
+
+
+def test_a_service_that_moves_from_a_queue_that_is_off(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(handle, ORDER, b"1")
+    database.send(begin(database), ORDER, b"new")
+    database.create_queue("Second")
+    database.alter_service(STOCK, queue="Second")
+    assert waiting_messages(database) == 0
+    database.send(handle, ORDER, b"2")
+    assert sorted([bodies(database.receive("Second")), bodies(database.receive("Second"))]) == [[b"1", b"2"], [b"new"]]
+
+
+@pytest.mark.feature(70)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_waiting_reader_is_told_that_its_service_changed(database: sb.Database, inside: bool) -> None:
+    reader = waiting_reader(database, inside=inside)
+    database.alter_service(STOCK, add_contracts=["DEFAULT"])
+    with refused(8468):
+        reader.result(0.9)
+    reader = waiting_reader(database, inside=inside)
+    database.drop_service(STOCK)
+    with refused(8468):
+        reader.result(0.9)
+    reader = waiting_reader(database, inside=inside)
+    dropped = in_thread(database.drop_queue, STOCK_QUEUE)
+    with refused(15151):
+        reader.result(0.9)
+    dropped.result(10)
+
+
+@pytest.mark.feature(21)
+def test_drop_service(fresh_database: sb.Database) -> None:
+    database = fresh_database
+    database.create_broker_priority("P", local_service_name=STOCK)
+    with refused(3716, STOCK, "priorities"):
+        database.drop_service(STOCK)
+    database.drop_broker_priority("P")
+    with refused(15151):
+        database.drop_service("//nothing")
+    handles = [open_dialog(database) for _ in range(3)]
+    for initiator, target in handles:
+        database.send(initiator, ORDER, b"unread")
+        database.send(target, REPLY, b"read on")
+    database.drop_service(STOCK)
+    assert database.receive(STOCK_QUEUE) == []
+    for initiator, target in handles:
+        assert (state(database, initiator), state(database, target)) == ("ER", None)
+        error, reply = database.receive(ORDERS_QUEUE, conversation_handle=initiator)
+        assert sb.read_error(error.message_body) == (-8470, "Remote service has been dropped.")
+        assert reply.message_body == b"read on"
+        with refused(8426):
+            database.send(target, REPLY, b"x")
+        database.end_conversation(initiator)
+    assert leftovers(database) == {}
+    database.send(begin(database), ORDER, b"waits")
+    database.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"waits"]
+
+
+def test_drop_service_while_ends_wait(fresh_database: sb.Database) -> None:
+    database = fresh_database
+    initiator, _ = open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.end_conversation(initiator)
+    database.drop_service(STOCK)
+    assert leftovers(database) == {}
+
+
+@pytest.mark.slow
+def test_senders_and_readers_while_the_service_moves(database: sb.Database, seeded_random: random.Random) -> None:
+    handles = [begin(database) for _ in range(6)]
+    received: dict[UUID, list[int]] = defaultdict(list)
+    done, stop = threading.Event(), threading.Event()
+    database.create_queue("Second")
+
+    def send(seed: float) -> None:
+        choice = random.Random(seed)
+        for _ in range(100):
+            database.send(choice.choice(handles), ORDER, b"x")
+
+    def read(queue: str) -> None:
+        while True:
+            finished = done.is_set()
+            try:
+                with database.transaction() as transaction:
+                    messages = transaction.receive(queue, top=5, wait=0.02)
+                    for message in messages:
+                        received[message.conversation_handle].append(message.message_sequence_number)
+            except sb.BrokerError as refusal:
+                if refusal.number != 8468:
+                    raise
+                continue
+            if finished and not messages:
+                return
+
+    def move() -> None:
+        while not stop.is_set():
+            for queue in ("Second", STOCK_QUEUE):
+                database.alter_service(STOCK, queue=queue)
+                stop.wait(seeded_random.random() / 50)
+
+    readers = [in_thread(read, queue) for queue in ("Second", STOCK_QUEUE) * 2]
+    mover = in_thread(move)
+    for sender in [in_thread(send, seeded_random.random()) for _ in range(4)]:
+        sender.result(60)
+    stop.set()
+    mover.result(60)
+    done.set()
+    for reader in readers:
+        reader.result(60)
+    text = (
+        "select far_handle, send_sequence from servicebroker.conversation_endpoints where conversation_handle = any(%s)"
+    )
+    for target, count in query(database, text, handles):
+        assert received[target] == list(range(count))

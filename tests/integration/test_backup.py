@@ -1,0 +1,125 @@
+"""An instance that was dumped with pg_dump and restored into another server."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.store.embedded import EmbeddedServer, _programs
+from support import (
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    define_standard_set,
+    errors,
+    open_dialog,
+    query,
+    refused,
+    state,
+    waiting_messages,
+)
+
+
+def identifier(database: sb.Database) -> UUID:
+    text = "select service_broker_guid from sys.databases where name = %s"
+    found: UUID = query(database, text, database.name)[0][0]
+    return found
+
+
+class Copied:
+    """What was going on when the dump was made."""
+
+    def __init__(self, database: sb.Database) -> None:
+        self.broker = identifier(database)
+        self.open, self.target = open_dialog(database)
+        database.send(self.open, ORDER, b"in the queue")
+        self.waits = begin(database, "//later")
+        database.send(self.waits, ORDER, b"waits")
+
+
+@pytest.fixture
+def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Instance, Copied]]:
+    """A copy in a server of its own, and what it was made of."""
+    dump = tmp_path / "dump"
+    programs = _programs()
+    url = make_url()
+    with sb.open(url, upkeep=None) as original:
+        was = Copied(define_standard_set(original.database("Shop", create=True)))
+        done = subprocess.run(
+            [programs / "pg_dump", "-Fc", "-f", dump, url], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    with (  # not under pytest's own folder, as in conftest.py
+        tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder,
+        EmbeddedServer.start(folder) as server,
+    ):
+        done = subprocess.run(
+            [programs / "pg_restore", "--no-owner", "--exit-on-error", "-d", server.url, dump],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        with sb.open(server.url, upkeep=None) as instance:
+            yield instance, was
+
+
+@pytest.mark.feature(204)
+def test_a_copy_goes_on_where_it_was(copied: tuple[sb.Instance, Copied]) -> None:
+    instance, was = copied
+    database = instance.database("Shop")
+    assert identifier(database) == was.broker
+    assert instance.check().findings == []
+    (message,) = database.receive(STOCK_QUEUE)
+    assert (message.message_body, message.message_sequence_number) == (b"in the queue", 1)
+    database.send(message.conversation_handle, REPLY, b"answer")
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"answer"]
+    assert database.send(was.open, ORDER, b"next") == 2
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"next"]
+    assert waiting_messages(database) == 1
+    database.create_service("//later", STOCK_QUEUE, ["//test/Contract"])
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"waits"]
+    database.create_queue("New")
+    new = begin(database)
+    assert database.send(new, ORDER, b"new") == 0
+    with refused(2714):
+        database.create_queue(STOCK_QUEUE)
+    assert instance.check().findings == []
+    database.end_conversation(was.target)
+    assert [m.is_end_dialog for m in database.receive(ORDERS_QUEUE)] == [True]
+    database.end_conversation(was.open)
+    assert (state(database, was.open), state(database, was.target)) == (None, "CD")
+
+
+@pytest.mark.feature(204)
+def test_a_copy_that_is_to_be_another_broker(copied: tuple[sb.Instance, Copied]) -> None:
+    instance, was = copied
+    database = instance.database("Shop")
+    database.alter(new_broker=True)
+    assert identifier(database) != was.broker
+    assert (state(database, was.open), waiting_messages(database)) == (None, 0)
+    assert database.receive(STOCK_QUEUE) == []
+    database.send(begin(database), ORDER, b"fresh")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"fresh"]
+
+
+@pytest.mark.feature(204)
+def test_a_copy_whose_conversations_are_to_end(copied: tuple[sb.Instance, Copied]) -> None:
+    instance, was = copied
+    database = instance.database("Shop")
+    database.alter(error_broker_conversations=True)
+    assert identifier(database) == was.broker
+    assert errors(database.receive(STOCK_QUEUE)) == [-9719]
+    assert errors(database.receive(ORDERS_QUEUE)) + errors(database.receive(ORDERS_QUEUE)) == [-9719, -9719]
+    for handle in (was.open, was.target, was.waits):
+        assert state(database, handle) == "ER"
+        database.end_conversation(handle)

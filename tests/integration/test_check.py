@@ -1,0 +1,212 @@
+"""The check of what is stored: each fault is planted, and found; a whole instance has none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    group_of,
+    open_dialog,
+    query,
+)
+
+pytestmark = pytest.mark.both_faces
+
+
+def numbers(instance: sb.Instance) -> set[int]:
+    return {finding.number for finding in instance.check().findings}
+
+
+def busy(database: sb.Database) -> None:
+    """Conversations in every state, with messages that lie in queues and wait."""
+    initiator, target = open_dialog(database)
+    database.send(target, REPLY, b"there")
+    ended, _ = open_dialog(database)
+    database.end_conversation(ended)
+    closed, _ = open_dialog(database)
+    database.end_conversation(closed, error=(5, "no"))
+    gone, moved = open_dialog(database)
+    database.move_conversation(moved, group_of(database, target))
+    database.send(gone, ORDER, b"in another group")
+    left, _ = open_dialog(database)
+    database.end_conversation(left, cleanup=True)
+    finished, answered = open_dialog(database)
+    database.end_conversation(answered)
+    database.end_conversation(finished)
+    begin(database)
+    database.send(begin(database, "//nowhere"), ORDER, b"waits")
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(initiator, ORDER, b"parked")
+    database.end_conversation(initiator)
+    database.send(begin(database), ORDER, b"for a queue that is off")
+
+
+@pytest.mark.feature(203)
+def test_a_whole_instance_has_no_fault(fresh_database: sb.Database, clock: Clock) -> None:
+    busy(fresh_database)
+    analyzed, findings = fresh_database.instance.check()
+    assert findings == []
+    assert analyzed["Service Queues"] == 8
+    assert analyzed["Services"] == 8
+    assert analyzed["Conversation Endpoints"] > 10
+    assert set(analyzed) == {
+        "Conversation Priorities",
+        "Services",
+        "Service Queues",
+        "Conversation Endpoints",
+        "Conversation Groups",
+        "Message Types",
+        "Service Contracts",
+    }
+    clock.jump(minutes=10)
+    assert fresh_database.instance.check().findings == []
+
+
+THIS = "where conversation_handle = '{handle}'"
+
+PLANTED = {
+    9680: "delete from servicebroker.conversation_groups where conversation_group_id = '{group}'",
+    9681: f"update servicebroker.conversation_endpoints set service_contract_id = 1000000 {THIS}",
+    9682: f"update servicebroker.conversation_endpoints set service_id = 1000000 {THIS}",
+    9683: "insert into servicebroker.conversation_groups values (gen_random_uuid(), 1000000)",
+    9705: "update servicebroker.queue_{queue} set conversation_handle = gen_random_uuid()",
+    9708: "update servicebroker.queue_{queue} set conversation_group_id = gen_random_uuid()",
+    9709: "update servicebroker.queue_{queue} set message_type_id = 1000000",
+    9711: "insert into servicebroker.transmission_queue "
+    "(conversation_handle, message_sequence_number, message_type_name) values (gen_random_uuid(), 0, 'x')",
+    9716: "insert into servicebroker.conversation_groups "
+    "select gen_random_uuid(), service_id from servicebroker.services",
+    8444: "drop view {view}",
+}
+
+INCONSISTENT = [
+    "set queue_id = {other_queue}",
+    "set far_queue_id = {other_queue}",
+    "set far_group_id = gen_random_uuid()",
+    "set far_handle = gen_random_uuid()",
+    "set conversation_id = gen_random_uuid()",
+]
+
+
+def plant(database: sb.Database, text: str) -> sb.Instance:
+    handle, _ = open_dialog(database)
+    database.send(handle, ORDER, b"there")
+    ids = dict(
+        query(
+            database,
+            "select name, object_id from sys.service_queues where broker_database = %s",
+            database.name,
+        )
+    )
+    values = {
+        "handle": handle,
+        "group": group_of(database, handle),
+        "queue": ids[STOCK_QUEUE],
+        "other_queue": ids[ORDERS_QUEUE] if "far_queue_id" in text else ids[STOCK_QUEUE],
+        "view": f"{database.name}_dbo.stockqueue",
+    }
+    with database.instance.connection() as connection:
+        connection.execute(text.format(**values).encode())
+    return database.instance
+
+
+@pytest.mark.feature(203)
+@pytest.mark.parametrize("number", PLANTED)
+def test_a_fault_is_found(fresh_database: sb.Database, number: int) -> None:
+    assert number in numbers(plant(fresh_database, PLANTED[number]))
+
+
+@pytest.mark.feature(203)
+def test_a_shared_body_that_is_gone_and_a_retained_message_that_is_left(fresh_database: sb.Database) -> None:
+    fresh_database.alter_queue(ORDERS_QUEUE, retention=True)
+    handles = [begin(fresh_database), begin(fresh_database)]
+    fresh_database.send(handles, ORDER, b"for both")
+    fresh_database.receive(ORDERS_QUEUE)
+    assert numbers(fresh_database.instance) == set()
+    retained = f"select 'servicebroker.retained_' || queue_id from servicebroker.queues where name = '{ORDERS_QUEUE}'"
+    ((table,),) = query(fresh_database, retained)
+    with fresh_database.instance.connection() as connection:
+        connection.execute("delete from servicebroker.shared_body_readers")
+        connection.execute(f"update {table} set conversation_handle = gen_random_uuid()".encode())
+    assert numbers(fresh_database.instance) == {8444, 9705}
+
+
+@pytest.mark.feature(203)
+@pytest.mark.parametrize("change", INCONSISTENT)
+def test_an_endpoint_that_does_not_fit_its_peer(fresh_database: sb.Database, change: str) -> None:
+    assert 9715 in numbers(plant(fresh_database, f"update servicebroker.conversation_endpoints {change} {THIS}"))
+
+
+@pytest.mark.feature(203)
+def test_a_number_that_is_in_use(fresh_database: sb.Database) -> None:
+    handle = begin(fresh_database, "//nowhere")
+    fresh_database.send(handle, ORDER, b"waits")
+    instance = fresh_database.instance
+    assert numbers(instance) == set()
+    with instance.connection() as connection:
+        connection.execute("update servicebroker.conversation_endpoints set send_sequence = 0")
+    assert numbers(instance) == {9715}
+
+
+@pytest.mark.feature(203)
+def test_a_table_that_a_drop_has_left(fresh_database: sb.Database) -> None:
+    with fresh_database.instance.connection() as connection:
+        connection.execute("create table servicebroker.queue_999999 (a integer)")
+    assert numbers(fresh_database.instance) == {8444}
+    fresh_database.create_queue("Q")
+    fresh_database.drop_queue("Q")  # sweeps it too
+    assert numbers(fresh_database.instance) == set()
+
+
+@pytest.mark.feature(203)
+def test_messages_whose_way_is_free(fresh_database: sb.Database, clock: Clock) -> None:
+    instance = fresh_database.instance
+    handle, _ = open_dialog(fresh_database)
+    fresh_database.alter_queue(STOCK_QUEUE, status=False)
+    fresh_database.send(handle, ORDER, b"waits")
+    clock.jump(minutes=2)
+    assert numbers(instance) == set()
+    with instance.connection() as connection:
+        connection.execute("update servicebroker.queues set is_enqueue_enabled = true")
+    assert numbers(instance) == {28021}
+    with instance.connection() as connection:
+        moment = clock() - timedelta(seconds=5)
+        connection.execute("update servicebroker.transmission_queue set enqueue_time = %s", (moment,))
+    assert numbers(instance) == set()  # the background may be about to
+
+
+def test_the_command(fresh_database: sb.Database) -> None:
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "servicebroker.cli.main", "check", "--instance", instance.url, *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    instance = fresh_database.instance
+    whole = run()
+    assert (whole.returncode, whole.stdout.splitlines()[-1]) == (0, "0 problems found.")
+    assert "Services analyzed: 8." in whole.stdout
+    plant(fresh_database, PLANTED[9711])
+    broken = run()
+    assert broken.returncode == 1
+    assert broken.stdout.startswith("Msg 9711: The transmission queue is referencing")
+    told = run("--json")
+    assert (told.returncode, json.loads(told.stdout)["findings"][0]["number"]) == (1, 9711)
+    nowhere = subprocess.run(
+        [sys.executable, "-m", "servicebroker.cli.main", "check", "--instance", "/nonexistent"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (nowhere.returncode, "no instance" in nowhere.stderr) == (1, True)

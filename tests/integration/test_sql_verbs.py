@@ -1,0 +1,535 @@
+"""servicebroker.begin_dialog and servicebroker.send: BEGIN DIALOG and SEND for triggers, psql and other languages."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+import servicebroker.api.aio.verbs
+import servicebroker.api.verbs
+from portal import deliver
+from servicebroker.model.errors import RULES
+from support import (
+    CONTRACT,
+    DOCUMENT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    define_standard_set,
+    errors,
+    eventually,
+    far_handle,
+    in_thread,
+    open_dialog,
+    query,
+    state,
+    statuses,
+    waiting_messages,
+)
+
+BEGIN = "select servicebroker.begin_dialog(%s, %s, %s, %s)"
+SEND = "select servicebroker.send(%s, %s, %s)"
+
+
+def sql_begin(database: sb.Database, to: str = STOCK, contract: str = CONTRACT) -> UUID:
+    found: UUID = query(database, BEGIN, database.name.upper(), ORDERS, to, contract)[0][0]
+    return found
+
+
+def sql_send(database: sb.Database, handle: UUID | None, message_type: str | None, body: bytes | None) -> int:
+    number: int = query(database, SEND, handle, message_type, body)[0][0]
+    return number
+
+
+def delivered(database: sb.Database) -> bool:
+    """Do what the background does. True when nothing was left over."""
+    with database.instance.connection() as connection:
+        return not deliver(connection, database.instance.clock())
+
+
+def raised(number: int, statement: Callable[[], Any]) -> str:
+    """The statement raises this number, as the SQLSTATE too; its text."""
+    with pytest.raises(psycopg.Error) as caught:
+        statement()
+    assert caught.value.sqlstate == f"S{number:04}", str(caught.value)
+    text = str(caught.value).splitlines()[0]
+    assert text.startswith(f"Msg {number}, Level 16, State 1: {RULES[number].text.split('{')[0]}")
+    assert "{" not in text
+    assert "%" not in text
+    return text
+
+
+def test_a_conversation_that_is_begun_and_sent_on_in_sql(database: sb.Database) -> None:
+    handle = sql_begin(database)
+    assert state(database, handle) == "SO"
+    assert [sql_send(database, handle, ORDER, body) for body in (b"1", b"2")] == [0, 1]
+    assert state(database, handle) == "CO"
+    assert database.receive(STOCK_QUEUE) == []
+    assert delivered(database)
+    found = database.receive(STOCK_QUEUE)
+    assert [(m.message_sequence_number, m.message_body) for m in found] == [(0, b"1"), (1, b"2")]
+    assert waiting_messages(database) == 0
+    target = found[0].conversation_handle
+    assert sql_send(database, target, REPLY, b"back") == 0
+    assert delivered(database)
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"back"]
+    database.end_conversation(target)
+    database.end_conversation(handle)
+
+
+def test_the_defaults_and_the_empty_body(database: sb.Database) -> None:
+    database.create_service("//default", STOCK_QUEUE, [sb.DEFAULT])
+    text = "select servicebroker.begin_dialog(broker_database => %s, from_service => %s, to_service => '//default')"
+    handle = query(database, text, database.name, ORDERS)[0][0]
+    assert query(database, "select servicebroker.send(%s)", handle) == [(0,)]
+    assert query(database, "select servicebroker.send(%s, body => 'x')", handle) == [(1,)]
+    assert delivered(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [None, b"x"]
+    ((expiry,),) = query(
+        database, "select lifetime from servicebroker.conversation_endpoints where conversation_handle = %s", handle
+    )
+    assert abs((expiry - database.instance.clock()).total_seconds() - 2_147_483_647) < 60
+
+
+def test_options_of_begin_dialog(database: sb.Database) -> None:
+    database.create_broker_priority("High", local_service_name=ORDERS, priority_level=9)
+    group = uuid4()
+    ((own,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
+    text = (
+        "select servicebroker.begin_dialog(%s, %s, %s, %s, lifetime => 60, broker_instance => %s, "
+        "related_conversation_group => %s, encryption => false)"
+    )
+    handles = [
+        query(database, text, database.name, ORDERS, STOCK, CONTRACT, given, group)[0][0]
+        for given in ("CURRENT DATABASE", str(own).upper(), None)
+    ]
+    columns = "conversation_group_id, priority, encryption, far_broker_instance"
+    found = query(
+        database,
+        f"select {columns} from servicebroker.conversation_endpoints where conversation_handle = any (%s) "
+        "order by array_position(%s, conversation_handle)",
+        handles,
+        handles,
+    )
+    assert found == [(group, 9, False, str(own)), (group, 9, False, str(own)), (group, 9, False, None)]
+
+
+def test_what_begin_dialog_refuses(database: sb.Database) -> None:
+    name = database.name
+
+    def begins(*values: object, **options: object) -> Callable[[], Any]:
+        named = "".join(f", {option} => %s" for option in options)
+        marks = ", ".join(["%s"] * len(values))
+        return lambda: query(database, f"select servicebroker.begin_dialog({marks}{named})", *values, *options.values())
+
+    assert "'nowhere'" in raised(911, begins("nowhere", ORDERS, STOCK))
+    raised(8421, begins(name, None, STOCK))
+    raised(8421, begins(name, ORDERS, None))
+    raised(8417, begins(name, ORDERS, STOCK, None))
+    assert '"//no/such"' in raised(8423, begins(name, "//no/such", STOCK))
+    assert "'//no/such'" in raised(8425, begins(name, ORDERS, STOCK, "//no/such"))
+    raised(8406, begins(name, ORDERS, STOCK, CONTRACT, None))
+    assert "of 0 is outside the allowable range of 1 to 2147483647" in raised(
+        8411, begins(name, ORDERS, STOCK, CONTRACT, 0)
+    )
+    raised(1093, begins(name, ORDERS, STOCK, broker_instance="no guid"))
+    raised(8414, begins(name, ORDERS, STOCK, related_conversation_group=UUID(int=0)))
+    for wrong in ("", "x" * 257):
+        with pytest.raises(psycopg.Error, match="Msg 15151") as caught:
+            begins(name, ORDERS, wrong)()
+        assert caught.value.sqlstate == "SB000"
+    group = uuid4()
+    database.create_service("//other", ORDERS_QUEUE)
+    begins(name, "//other", STOCK, related_conversation_group=group)()
+    assert str(group) in raised(9610, begins(name, ORDERS, STOCK, related_conversation_group=group))
+
+
+def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
+    handle, target = open_dialog(database)
+
+    def sends(handle: UUID | None, message_type: str | None = ORDER, body: bytes | None = b"x") -> Callable[[], Any]:
+        return lambda: sql_send(database, handle, message_type, body)
+
+    raised(8418, sends(None))
+    unknown = uuid4()
+    assert str(unknown) in raised(8426, sends(unknown))
+    raised(8433, sends(handle, body=None))
+    for missing in ("//no/such", None):
+        raised(8428, sends(handle, missing))
+    assert f"'{sb.DEFAULT}'" in raised(8431, sends(handle, sb.DEFAULT))
+    assert f"'{REPLY}'" in raised(8432, sends(handle, REPLY))
+    raised(8434, sends(target, ORDER))
+    assert waiting_messages(database) == 0
+    assert database.send(handle, ORDER, b"next") == 1  # what was refused has drawn no number
+    database.end_conversation(target)
+    assert "'DI'" in raised(8429, sends(handle))
+    database.end_conversation(handle)
+    raised(8426, sends(handle))
+    short = query(database, BEGIN.replace("%s)", "%s, 1)"), database.name, ORDERS, STOCK, CONTRACT)[0][0]
+    time.sleep(1.1)
+    assert "'ER'" in raised(8429, sends(short))
+
+
+def test_a_refused_send_leaves_no_lock(database: sb.Database) -> None:
+    with database.instance.connection() as connection:
+        connection.execute("begin")
+        connection.execute("savepoint before")
+        with pytest.raises(psycopg.Error, match="8426"):
+            connection.execute(SEND, (uuid4(), ORDER, b"x"))
+        connection.execute("rollback to savepoint before")
+        in_thread(database.alter_queue, STOCK_QUEUE, status=True).result(5)
+        connection.execute("rollback")
+
+
+def test_what_a_rollback_undoes(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    with database.instance.connection() as connection:
+        connection.execute("begin")
+        assert connection.execute(SEND, (handle, ORDER, b"gone")).fetchone() == (1,)
+        connection.rollback()
+    assert sql_send(database, handle, ORDER, b"here") == 1
+    assert delivered(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"here"]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_sends_of_both_kinds_stay_in_order(database: sb.Database, opened: bool, together: bool) -> None:
+    handle = begin(database)
+    expected = []
+    if opened:
+        database.send(handle, ORDER, b"0")
+        expected.append(b"0")
+    with database.instance.connection() as connection:
+        if together:
+            connection.execute("begin")
+        verbs = database.join(connection)
+        for number in range(1, 10):
+            body = str(number).encode()
+            expected.append(body)
+            if number % 3:
+                connection.execute(SEND, (handle, ORDER, body))
+            else:
+                verbs.send(handle, ORDER, body)
+        if together:
+            connection.execute("commit")
+    assert waiting_messages(database) == 0  # the last SEND has delivered what waited before it
+    found = database.receive(STOCK_QUEUE)
+    assert bodies(found) == expected
+    assert [m.message_sequence_number for m in found] == list(range(len(expected)))
+
+
+def test_what_is_ended_while_messages_wait(database: sb.Database) -> None:
+    handle, target = open_dialog(database)
+    sql_send(database, handle, ORDER, b"last")
+    database.end_conversation(handle)
+    assert state(database, handle) == "DO"
+    assert delivered(database)
+    found = database.receive(STOCK_QUEUE)
+    assert (found[0].message_body, found[1].is_end_dialog) == (b"last", True)
+    database.end_conversation(target)
+    assert state(database, handle) is None
+
+
+def test_messages_to_a_side_that_has_ended_are_dropped(database: sb.Database) -> None:
+    handle, target = open_dialog(database)
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    database.end_conversation(target)  # its EndDialog waits
+    assert sql_send(database, handle, ORDER, b"to nobody") == 1
+    assert waiting_messages(database) == 1
+    database.alter_queue(ORDERS_QUEUE, status=True)
+    assert [m.is_end_dialog for m in database.receive(ORDERS_QUEUE)] == [True]
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_the_senders_queue_keeps_what_it_retains(database: sb.Database) -> None:
+    database.alter_queue(ORDERS_QUEUE, retention=True)
+    handle = sql_begin(database)
+    sql_send(database, handle, ORDER, b"kept")
+    sql_send(database, handle, ORDER, b"")
+    view = (
+        f"select status, message_sequence_number, message_type_name, message_body from {database.name}_dbo.ordersqueue"
+    )
+    assert query(database, view) == [(3, 0, ORDER, b"kept"), (3, 1, ORDER, None)]
+    assert delivered(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", None]
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    raised(9618, lambda: sql_send(database, handle, ORDER, b"refused"))
+    database.alter_queue(ORDERS_QUEUE, status=True)
+    database.end_conversation(handle)
+    assert query(database, view) == []
+
+
+def test_a_revoke_at_the_target_holds_for_sql_too(database: sb.Database) -> None:
+    database.create_user("Team")
+    database.alter_authorization("Team", service=ORDERS)
+    database.grant("SEND", "Team", service=STOCK)
+    handle = sql_begin(database)
+    for number in range(2):
+        sql_send(database, handle, ORDER, b"allowed")
+        assert delivered(database)
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"allowed"], number
+    database.revoke("SEND", "Team", service=STOCK)
+    sql_send(database, handle, ORDER, b"refused")
+    assert delivered(database)
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8494]
+    assert errors(database.receive(STOCK_QUEUE)) == [-8494]
+    assert waiting_messages(database) == 0
+
+
+def test_the_receiver_validates_at_delivery(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    for body in (b"<a/>", b"<a>", b"<b/>"):
+        sql_send(database, handle, DOCUMENT, body)
+    assert delivered(database)
+    assert errors(database.receive(ORDERS_QUEUE)) == [-9615]
+    found = database.receive(STOCK_QUEUE)
+    assert (errors(found), bodies(found)[1:]) == ([-9616], [b"<a/>"])
+
+
+def test_what_the_target_refuses(instance: sb.Instance, database: sb.Database) -> None:
+    handle = sql_begin(database, contract=sb.DEFAULT)
+    sql_send(database, handle, sb.DEFAULT, b"x")
+    assert delivered(database)
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8408]
+    far = define_standard_set(instance.database(f"{database.name}Far", create=True))
+    handle = begin(far, "//far/nowhere", broker_instance=identifier(database))
+    sql_send(far, handle, ORDER, b"x")
+    assert delivered(far)
+    assert errors(far.receive(ORDERS_QUEUE)) == [-8490]
+    gone, target = open_dialog(database)
+    database.end_conversation(target, cleanup=True)
+    sql_send(database, gone, ORDER, b"x")
+    assert delivered(database)
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8462]
+
+
+def identifier(database: sb.Database) -> UUID:
+    text = "select service_broker_guid from servicebroker.databases where database_id = %s"
+    found: UUID = query(database, text, database.database_id)[0][0]
+    return found
+
+
+def test_what_cannot_be_delivered_says_why_and_goes_on_later(database: sb.Database) -> None:
+    nowhere, (handle, _) = begin(database, "//sql/later"), open_dialog(database)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    sql_send(database, nowhere, ORDER, b"early")
+    sql_send(database, handle, ORDER, b"waits")
+    assert statuses(database) == {""}
+    assert delivered(database)
+    assert any("no service by that name" in status for status in statuses(database))
+    assert waiting_messages(database) == 2
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"waits"]
+    database.create_service("//sql/later", STOCK_QUEUE, [CONTRACT])
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"early"]
+
+
+def test_delivery_waits_for_nobody(database: sb.Database) -> None:
+    busy, _ = open_dialog(database)
+    free, _ = open_dialog(database)
+    with database.instance.connection() as connection:
+        connection.execute("begin")
+        connection.execute(SEND, (busy, ORDER, b"later"))
+        sql_send(database, free, ORDER, b"now")
+        assert delivered(database)  # what is not committed nobody sees
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"now"]
+        connection.execute("commit")
+    with database.instance.connection() as connection:
+        connection.execute("begin")
+        connection.execute(SEND, (busy, ORDER, b"uncommitted"))
+        sql_send(database, free, ORDER, b"now too")
+        assert not delivered(database)  # somebody is at the one conversation
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"now too"]
+        connection.rollback()
+    assert delivered(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"later"]
+
+
+def test_nobody_may_execute_them_by_default(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    other_schema = f"hostile_{uuid4().hex}"
+    with database.instance.connection() as connection, pytest.raises(ZeroDivisionError), connection.transaction():
+        connection.execute("create role sql_sender")
+        connection.execute("grant usage on schema servicebroker to sql_sender")
+        for statement, values in ((BEGIN, (database.name, ORDERS, STOCK, CONTRACT)), (SEND, (handle, ORDER, b"x"))):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+                connection.execute("set local role sql_sender")
+                connection.execute(statement, values)
+        connection.execute("grant execute on function servicebroker.send, servicebroker.begin_dialog to sql_sender")
+        # objects of the caller's are not taken for those of the system
+        connection.execute(f"create schema {other_schema}")  # type: ignore[call-overload]
+        connection.execute(
+            f"create function {other_schema}.hashtext(text) returns integer language sql as $$ select 1/0 $$"  # type: ignore[call-overload]
+        )
+        connection.execute(f"grant usage on schema {other_schema} to sql_sender")  # type: ignore[call-overload]
+        connection.execute("set local role sql_sender")
+        connection.execute(f"set local search_path = {other_schema}, pg_catalog")  # type: ignore[call-overload]
+        begun = connection.execute(BEGIN, (database.name, ORDERS, STOCK, CONTRACT)).fetchone()
+        assert begun is not None
+        assert connection.execute(SEND, (begun[0], ORDER, b"x")).fetchone() == (0,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), connection.transaction():
+            connection.execute("select from servicebroker.conversation_endpoints")
+        raise ZeroDivisionError  # undo it all, the role too
+
+
+@pytest.fixture
+def served(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+) -> Iterator[sb.Database]:
+    """The standard set in an instance whose background runs, at a look every minute."""
+    with open_face(make_url(), upkeep=60) as instance:
+        yield define_standard_set(instance.database("Served", create=True))
+
+
+@pytest.mark.both_faces
+def test_a_message_is_delivered_as_soon_as_it_is_committed(
+    served: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for verbs in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
+        monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
+    times = []
+    with psycopg.connect(served.instance.url, autocommit=True) as connection:
+        for number in range(20):
+            reader = in_thread(served.receive, STOCK_QUEUE, wait=30)
+            eventually(lambda: query(served, "select from servicebroker.waiting_readers"))
+            began = time.monotonic()
+            with connection.transaction():
+                row = connection.execute(BEGIN, ("Served", ORDERS, STOCK, CONTRACT)).fetchone()
+                assert row is not None
+                connection.execute(SEND, (row[0], ORDER, str(number)))
+            assert bodies(reader.result(10)) == [str(number).encode()]
+            times.append(time.monotonic() - began)
+    assert sorted(times)[10] < 0.5  # a few milliseconds on a machine at rest
+
+
+@pytest.mark.both_faces
+def test_what_was_sent_while_no_instance_was_open(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+) -> None:
+    url = make_url()
+    with sb.open(url, upkeep=None) as instance:
+        define_standard_set(instance.database("Closed", create=True))
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(BEGIN, ("Closed", ORDERS, STOCK, CONTRACT)).fetchone()
+        assert row is not None
+        connection.execute(SEND, (row[0], ORDER, b"kept"))
+    with open_face(url, upkeep=60) as instance:
+        assert bodies(instance.database("Closed").receive(STOCK_QUEUE, wait=10)) == [b"kept"]
+
+
+@pytest.mark.both_faces
+def test_the_background_does_not_keep_an_instance_open(
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+) -> None:
+    times = []
+    for _ in range(3):
+        with open_face(make_url(), upkeep=60) as instance:
+            time.sleep(0.2)  # it listens
+            began = time.monotonic()
+        times.append(time.monotonic() - began)
+        assert not [thread for thread in threading.enumerate() if thread.name == "servicebroker upkeep"]
+        assert instance.url
+    assert min(times) < 0.6  # else it would sleep on
+
+
+@pytest.mark.both_faces
+def test_the_background_comes_back_after_its_connection_was_lost(served: sb.Database) -> None:
+    text = (
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where application_name = 'servicebroker upkeep' and datname = current_database()"
+    )
+    assert query(served, text)
+    eventually(lambda: query(served, text.replace("pg_terminate_backend(pid)", "pid")))
+    handle = sql_begin(served)
+    sql_send(served, handle, ORDER, b"x")
+    assert bodies(served.receive(STOCK_QUEUE, wait=20)) == [b"x"]
+
+
+def test_a_trigger_sends(served: sb.Database) -> None:
+    """The example of docs/how-to/send-from-a-trigger.md."""
+    page = (Path(__file__).parents[2] / "docs/how-to/send-from-a-trigger.md").read_text()
+    statements = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    shop = served.instance.database("Shop", create=True)
+    shop.create_message_type("//shop/Order")
+    shop.create_contract("//shop/Orders", {"//shop/Order": "INITIATOR"})
+    for queue, service, contracts in (("Sales", "//shop/Sales", []), ("Stock", "//shop/Stock", ["//shop/Orders"])):
+        shop.create_queue(queue)
+        shop.create_service(service, queue, contracts)
+    with psycopg.connect(served.instance.url, autocommit=True) as connection:
+        for statement in statements:
+            if "to shop_app" in statement:
+                connection.execute("create role shop_app")
+            connection.execute(statement.encode())
+        connection.execute("drop owned by shop_app")
+        connection.execute("drop role shop_app")
+        with connection.transaction(force_rollback=True):
+            connection.execute("insert into orders (item, quantity) values ('undone', 1)")
+    messages = shop.receive("Stock", wait=20)
+    assert bodies(messages) == [b'{"id":1,"item":"teapot","quantity":3}']
+    time.sleep(0.1)
+    assert shop.receive("Stock") == []
+
+
+@pytest.mark.slow
+def test_senders_of_both_kinds_and_the_background(make_url: Callable[[], str], seeded_random: random.Random) -> None:
+    """Nothing lost, doubled or out of order on conversations that are sent on from SQL and from Python."""
+    with sb.open(make_url(), upkeep=0.05) as instance:
+        database = define_standard_set(instance.database("Both", create=True))
+        handles = [begin(database) for _ in range(3)]
+        seconds, stop = 4.0, threading.Event()
+        seeds = [seeded_random.random() for _ in range(4)]
+
+        def send(seed: float) -> None:
+            own = random.Random(seed)
+            while not stop.is_set():
+                handle, body = own.choice(handles), uuid4().hex.encode()
+                with instance.connection() as connection:
+                    connection.execute("begin")
+                    verbs = database.join(connection)
+                    for _ in range(own.randrange(1, 4)):
+                        if own.random() < 0.5:
+                            connection.execute(SEND, (handle, ORDER, body))
+                        else:
+                            verbs.send(handle, ORDER, body)
+                    connection.execute("commit" if own.random() < 0.8 else "rollback")
+
+        numbers: dict[UUID, list[int]] = {}
+
+        def read() -> None:
+            while not (stop.is_set() and waiting_messages(database) == 0):
+                for message in database.receive(STOCK_QUEUE, wait=0.1):
+                    numbers.setdefault(message.conversation_handle, []).append(message.message_sequence_number)
+            for _ in handles:
+                for message in database.receive(STOCK_QUEUE):
+                    numbers.setdefault(message.conversation_handle, []).append(message.message_sequence_number)
+
+        workers = [in_thread(send, seed) for seed in seeds]
+        reader = in_thread(read)
+        time.sleep(seconds)
+        stop.set()
+        for worker in workers:
+            worker.result(30)
+        reader.result(60)
+        text = "select send_sequence from servicebroker.conversation_endpoints where conversation_handle = %s"
+        for handle in handles:
+            ((sent,),) = query(database, text, handle)
+            assert sent > 10
+            assert numbers[far_handle(database, handle)] == list(range(sent))
