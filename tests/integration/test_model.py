@@ -191,6 +191,17 @@ class Model(RuleBasedStateMachine):
         self.step_on("send", which, other, lambda tx, handle: tx.send(handle, PLAIN, b"plain"))
 
     @precondition(has_conversations)
+    @rule(
+        which=number,
+        others=st.lists(number, min_size=1, max_size=3),
+        kind=st.sampled_from([PLAIN, PLAIN, PLAIN, DOCUMENT, MARK, ANSWER]),
+        body=st.sampled_from([b"x", b"", b"<a/>"]),
+    )
+    def send_to_several(self, which: int, others: list[int], kind: str, body: bytes) -> None:
+        handles = [self.handle(other) for other in others]
+        self.step("multicast", self.session(which), lambda tx: tx.send(handles, kind, body), in_order=False)
+
+    @precondition(has_conversations)
     @rule(which=number, other=number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
     def send_batch(self, which: int, other: int, kind: str, count: int) -> None:
         bodies = [b"<a>%d</a>" % n for n in range(count)]
