@@ -43,12 +43,16 @@ def calls(database: sb.Database) -> Calls:
     database.create_user(APP)
     database.create_role("Readers")
     database.create_broker_priority("there", local_service_name=ORDERS)
+    schema = '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"><xs:element name="%s"/></xs:schema>'
+    database.create_xml_schema_collection("Shapes", schema % "shape")
     on_service = {"permission": "SEND", "principal": APP, "service": STOCK}
     return {
         "create_message_type": {"name": "%d"},
         "create_contract": {"name": "%d", "sent_by": {ORDER: "ANY"}},
         "create_queue": {"name": "%d"},
         "create_service": {"name": "%d", "queue": STOCK_QUEUE, "contracts": [CONTRACT]},
+        "create_xml_schema_collection": {"name": "%d", "documents": schema % "form"},
+        "alter_xml_schema_collection": {"name": "Shapes", "add": schema % "form"},
         "create_broker_priority": {"name": "%d", "contract_name": CONTRACT},
         "create_route": {"name": "%d", "address": "LOCAL"},
         "create_user": {"name": "%d"},
@@ -65,7 +69,10 @@ def calls(database: sb.Database) -> Calls:
         "alter_authorization": {"service": STOCK, "owner": APP},
         **{
             f"drop_{kind}": {"name": "missing"}
-            for kind in ("message_type", "contract", "queue", "service", "broker_priority", "route", "user", "role")
+            for kind in (
+                *("message_type", "contract", "queue", "service", "broker_priority", "route", "user", "role"),
+                "xml_schema_collection",
+            )
         },
         "add_role_member": {"role": "Readers", "member": APP},
         "drop_role_member": {"role": "Readers", "member": APP},
