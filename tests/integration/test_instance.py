@@ -136,6 +136,14 @@ def test_a_role_that_may_not_use_what_another_has_made(make_url: Callable[[], st
         sb.open(url)
 
 
+@pytest.mark.parametrize("target", [None, "", b"postgres://", 5, []])
+def test_what_is_neither_a_folder_nor_a_url(target: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sb.InstanceError, match="data folder or a PostgreSQL URL, not by"):
+        sb.open(target)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
     with sb.open(make_url()) as instance:
         database = instance.database("msdb")
@@ -340,6 +348,37 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
 
 
 # ---------------------------------------------------------------- when PostgreSQL goes away
+
+
+def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], str]) -> None:
+    """DISCARD ALL on a connection of the pool goes unnoticed; inside a transaction it undoes that, and is said."""
+    with sb.Instance(make_url(), upkeep=None, connections=1) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        handle = begin(database)
+        for number in range(3):
+            assert database.send(handle, ORDER, b"x") == number
+            with instance.connection() as connection:
+                connection.execute("discard all")
+        with database.transaction() as transaction:
+            assert transaction.send(handle, ORDER, b"x") == 3
+        with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
+            transaction.send(handle, ORDER, b"lost")
+            transaction.connection.execute("deallocate all")
+            transaction.send(handle, ORDER, b"lost")
+        with database.transaction() as transaction:
+            assert transaction.send(handle, ORDER, b"x") == 4
+
+
+def test_what_can_be_said_of_a_connection_that_was_closed(database: sb.Database) -> None:
+    connection = psycopg.connect(database.instance.url)
+    joined = database.join(connection)
+    joined.receive(STOCK_QUEUE)
+    connection.close()
+    with pytest.raises(sb.InstanceError), joined.savepoint():
+        pass
+    with pytest.raises(sb.InstanceError, match="connection is closed"):
+        joined.receive(STOCK_QUEUE)
+    joined.release_locks()  # they went with the connection
 
 
 def test_a_connection_that_is_killed_in_a_transaction(database: sb.Database) -> None:

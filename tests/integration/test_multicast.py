@@ -13,7 +13,8 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.multicast import MAXIMUM_HANDLES
+from servicebroker.engine import catalog
+from servicebroker.model.arguments import MAXIMUM_HANDLES
 from servicebroker.store.direct import DirectConnection
 from support import (
     APP,
@@ -547,3 +548,40 @@ def test_both_ends_of_a_conversation_that_fails_on_the_way(
     for end in ends:
         database.end_conversation(end)
     assert stored(database) == (0, 0)
+
+
+@pytest.mark.feature(49)
+def test_permissions_of_the_sender_are_asked_once_for_all_handles(
+    database: sb.Database, app: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [open_dialog(database)[0] for _ in range(8)]
+    with refused(8494, ORDERS):
+        app.send(handles, ORDER, BODY)
+    database.grant("RECEIVE", APP, queue=ORDERS_QUEUE)
+    missing = uuid4()
+    with refused(8426, str(missing)):
+        app.send([*handles[:2], missing, *handles[2:]], ORDER, BODY)
+    done: list[str] = []
+    run = DirectConnection.run_prepared
+
+    def counted(connection: DirectConnection, sql: str, parameters: tuple[object, ...]) -> list[Any]:
+        done.append(sql)
+        return run(connection, sql, parameters)
+
+    monkeypatch.setattr(DirectConnection, "run_prepared", counted)
+    app.send(handles, ORDER, BODY)
+    asked = len([sql for sql in done if "principals" in sql or "owner_id, s.name, q.queue_id" in sql])
+    assert asked == 2
+    assert sum(map(len, received(database).values())) == len(handles)
+
+
+def test_what_is_remembered_of_contracts_has_a_limit(
+    database: sb.Database, app: sb.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends while permissions change all the time."""
+    monkeypatch.setattr(catalog, "_USAGES_KEPT", 8)
+    handle = begin(database)
+    for number in range(30):
+        assert database.send(handle, ORDER, b"x") == number
+        database.grant("SEND", APP, service=STOCK)
+    assert len(database.catalog.usages) <= 8

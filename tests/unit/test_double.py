@@ -226,3 +226,22 @@ def test_process(database: double.Database) -> None:
         database.process(STOCK_QUEUE, procedure)
     assert database.process(STOCK_QUEUE, procedure, top=2, wait=1.0) == 2
     assert handed == [[b"1"], [b"2"], [b"2", b"3"]]
+
+
+def test_one_message_on_several_conversations_or_on_none(database: double.Database) -> None:
+    handles = [database.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(3)]
+    database.send(handles[1], ORDER, b"before")
+    assert database.send(handles, ORDER, b"all") == [0, 1, 0]
+    with refused(8432):
+        database.send(handles, REPLY, b"x")
+    ended = handles.pop()
+    database.end_conversation(ended)
+    with refused(8426, str(ended)):
+        database.send([*handles, ended], ORDER, b"x")
+    for wrong in ([], [handles[0]] * 2, "handles"):
+        with refused(402):
+            database.send(wrong, ORDER, b"x")  # type: ignore[arg-type]
+    found = []
+    while messages := database.receive(STOCK_QUEUE):
+        found.append(bodies(messages))
+    assert sorted(found, key=str) == [[b"all", None], [b"all"], [b"before", b"all"]]

@@ -43,6 +43,19 @@ UPKEEP = 30.0  # seconds between two looks of the background for what is due
 PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
 
+def checked_target(target: object) -> str:
+    """A data folder or a PostgreSQL server, as a str.
+
+    Raises:
+        InstanceError: it names neither.
+    """
+    if isinstance(target, os.PathLike):
+        target = os.fspath(target)
+    if not isinstance(target, str) or not target:
+        raise InstanceError(f"An instance is opened by its data folder or a PostgreSQL URL, not by {target!r}.")
+    return target
+
+
 def utc_now() -> datetime:
     """The clock of everyday use."""
     return datetime.now(UTC)
@@ -73,7 +86,7 @@ class Instance:
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
         self.poison = PoisonDetector(self.connection, clock, self.events)
-        self.url = os.fspath(target)
+        self.url = checked_target(target)
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf

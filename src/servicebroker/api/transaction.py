@@ -58,7 +58,7 @@ class JoinedTransaction(Verbs):
         Raises:
             InstanceError: no transaction is open on the connection.
         """
-        if is_idle(self.connection):
+        if self.connection.closed or is_idle(self.connection):
             raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
         with self.connection.transaction():
             yield
@@ -71,11 +71,11 @@ class JoinedTransaction(Verbs):
         Raises:
             InstanceError: the transaction is still open.
         """
-        if not is_idle(self.connection):
+        if not self.connection.closed and not is_idle(self.connection):
             raise InstanceError("The transaction is still open: its group locks live until it ends.")
         with translated():
             kept.release(self.connection)
-            if not self.connection.autocommit:
+            if not self.connection.closed and not self.connection.autocommit:
                 self.connection.rollback()
 
     def _received(self, queue_id: int, transaction: int) -> None:

@@ -239,28 +239,31 @@ def queue_of(service_name: object) -> Lookup:
     return look
 
 
-def conversation(handle: UUID) -> Lookup:
-    """Service and queue of this side of a conversation; a refusal names the service.
+def conversation(*handles: UUID) -> Lookup:
+    """Service and queue of this side of each conversation; a refusal names the service.
 
-    Its look raises 8426 when the handle is none of this database: others are for who works there.
+    Its look raises 8426 for the first handle that is none of this database: others are for who works there.
     """
 
     def look(user: User) -> Steps[list[Securable]]:
-        check_handle(handle)
+        for handle in handles:
+            check_handle(handle)
         rows = yield Statement(
-            "select s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id "
+            "select e.conversation_handle, s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id "
             "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
             "join servicebroker.queues q on q.queue_id = e.queue_id "
-            "where e.conversation_handle = $1 and e.database_id = $2",
-            (handle, user.database_id),
+            "where e.conversation_handle = any ($1) and e.database_id = $2",
+            (list(handles), user.database_id),
         )
-        if not rows:
-            raise BrokerError(8426, handle)
-        service_id, service_owner, name, queue_id, queue_owner = rows[0]
-        return [
-            Securable(Kind.SERVICE, service_id, service_owner, name),
-            Securable(Kind.QUEUE, queue_id, queue_owner, name),
-        ]
+        found = {row[0]: row[1:] for row in rows}
+        objects: dict[Securable, None] = {}  # in the order of the handles, each once
+        for handle in handles:
+            if handle not in found:
+                raise BrokerError(8426, handle)
+            service_id, service_owner, name, queue_id, queue_owner = found[handle]
+            objects[Securable(Kind.SERVICE, service_id, service_owner, name)] = None
+            objects[Securable(Kind.QUEUE, queue_id, queue_owner, name)] = None
+        return list(objects)
 
     return look
 

@@ -19,6 +19,7 @@ from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
 
 _CHANNELS_KEPT = 10_000
+_USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new versions
 
 
 class Usage(NamedTuple):
@@ -277,6 +278,8 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: i
         if version and collection_id is not None:
             schemas = yield from _find_schemas(catalog, collection_id, collection_version)
         found[name] = Usage(type_id, letter, initiator, target, schemas)
+    if len(catalog.usages) >= _USAGES_KEPT:
+        catalog.usages = {}
     catalog.usages[database_id, contract_id, version] = found
     return found
 

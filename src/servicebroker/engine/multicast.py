@@ -20,16 +20,13 @@ from servicebroker.engine.send import (
 )
 from servicebroker.engine.transmission import discard
 from servicebroker.model import names
-from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handle, stored_body
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handles, stored_body
 from servicebroker.model.states import State
 from servicebroker.store.statements import Statement, Steps
 
 # whether a peer takes this message, by what it says of the message type, the sender's owner and the peer's service;
 # only an initiator's owner is asked about
 Verdicts = dict[tuple[Usage | None, bool, int, int], bool]
-
-MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 
 
 def send_multicast(
@@ -54,8 +51,7 @@ def send_multicast(
     names.checked("message type", message_type)
     content = stored_body(body, maximum_body)
     if catalog.user is not None:
-        for handle in handles:
-            yield from authorize(catalog.user, "SEND", conversation(handle))
+        yield from authorize(catalog.user, "SEND", conversation(*handles))
     verdicts: Verdicts = {}
     yield from _lock(catalog, handles, message_type, content, verdicts, now)
     endpoints = yield from find_endpoints(handles)
@@ -77,24 +73,6 @@ def send_multicast(
     if body_id is not None:
         yield shared_bodies.remove_if_unread(body_id)
     return [sent[handle] for handle in handles]
-
-
-def check_handles(handles: object) -> None:
-    """Refuse what cannot be a list of conversation handles.
-
-    Raises:
-        BrokerError: 402 no list, none or too many, or one of them twice; 8418 one is missing.
-    """
-    if not isinstance(handles, Sequence) or isinstance(handles, str | bytes | bytearray):
-        raise BrokerError(402, "the conversation handle", type(handles).__name__, "uuid.UUID or a list of them")
-    if not 1 <= len(handles) <= MAXIMUM_HANDLES:
-        raise BrokerError(402, "the list of handles", f"one of {len(handles)}", f"1 to {MAXIMUM_HANDLES} handles")
-    seen = set()
-    for handle in handles:
-        check_handle(handle)
-        if handle in seen:
-            raise BrokerError(402, "the list of handles", f"one with {handle} twice", "different handles")
-        seen.add(handle)
 
 
 def _lock(

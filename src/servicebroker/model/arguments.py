@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -17,6 +17,7 @@ SENT_BY = {"INITIATOR": (True, False), "TARGET": (False, True), "ANY": (True, Tr
 MAXIMUM_BODY = 512 * 1024 * 1024  # bytes, of a message's body, unless the instance was opened with another limit
 HIGHEST_MAXIMUM = 900 * 1024 * 1024  # PostgreSQL itself breaks at 1 GB, with the rest of the row
 MAXIMUM_DESCRIPTION = 3000  # characters
+MAXIMUM_HANDLES = 10_000  # of one SEND: each may need a lock of its own, and the server's room for those is bounded
 CURRENT_DATABASE = "CURRENT DATABASE"
 ANY = "ANY"  # a criterion of a broker priority
 DEFAULT_LEVEL = 5  # of a conversation that no broker priority names
@@ -44,6 +45,24 @@ def check_handle(handle: object) -> None:
         raise BrokerError(8418)
     if not isinstance(handle, UUID):
         raise BrokerError(402, "the conversation handle", type(handle).__name__, "uuid.UUID")
+
+
+def check_handles(handles: object) -> None:
+    """Refuse what cannot be a list of conversation handles.
+
+    Raises:
+        BrokerError: 402 no list, none or too many, or one of them twice; 8418 one is missing.
+    """
+    if not isinstance(handles, Sequence) or isinstance(handles, str | bytes | bytearray):
+        raise BrokerError(402, "the conversation handle", type(handles).__name__, "uuid.UUID or a list of them")
+    if not 1 <= len(handles) <= MAXIMUM_HANDLES:
+        raise BrokerError(402, "the list of handles", f"one of {len(handles)}", f"1 to {MAXIMUM_HANDLES} handles")
+    seen = set()
+    for handle in handles:
+        check_handle(handle)
+        if handle in seen:
+            raise BrokerError(402, "the list of handles", f"one with {handle} twice", "different handles")
+        seen.add(handle)
 
 
 def stored_body(body: Body | Omitted | None, maximum: int = MAXIMUM_BODY) -> bytes | None:
@@ -99,6 +118,12 @@ def check_wait(wait: object) -> None:
     """The seconds of WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:
         raise BrokerError(402, "wait", repr(wait), "seconds, 0 or more")
+
+
+def check_procedure(procedure: object) -> None:
+    """What `process` runs."""
+    if not callable(procedure):
+        raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
 
 
 def check_end(handle: object, error: object, cleanup: bool) -> None:

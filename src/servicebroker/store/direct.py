@@ -23,6 +23,8 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
+from servicebroker.model.errors import InstanceError
+
 T = TypeVar("T")
 Row = tuple[Any, ...]
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
@@ -63,7 +65,10 @@ class PreparedStatements:
             if begins:
                 yield from command_steps(connection, b"rollback and chain")
             elif not alone:
-                raise
+                raise InstanceError(
+                    "The prepared statements of this connection were discarded (DEALLOCATE ALL), so PostgreSQL has "
+                    "undone the transaction: begin it again."
+                ) from None
             result = yield from self._run(connection, sql, types, values, transformer.formats)
         if result.status != ExecStatus.TUPLES_OK:
             return []

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from uuid import UUID
 
 from servicebroker.model import names, waiting
-from servicebroker.model.arguments import Body, Omitted, check_handle, stored_bodies, stored_body
+from servicebroker.model.arguments import Body, Omitted, check_handle, check_handles, stored_bodies, stored_body
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
@@ -22,6 +22,26 @@ def send(session: Session, handle: UUID, message_type: str, body: Body | Omitted
     check_handle(handle)
     names.checked("message type", message_type)
     return _send(session, handle, message_type, [stored_body(body)])
+
+
+def send_multicast(session: Session, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
+    """SEND of one message on each of these conversations, or on none. Returns the sequence numbers."""
+    check_handles(handles)
+    names.checked("message type", message_type)
+    content = stored_body(body)
+    for endpoint in [session.endpoint(handle) for handle in handles]:
+        _refuse(endpoint, message_type, session)
+    for handle in sorted(handles):
+        session.lock("endpoint", handle)
+    numbers = []
+    for handle in handles:
+        endpoint = session.endpoint(handle)
+        numbers.append(endpoint.send_sequence)
+        if endpoint.state is State.ERROR:  # its other end is among the handles, and has just failed
+            session.update(endpoint, send_sequence=endpoint.send_sequence + 1)
+        else:
+            _send(session, handle, message_type, [content])
+    return numbers
 
 
 def send_batch(session: Session, handle: UUID, message_type: str, bodies: Iterable[Body]) -> int:

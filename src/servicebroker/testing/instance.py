@@ -9,7 +9,7 @@ from typing import Self
 from uuid import UUID, uuid4
 
 from servicebroker.model import poison
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_switch
+from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_procedure, check_switch
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.messages import Message
@@ -155,6 +155,7 @@ class Database(Verbs):
 
         Returns how many messages were processed when nothing is left.
         """
+        check_procedure(procedure)
         done = 0
         while True:
             with self.transaction() as transaction:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
 from servicebroker.model import names
@@ -71,10 +71,20 @@ class Verbs(ABC):
                 lifetime=lifetime,
             )
 
-    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> int:
-        """SEND one message; returns its sequence number."""
+    @overload
+    def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
+
+    @overload
+    def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
+
+    def send(
+        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
+    ) -> int | list[int]:
+        """SEND one message, on one conversation or on each of a list; returns its sequence number, or theirs."""
         with self._verb() as session:
-            return delivery.send(session, handle, message_type, body)
+            if isinstance(handle, UUID | None):
+                return delivery.send(session, handle, message_type, body)
+            return delivery.send_multicast(session, handle, message_type, body)
 
     def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
         """SEND many messages of one type; returns the first sequence number."""

@@ -35,6 +35,7 @@ from servicebroker.model.arguments import (
     Termination,
     check_broker_options,
     check_changes,
+    check_procedure,
     check_switch,
     check_wait,
     checked_termination,
@@ -113,9 +114,10 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             How many messages were processed.
 
         Raises:
-            BrokerError: as `receive`.
+            BrokerError: as `receive`; 402 `procedure` cannot be called.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
+        check_procedure(procedure)
         check_wait(wait)
 
         async def once() -> int:

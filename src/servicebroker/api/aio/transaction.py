@@ -59,7 +59,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         Raises:
             InstanceError: no transaction is open on the connection.
         """
-        if is_idle(self.connection):
+        if self.connection.closed or is_idle(self.connection):
             raise InstanceError("There is no transaction to set a savepoint in: begin one on the connection first.")
         async with self.connection.transaction():
             yield
@@ -72,11 +72,11 @@ class AsyncJoinedTransaction(AsyncVerbs):
         Raises:
             InstanceError: the transaction is still open.
         """
-        if not is_idle(self.connection):
+        if not self.connection.closed and not is_idle(self.connection):
             raise InstanceError("The transaction is still open: its group locks live until it ends.")
         async with translated():
             await kept.release(self.connection)
-            if not self.connection.autocommit:
+            if not self.connection.closed and not self.connection.autocommit:
                 await self.connection.rollback()
 
     def _received(self, queue_id: int, transaction: int) -> None:
