@@ -6,6 +6,7 @@
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 100,000 conversations that leave nothing
+# make soak      200,000 messages each way between two instances, under faults
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ OUT ?= demo-data
 SEEDS ?= 0:100000
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sync lint types unit conformance simulate bench docs clean
+.PHONY: help install demo test check sync lint types unit conformance simulate soak bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -59,6 +60,9 @@ conformance: install
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
 	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py --model-steps 500000 --leak-conversations 100000
+
+soak: install
+	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

@@ -13,6 +13,7 @@ import pytest
 
 import servicebroker as sb
 from portal import open_behind_portal
+from remote_support import Pair, paired
 from servicebroker.store.embedded import EmbeddedServer
 from support import APP, Clock, as_user, define_standard_set
 
@@ -23,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of the randomized tests, to repeat a run")
     parser.addoption("--leak-conversations", type=int, default=700, help="conversations of the test for leaks")
     parser.addoption("--model-steps", type=int, default=10_000, help="steps of the engine beside the double")
+    parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -137,3 +139,10 @@ def postgres_role(database: sb.Database) -> Iterator[str]:
     yield name
     with database.instance.connection() as connection:
         connection.execute(f"drop role {name}")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pair(make_url: Callable[[], str]) -> Iterator[Pair]:
+    """Two instances, relays between them, and a link that the test holds."""
+    with paired(make_url) as both:
+        yield both

@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.open import open_instance
-from servicebroker.engine.status import COUNT_LIMIT
+from servicebroker.cli import certificate
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
-
-DEFAULT_INSTANCE = "servicebroker-data"
+from servicebroker.store.running import run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,16 +35,7 @@ app = typer.Typer(
     help="Service Broker for Python and PostgreSQL: conversations, exactly once, in order.",
 )
 
-InstanceOption = Annotated[
-    str,
-    typer.Option(
-        "--instance",
-        envvar="SERVICEBROKER_INSTANCE",
-        metavar="PATH_OR_URL",
-        help="A data folder (an embedded PostgreSQL lives there) or a postgresql:// URL.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+app.add_typer(certificate.app, name="certificate")
 
 
 def main() -> NoReturn:
@@ -103,14 +95,42 @@ def init(
 
 
 @app.command()
+def serve(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Listen there, whatever the stored endpoint says; :4022 for every address."
+        ),
+    ] = None,
+    encryption: Annotated[
+        str, typer.Option(metavar="MODE", help="With --listen: REQUIRED, SUPPORTED or DISABLED.")
+    ] = "REQUIRED",
+    keys: KeysOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
+) -> None:
+    """Carry the instance's messages to other instances and take theirs in, until SIGTERM or Ctrl-C."""
+    from servicebroker.cli.serve import serve as run_daemon  # the daemon takes its time to import
+
+    run_daemon(instance, listen, encryption, keys, as_json=as_json)
+
+
+@app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
     _must_exist(instance)
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
+        with opened.connection() as connection:
+            links, refused = run(connection, connections()), run(connection, refusals())
     if as_json:
-        rows = [queue._asdict() for queue in queues]
-        typer.echo(json.dumps({"queues": rows, "transmission_queue": waiting._asdict()}, default=str))
+        told = {
+            "queues": [queue._asdict() for queue in queues],
+            "transmission_queue": waiting._asdict(),
+            "connections": [link._asdict() for link in links],
+            "refused_connections": [one._asdict() for one in refused],
+        }
+        typer.echo(json.dumps(told, default=str))
         return
     table = Table(title=f"Queues of {instance}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("queue", overflow="fold")
@@ -132,6 +152,11 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         console.print(
             f"{waiting.messages:,} messages wait in the transmission queue; the oldest because: {waiting.status}"
         )
+    for link in links:
+        how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
+        console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
+    for one in refused:
+        console.print(f"{one.times:,} connections refused with {one.number}, the last from {one.last_peer}")
 
 
 @app.command()

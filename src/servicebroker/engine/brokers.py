@@ -8,7 +8,7 @@ from uuid import UUID
 from servicebroker.engine.alter import lock_conversations, renew_versions
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import remove_endpoints
-from servicebroker.engine.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.failure import drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.retention import purge_queue
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model.errors import BrokerError
@@ -87,6 +87,7 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
     )
     own = {handle for (handle,) in rows}
     yield from fail_endpoints(list(own), BrokerError(9719))
+    yield tell_remote(own, BrokerError(9720))
     yield from fail_endpoints([handle for handle in handles if handle not in own], BrokerError(9720))
 
 

@@ -48,7 +48,10 @@ class Queue(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """What a SEND on one conversation handle relies on; its statement finds out when that has changed."""
+    """What a SEND on one conversation handle relies on; its statement finds out when that has changed.
+
+    `far_queue_id` is 0 when the peer is in another instance.
+    """
 
     is_initiator: bool
     far_queue_id: int

@@ -8,6 +8,7 @@ from uuid import UUID
 from servicebroker.engine import enqueue, transmission
 from servicebroker.engine.endpoints import (
     Endpoint,
+    close_endpoints,
     find_endpoint,
     lock_conversation,
     lock_parking,
@@ -49,7 +50,7 @@ def end_conversation(
     if peer is not None and peer.state == State.DISCONNECTED_OUTBOUND:
         # the peer's own end waits for this side: both have ended, and neither is told
         yield drop_waiting([handle])
-        yield from transmission.close_endpoints([peer.conversation_handle], now)
+        yield from close_endpoints([peer.conversation_handle], now)
         next_state = next_state and State.CLOSED
     if cleanup:
         yield _forget_address(endpoint)
@@ -63,6 +64,9 @@ def end_conversation(
 
 def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
     """EndDialog or Error to the peer. True when the EndDialog has to wait for a target that is not there yet."""
+    if endpoint.is_remote:
+        yield from _park_end(endpoint, None, error)
+        return True
     if peer is None or not endpoint.has_peer:
         if error or not (yield from never_opened(endpoint)):
             return False
@@ -116,7 +120,7 @@ def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
     An initiator is removed at once, a target kept against replays.
     """
     if keep:
-        yield from transmission.close_endpoints([endpoint.conversation_handle], now)
+        yield from close_endpoints([endpoint.conversation_handle], now)
     else:
         yield from remove_endpoint(endpoint)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.model import waiting
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import State, at
+from servicebroker.model.states import REPLAY_PROTECTION, State, at
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -48,6 +48,7 @@ class Endpoint(NamedTuple):
     is_queue_enabled: bool
     owner_id: int
     far_service_id: int
+    is_remote: bool
 
     @property
     def obstacle(self) -> str:
@@ -87,7 +88,7 @@ _SELECT = (
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
     "when not q.is_enqueue_enabled then 9749 else 0 end, "
     "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled, coalesce(s.owner_id, 1), "
-    "coalesce(e.far_service_id, 0) "
+    "coalesce(e.far_service_id, 0), e.is_remote "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
     "join servicebroker.queues mine on mine.queue_id = e.queue_id "
@@ -269,6 +270,25 @@ def _leave_groups(groups: list[UUID]) -> Steps[None]:
         (groups,),
     )
     yield remove_empty_groups(groups)
+
+
+def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
+    """The end is acknowledged: initiators are removed, targets kept against replays."""
+    initiators = yield Statement(
+        "with finished as ("
+        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
+        "far_handle = null, far_queue_id = null, security_timestamp = $2 "
+        "where conversation_handle = any ($1) and not is_initiator returning *), "
+        f"left_behind as ({LEAVE_LAST_NUMBER}) "
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and is_initiator",
+        (handles, now + REPLAY_PROTECTION),
+    )
+    yield Statement(  # they take no more
+        "delete from servicebroker.arrived_fragments where conversation_handle = any ($1)", (handles,)
+    )
+    if initiators:
+        yield from remove_endpoints([handle for (handle,) in initiators])
 
 
 def remove_empty_groups(groups: list[UUID]) -> Statement:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from servicebroker.engine.shared_bodies import NEW_READER
 from servicebroker.store.direct import Bodies
+from servicebroker.store.statements import Statement
 
 _COLUMNS = (
     "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "
@@ -20,6 +21,12 @@ _COLUMNS = (
 _ADDRESS = "far_handle, far_group_id, far_priority, far_service_id, far_contract_id"
 _TO_PEER = "far_group_id, far_handle, far_service_id, far_contract_id"
 _BUCKET = "(uuid_hash(far_group_id) & 1023)::smallint"
+_OWN = "e.conversation_group_id, e.conversation_handle, e.service_id, e.service_contract_id"
+_OWN_BUCKET = "(uuid_hash(e.conversation_group_id) & 1023)::smallint"
+_FRAGMENTS = (
+    "(select string_agg(f.message_body, ''::bytea order by f.fragment) from servicebroker.arrived_fragments f "
+    "where f.conversation_handle = {handle} and f.message_sequence_number = {number})"
+)
 _STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
 
 RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
@@ -100,6 +107,27 @@ def send_batch(queue_id: int) -> str:
     )
 
 
+# a daemon that sleeps waits for the transmission queue as a reader waits for its queue, under the number 0
+WAKE_TRANSMITTER = (
+    "case when exists (select from servicebroker.waiting_readers where queue_id = 0) "
+    "then pg_notify('servicebroker', '0') end"
+)
+
+# SEND of messages of one type to another instance, in their order: they wait in the transmission queue.
+# Parameters: handle, message type, bodies (an array), their number, the time. No row comes back, and nothing is
+# written, when the endpoint is not conversing, its lifetime is over, or its peer is not known to be elsewhere.
+TRANSMIT = (
+    "with sender as ("
+    "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $4, state = 'CO' "
+    "where conversation_handle = $1 and is_remote and state in ('SI', 'CO') and lifetime > $5 "
+    "returning send_sequence - $4 as number), "
+    "sent as (insert into servicebroker.transmission_queue "
+    "(conversation_handle, message_sequence_number, message_type_name, message_body) "
+    "select $1, number + place - 1, $2, body from sender, unnest($3::bytea[]) with ordinality as m (body, place)) "
+    f"select number, {WAKE_TRANSMITTER} from sender"
+)
+
+
 def tell_peer(queue_id: int) -> str:
     """EndDialog or Error to the peer, whatever the state of the sending endpoint; it is locked already.
 
@@ -138,6 +166,53 @@ def deliver(queue_id: int) -> str:
     )
 
 
+def arrive(queue_id: int) -> str:
+    """Messages from another instance, to endpoints whose receiving order is locked (engine/arriving.py).
+
+    Readers are woken by `wake`, since a transaction of many messages takes a while.
+
+    Of runs of messages that differ in their numbers only, arrays of one length: handles, first sequence numbers, how
+    many, where they begin among the bodies (from 1), message type ids, validation letters, ranks, whether the body is
+    in fragments beside the queue. Then the bodies.
+    """
+    return (
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select first + i, a.last_stamp, {_OWN}, type, e.priority, rank, {_OWN_BUCKET}, validation, "
+        f"case when fragmented and body is null "
+        f"then {_FRAGMENTS.format(handle='handle', number='first + i')} else body end "
+        f"from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::int[], "
+        f'$6::"char"[], $7::smallint[], $8::boolean[]) '
+        f"r (handle, first, many, start, type, validation, rank, fragmented) "
+        f"join servicebroker.conversation_endpoints e on e.conversation_handle = handle "
+        f"join servicebroker.arrivals a on a.conversation_handle = handle "
+        f"cross join lateral generate_series(0, many - 1) i "
+        f"join unnest($9::bytea[]) with ordinality m (body, place) on place = start + i order by place"
+    )
+
+
+def arrive_kept(queue_id: int) -> str:
+    """What was kept beside the queue while it was off, in order; the caller removes it there.
+
+    Parameters: handles (an array).
+    """
+    return (
+        f"with stamped as ("
+        f"update servicebroker.arrivals set {_STAMP} where conversation_handle = any ($1) returning *), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select k.number, a.last_stamp, {_OWN}, t.message_type_id, e.priority, "
+        f"case when k.content = 2 then {RANK_ERROR} else {RANK_DATA} end, {_OWN_BUCKET}, t.validation, "
+        f"{_FRAGMENTS.format(handle='a.conversation_handle', number='k.number')} "
+        f"from stamped a join servicebroker.conversation_endpoints e using (conversation_handle) "
+        f"cross join lateral (select message_sequence_number as number, min(content) as content, "
+        f"  min(message_type_name) as type, min(enqueue_time) as time from servicebroker.arrived_fragments f "
+        f"  where f.conversation_handle = a.conversation_handle and message_sequence_number < a.receive_sequence "
+        f"  group by 1) k "
+        f"join servicebroker.message_types t on t.database_id = e.database_id and t.name = k.type "
+        f"order by min(k.time) over (partition by a.conversation_handle), a.conversation_handle, k.number returning 1) "
+        f"select count(*), {_wake(queue_id)} from arrived"
+    )
+
+
 def tell_self(queue_id: int) -> str:
     """An Error of the broker itself, in the own queue of these endpoints; they go into the state ER.
 
@@ -150,10 +225,20 @@ def tell_self(queue_id: int) -> str:
         f"returning *) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select 0, greatest(pg_current_xact_id(), (select last_stamp from servicebroker.conversation_endpoints peer "
-        f"where peer.conversation_handle = receiver.far_handle)), conversation_group_id, conversation_handle, "
+        f"where peer.conversation_handle = receiver.far_handle), (select a.last_stamp from servicebroker.arrivals a "
+        f"where a.conversation_handle = receiver.conversation_handle)), conversation_group_id, conversation_handle, "
         f"service_id, service_contract_id, $2, priority, {RANK_ERROR}, "
         f"(uuid_hash(conversation_group_id) & 1023)::smallint, $3, $4 from receiver "
         f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def wake(queue_ids: Sequence[int]) -> Statement:
+    """Wake who waits for these queues, after the commit that filled them: whoever came later looks by itself."""
+    return Statement(
+        "select pg_notify('servicebroker', queue_id::text) from servicebroker.waiting_readers "
+        "where queue_id = any ($1) group by queue_id",
+        (list(queue_ids),),
     )
 
 

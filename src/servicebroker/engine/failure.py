@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from uuid import UUID
 
 from servicebroker.engine import enqueue
@@ -27,6 +28,11 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerErr
 
 
 def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
+    """An Error on each of these endpoints, as `fail_with`."""
+    yield from fail_with(handles, error_body(-error.number, error.text))
+
+
+def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
     """An Error on each of these endpoints, whose rows are locked; what they sent and still waits is dropped.
 
     An endpoint that has ended is removed, since its application never sees the error; one that is closed or
@@ -47,10 +53,20 @@ def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
         if event in TRANSITIONS:
             (gone if TRANSITIONS[event] is REMOVED else queues[queue_id]).append(handle)
     for queue_id, there in queues.items():
-        body = error_body(-error.number, error.text)
         yield Statement(enqueue.tell_self(queue_id), (there, names.ERROR_ID, "X", body))
     if gone:
         yield from remove_endpoints(gone)
+
+
+def tell_remote(handles: Iterable[UUID], error: BrokerError) -> Statement:
+    """The peers of those of these endpoints that are in other instances get the Error when they next send."""
+    return Statement(
+        "insert into servicebroker.arrivals (conversation_handle, failure_code, failure_text) "
+        "select conversation_handle, $2, $3 from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and is_remote "
+        "on conflict (conversation_handle) do update set failure_code = $2, failure_text = $3",
+        (list(handles), -error.number, error.text),
+    )
 
 
 def drop_waiting(handles: list[UUID]) -> Statement:

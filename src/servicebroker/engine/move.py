@@ -42,6 +42,8 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
     yield from _keep_off_pipelines(endpoint.queue_id)
     yield Statement(
         "with moved as (update servicebroker.conversation_endpoints set conversation_group_id = $2 "
+        "where conversation_handle = $1), "
+        "arriving as (update servicebroker.arrivals set last_stamp = greatest(last_stamp, pg_current_xact_id()) "
         "where conversation_handle = $1) "
         "update servicebroker.conversation_endpoints set far_group_id = $2, "
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) where conversation_handle = $3 and far_handle = $1",

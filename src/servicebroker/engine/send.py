@@ -20,7 +20,7 @@ from servicebroker.engine.endpoints import (
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.retention import retain_sent
-from servicebroker.engine.validation import accepts, rejection
+from servicebroker.engine.validation import accepts, rejection, sender_of
 from servicebroker.model import names
 from servicebroker.model.arguments import (
     MAXIMUM_BODY,
@@ -60,6 +60,8 @@ def send(
     names.checked("message type", message_type)
     content = stored_body(body, maximum_body)
     channel = catalog.channels.get(handle)
+    if channel is not None and not channel.far_queue_id:
+        return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
     if channel is not None:
         far = channel.far.get(message_type)
         if _allowed(channel.near, channel.is_initiator, message_type) and (
@@ -92,6 +94,8 @@ def send_batch(
     names.checked("message type", message_type)
     contents = stored_bodies(bodies, maximum_body)
     channel = catalog.channels.get(handle)
+    if channel is not None and not channel.far_queue_id:
+        return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
         far = channel.far.get(message_type)
@@ -108,6 +112,33 @@ def send_batch(
     return (yield from _send_slowly(catalog, handle, message_type, contents, now))
 
 
+def _transmit(
+    catalog: Catalog, channel: Channel, handle: UUID, message_type: str, contents: list[bytes | None], now: datetime
+) -> Steps[int]:
+    """To a peer in another instance."""
+    portions = enqueue.portions(contents)
+    if len(portions) == 1 and _allowed(channel.near, channel.is_initiator, message_type):
+        rows = yield Statement(enqueue.TRANSMIT, (handle, message_type, portions[0], len(contents), now))
+        if rows:
+            return int(rows[0][0])
+    catalog.forget(handle)
+    return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+
+
+def _transmit_all(
+    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
+) -> Steps[int]:
+    """Only the statement itself locks the endpoint, so that what arrives for it meanwhile is stored."""
+    numbers = []
+    for portion in enqueue.portions(contents):
+        rows = yield Statement(enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now))
+        if not rows:  # it ended since we looked
+            yield from refuse(catalog, (yield from lock_endpoint(handle)), message_type, now)
+            raise BrokerError(8426, handle)
+        numbers.append(int(rows[0][0]))
+    return numbers[0]
+
+
 def _send_slowly(
     catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
 ) -> Steps[int]:
@@ -116,7 +147,11 @@ def _send_slowly(
     if catalog.user is not None:
         yield from authorize(catalog.user, "SEND", conversation(handle))
     looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
-    yield from refuse(catalog, endpoint, message_type, now)
+    near = yield from refuse(catalog, endpoint, message_type, now)
+    if endpoint.is_remote and not endpoint.retains:
+        if catalog.user is None:
+            catalog.remember(handle, Channel(endpoint.is_initiator, 0, near, {}, 0))
+        return (yield from _transmit_all(catalog, handle, message_type, contents, now))
     if not endpoint.has_peer:
         yield lock_service(endpoint.far_service)
     elif endpoint.is_blocked:
@@ -161,6 +196,8 @@ def _dispatch(
     looked_at: int,
 ) -> Steps[int]:
     handle = endpoint.conversation_handle
+    if endpoint.is_remote:
+        return (yield from transmission.park(endpoint, message_type, contents, "", body_id=body_id))
     if not endpoint.has_peer:
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
@@ -262,6 +299,6 @@ def rejected(
         return on_both_sides(refused)
     far = yield from far_usages(catalog, endpoint)
     for number, content in enumerate(contents, endpoint.send_sequence):
-        if failure := (yield from rejection(endpoint, far, message_type, number, content)):
+        if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
             return failure
     return None

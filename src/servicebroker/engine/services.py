@@ -144,6 +144,12 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) where far_service_id = $1 and far_handle is not null",
         (service_id, new),
     )
+    yield Statement(
+        "update servicebroker.arrivals a set last_stamp = greatest(a.last_stamp, pg_current_xact_id()) "
+        "from servicebroker.conversation_endpoints e "
+        "where e.service_id = $1 and a.conversation_handle = e.conversation_handle",
+        (service_id,),
+    )
     yield Statement("update servicebroker.services set queue_id = $2 where service_id = $1", (service_id, new))
     rows = yield Statement(
         "select quote_ident(attname) from pg_attribute where attrelid = ('servicebroker.queue_' || $1)::regclass "

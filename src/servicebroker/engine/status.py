@@ -64,3 +64,35 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
         )
         found.append(QueueStatus(database, queue, list(services), rows[0][0], rows[0][1], dict(states)))
     return found
+
+
+class ConnectionStatus(NamedTuple):
+    """One connection of the daemon; `principal_name` is the peer's certificate, None without encryption."""
+
+    peer: str
+    is_accept: bool
+    state: str
+    principal_name: str | None
+
+
+class Refusal(NamedTuple):
+    """How many peers the daemon has refused with an error's number, and which one lately."""
+
+    number: int
+    times: int
+    last_peer: str
+
+
+def connections() -> Steps[list[ConnectionStatus]]:
+    """The connections of the daemon that serves the instance; none while there is no such daemon."""
+    rows = yield Statement(
+        "select remote_user_name, is_accept = 1, login_state_desc, principal_name from sys.dm_broker_connections "
+        "order by connect_time"
+    )
+    return [ConnectionStatus(*row) for row in rows]
+
+
+def refusals() -> Steps[list[Refusal]]:
+    """The peers that were refused."""
+    rows = yield Statement("select number, refused, last_peer from servicebroker.refused_connections order by number")
+    return [Refusal(*row) for row in rows]

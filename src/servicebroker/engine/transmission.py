@@ -12,25 +12,25 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue
+from servicebroker.engine.arriving import deliver_kept, is_kept_deliverable
 from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_usages
 from servicebroker.engine.endpoints import (
-    LEAVE_LAST_NUMBER,
     Endpoint,
+    close_endpoints,
     find_endpoint,
     lock_endpoint,
     lock_parking,
     lock_rows,
-    remove_endpoints,
 )
+from servicebroker.engine.enqueue import WAKE_TRANSMITTER
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, NEW_READER, purge
-from servicebroker.engine.validation import rejection
+from servicebroker.engine.validation import rejection, sender_of
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import on_both_sides
-from servicebroker.model.states import REPLAY_PROTECTION
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -65,7 +65,8 @@ def park(
             "insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, "
             "message_type_name, message_body, transmission_status, is_end_of_dialog, is_conversation_error, "
             "validation, is_shared) "
-            "select $1, number, $2, body, $4, $6, $7, $8, $9 is not null from message",
+            "select $1, number, $2, body, $4, $6, $7, $8, $9 is not null from message "
+            f"returning {WAKE_TRANSMITTER}",
             (
                 endpoint.conversation_handle,
                 message_type,
@@ -91,6 +92,19 @@ def discard(endpoint: Endpoint, count: int) -> Steps[int]:
     return endpoint.send_sequence
 
 
+def get_transmission_status(handle: UUID) -> Steps[str]:
+    """GET_TRANSMISSION_STATUS: why the oldest message that was sent on the endpoint waits (reference 03 section 7).
+
+    '' when nothing waits, when it was not tried yet, and for an unknown handle.
+    """
+    rows = yield Statement(
+        "select transmission_status from servicebroker.transmission_queue where conversation_handle = $1 "
+        "order by message_sequence_number limit 1",
+        (handle,),
+    )
+    return str(rows[0][0]) if rows else ""
+
+
 def lock_delivery() -> Statement:
     """Taken alone before parked messages are delivered, see `lock_parking`."""
     return Statement("select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
@@ -101,7 +115,7 @@ def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[N
     waiting = yield Statement(
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where e.far_service = $1 and t.message_sequence_number = 0 order by t.enqueue_time",
+        "where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 order by t.enqueue_time",
         (service,),
     )
     yield from _open_all(catalog, [handle for (handle,) in waiting], now)
@@ -113,6 +127,7 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
     for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
     """
+    yield from deliver_kept(now)
     parked, unopened = yield from _deliverable()
     wanted = [*parked, *unopened]
     if not wanted:
@@ -136,7 +151,8 @@ def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "where e.far_handle is null and (t.transmission_status = '' or t.message_sequence_number = 0 and exists ("
+        "where e.far_handle is null and not e.is_remote "
+        "and (t.transmission_status = '' or t.message_sequence_number = 0 and exists ("
         "select from servicebroker.services s "
         "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
@@ -159,7 +175,8 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     rows = yield Statement(
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
-        "where t.message_sequence_number = 0 and e.far_handle is null and e.database_id = $1 order by t.enqueue_time",
+        "where t.message_sequence_number = 0 and e.far_handle is null and not e.is_remote "
+        "and e.database_id = $1 order by t.enqueue_time",
         (database_id,),
     )
     waiting = [handle for (handle,) in rows]
@@ -175,7 +192,7 @@ def deliver_left_over(now: datetime) -> Steps[bool]:
     """
     parked, unopened = yield from _deliverable()
     wanted = [*parked, *unopened]
-    if not wanted:
+    if not wanted and not (yield from is_kept_deliverable()):
         return False
     rows = yield Statement(
         "select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and("
@@ -187,6 +204,7 @@ def deliver_left_over(now: datetime) -> Steps[bool]:
     if not rows[0][0]:
         return True
     catalog = Catalog()
+    yield from deliver_kept(now)
     free = yield from lock_free(wanted)
     yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
     yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
@@ -265,7 +283,7 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
             endpoint = yield from lock_endpoint(handle)
         except BrokerError:  # ended meanwhile
             continue
-        if endpoint.has_peer:
+        if endpoint.has_peer or endpoint.is_remote:  # what has been sent elsewhere gets no second target
             continue
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
@@ -291,7 +309,9 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
     refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None
     for number, message_type, body in waiting:
         failure = (
-            on_both_sides(refused) if refused else (yield from rejection(endpoint, far, message_type, number, body))
+            on_both_sides(refused)
+            if refused
+            else (yield from rejection(sender_of(endpoint), far, message_type, number, body))
         )
         if failure:
             yield purge(
@@ -329,22 +349,6 @@ def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]
         (ended, failed),
     )
     yield from close_endpoints(ended, now)
-
-
-def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
-    """The end is acknowledged: initiators are removed, targets kept against replays."""
-    initiators = yield Statement(
-        "with finished as ("
-        "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
-        "far_handle = null, far_queue_id = null, security_timestamp = $2 "
-        "where conversation_handle = any ($1) and not is_initiator returning *), "
-        f"left_behind as ({LEAVE_LAST_NUMBER}) "
-        "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and is_initiator",
-        (handles, now + REPLAY_PROTECTION),
-    )
-    if initiators:
-        yield from remove_endpoints([handle for (handle,) in initiators])
 
 
 def _set_status(endpoint: Endpoint, status: str) -> Statement:

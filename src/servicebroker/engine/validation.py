@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+from uuid import UUID
+
 from servicebroker.engine.catalog import Usage, Usages
 from servicebroker.engine.endpoints import Endpoint
 from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
 from servicebroker.model.xml import validation_failure
 from servicebroker.store.statements import Statement, Steps
+
+
+class Sender(NamedTuple):
+    """The side that sends, and the database whose definitions judge."""
+
+    conversation_id: UUID
+    is_initiator: bool
+    far_database_id: int
+
+
+def sender_of(endpoint: Endpoint) -> Sender:
+    """An endpoint whose peer is in this instance."""
+    return Sender(endpoint.conversation_id, endpoint.is_initiator, endpoint.far_database_id)
 
 
 def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
@@ -19,7 +35,7 @@ def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> b
 
 
 def rejection(
-    sender: Endpoint, far: Usages, message_type: str, number: int, content: bytes | None
+    sender: Sender, far: Usages, message_type: str, number: int, content: bytes | None
 ) -> Steps[Rejection | None]:
     """Why the peer of `sender` does not take the message with this sequence number, None when it does."""
     usage = far.get(message_type)

@@ -87,6 +87,11 @@ RULES: dict[int, Rule] = {
         14,
     ),
     5070: Rule("Database state cannot be changed while other users are using the database '{0}'."),
+    5837: Rule("The Service Broker endpoint cannot listen on dynamic ports. Valid port numbers are 1024 to 32767."),
+    5838: Rule("The connection authentication value of the Service Broker endpoint is invalid."),
+    5839: Rule("The message forward store size of the Service Broker endpoint cannot be set to 0."),
+    5840: Rule("The message forwarding mode of the Service Broker endpoint is invalid."),
+    7874: Rule("An endpoint already exists with the specified bindings."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
     8405: Rule(
@@ -171,6 +176,7 @@ RULES: dict[int, Rule] = {
     8492: Rule("The service contract '{0}' must have at least one message SENT BY INITIATOR or ANY."),
     8493: Rule("The alter of service '{0}' must change the queue or at least one contract."),
     8494: Rule("You do not have permission to access the service '{0}'."),
+    8495: Rule("The conversation has already been acknowledged by another instance of this service."),
     8498: Rule("The remote service has sent a message of type '{0}' that is not part of the local contract."),
     8499: Rule(
         "The remote service has sent a message body of type '{0}' that does not match the message body encoding "
@@ -209,10 +215,17 @@ RULES: dict[int, Rule] = {
     9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
     9662: Rule('Cannot specify BROKER_INSTANCE without SERVICE_NAME in route "{0}".'),
     9663: Rule("The system object cannot be modified."),
+    9666: Rule("The Service Broker protocol transport is disabled or not configured.", 10),
     9680: Rule("The conversation endpoint '{0}' is referencing the missing conversation group '{1}'."),
     9681: Rule("The conversation endpoint '{0}' is referencing the missing service contract with ID {1}."),
     9682: Rule("The conversation endpoint '{0}' is referencing the missing service with ID {1}."),
     9683: Rule("The conversation group '{0}' is referencing the missing service with ID {1}."),
+    9692: Rule(
+        "The Service Broker protocol transport cannot listen on port {0} because it is in use by another process."
+    ),
+    9693: Rule(
+        "The Service Broker protocol transport could not listen for connections due to the following error: '{0}'."
+    ),
     9705: Rule("The messages in the queue with ID {0} are referencing the invalid conversation handle '{1}'."),
     9707: Rule("The queue with ID {0} is referencing the invalid user ID {1} in the EXECUTE AS of its activation."),
     9708: Rule("The messages in the queue with ID {0} are referencing the invalid conversation group '{1}'."),
@@ -237,7 +250,19 @@ RULES: dict[int, Rule] = {
         "service name for messages in this conversation to be delivered.",
         10,
     ),
+    9751: Rule("Authentication failed with error: '{0}'.", 10),
     9753: Rule("The target service broker is unreachable.", 10),
+    9758: Rule("Login protocol negotiation error occurred.", 10),
+    9762: Rule(
+        "An error occurred while looking up the public key certificate associated with this SQL Server instance: "
+        "No certificate was found.",
+        10,
+    ),
+    9763: Rule(
+        "An error occurred while looking up the public key certificate associated with this SQL Server instance: "
+        "The certificate found is not valid at the current time.",
+        10,
+    ),
     9770: Rule("Locating routes and security information via the Broker Configuration Service.", 10),
     9772: Rule(
         'The Service Broker in database "{0}" cannot be enabled because there is already an enabled Service Broker '
@@ -255,6 +280,7 @@ RULES: dict[int, Rule] = {
     ),
     9785: Rule("Invalid address specified: '{0}'.", 10),
     9791: Rule("The broker is disabled in the sender's database.", 10),
+    9792: Rule("Could not forward the message because forwarding is disabled in this SQL Server instance.", 10),
     9793: Rule(
         "The target service name could not be found. Ensure that the service name is specified correctly "
         "and/or the routing information has been supplied.",
@@ -266,6 +292,7 @@ RULES: dict[int, Rule] = {
         "in the local SQL Server instance.",
         10,
     ),
+    9797: Rule("Classification has been delayed because the routing information is currently being updated.", 10),
     11212: Rule(_UNDELIVERABLE + "the conversation endpoint has already been closed."),
     11213: Rule(_UNDELIVERABLE + "this is not the first message in the conversation."),
     11217: Rule(
@@ -293,6 +320,8 @@ RULES: dict[int, Rule] = {
         "A corrupted message has been received: "
         "End of Conversation and Error flags may not be set in the first sequenced message."
     ),
+    11295: Rule("Endpoint configuration change detected. Service Broker manager and transport will now restart.", 10),
+    11296: Rule("Certificate change detected. Service Broker manager and transport will now restart.", 10),
     11299: Rule(
         "A corrupted message has been received: an unsequenced message had a non-zero sequence number.",
         10,
@@ -305,6 +334,11 @@ RULES: dict[int, Rule] = {
     15144: Rule("The role has members. It must be empty before it can be dropped."),
     15150: Rule("Cannot {0} the {1} '{2}'."),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
+    15208: Rule(
+        "The certificate, asymmetric key, or private key file is not valid or does not exist; "
+        "or you do not have permissions for it."
+    ),
+    15232: Rule("A certificate with name '{0}' already exists or this certificate already has been added."),
     15247: Rule("User does not have permission to perform this action."),
     15284: Rule(
         "The database principal has granted or denied permissions to objects in the database and cannot be dropped."
@@ -333,6 +367,11 @@ RULES: dict[int, Rule] = {
     28029: Rule("Connection handshake failed. Received unexpected event {0} in state {1}.", 10),
     28032: Rule("Connection handshake failed. The connection lost arbitration to a previously existing one.", 10),
     28033: Rule("A new connection was established with the same peer. This connection lost the arbitration.", 10),
+    28034: Rule("Connection handshake failed. The login '{0}' does not have CONNECT permission on the endpoint.", 10),
+    28035: Rule("Connection handshake failed. The certificate used by the peer is invalid because {0}.", 10),
+    28036: Rule("Connection handshake failed. The certificate used by this endpoint was not found.", 10),
+    28038: Rule("Connection handshake failed. The verification of the peer failed: {0}.", 10),
+    28080: Rule("Connection handshake failed. The Service Broker endpoint is not configured.", 10),
     33301: Rule(
         "The {0} specified for conversation priority '{1}' is not valid. "
         "The value must be between 1 and {2} characters long."

@@ -150,6 +150,9 @@ begin
            (conversation_handle, message_sequence_number, message_type_name, message_body)
     values (handle, sender.send_sequence, message_type, nullif(body, ''));
     perform pg_notify('{delivery_channel}', '');
+    if exists (select from servicebroker.waiting_readers where queue_id = 0) then  -- the daemon sleeps
+        perform pg_notify('servicebroker', '0');
+    end if;
     return sender.send_sequence;
 end $$;
 

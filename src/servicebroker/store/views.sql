@@ -198,11 +198,13 @@ select e.conversation_handle,
        shown.broker_database
   from servicebroker.conversation_endpoints e
   join servicebroker.shown_databases shown using (database_id)
+  left join servicebroker.arrivals on arrivals.conversation_handle = e.conversation_handle
   left join servicebroker.conversation_endpoints peer
     on peer.conversation_id = e.conversation_id and peer.is_initiator = not e.is_initiator
  cross join lateral (
-       -- what the peer has sent, but for what still waits for delivery
+       -- what the peer has sent, but for what still waits for delivery; from another instance, what has come
        select coalesce(
+                  arrivals.receive_sequence,
                   (select min(t.message_sequence_number) from servicebroker.transmission_queue t
                     where t.conversation_handle = peer.conversation_handle),
                   peer.send_sequence, e.receive_sequence, 0) as receive_sequence) expected;
@@ -230,7 +232,33 @@ select t.conversation_handle,
   join servicebroker.shown_databases shown using (database_id)
   left join servicebroker.services s using (service_id)
   left join servicebroker.service_contracts c
-    on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id;
+    on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id
+ union all  -- what has come from other instances for a queue that is off
+select f.conversation_handle,
+       s.name,
+       d.service_broker_guid::text,
+       e.far_service,
+       c.name,
+       min(f.enqueue_time),
+       f.message_sequence_number,
+       min(f.message_type_name),
+       (min(f.content) = 2)::integer::smallint,
+       (min(f.content) = 1)::integer::smallint,
+       string_agg(f.message_body, ''::bytea order by f.fragment),
+       'Target queue is busy; message(s) queued for delivery.',
+       e.priority,
+       shown.broker_database
+  from servicebroker.arrived_fragments f
+  join servicebroker.arrivals a on a.conversation_handle = f.conversation_handle
+   and f.message_sequence_number < a.receive_sequence
+  join servicebroker.conversation_endpoints e on e.conversation_handle = f.conversation_handle
+  join servicebroker.databases d on d.database_id = e.database_id
+  join servicebroker.shown_databases shown on shown.database_id = e.database_id
+  left join servicebroker.services s on s.service_id = e.service_id
+  left join servicebroker.service_contracts c
+    on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id
+ group by f.conversation_handle, f.message_sequence_number, s.name, d.service_broker_guid, e.far_service, c.name,
+          e.priority, shown.broker_database;
 
 create or replace view sys.database_principals with (security_invoker = true) as
 select p.name,
@@ -280,3 +308,74 @@ select p.class,
        shown.broker_database
   from servicebroker.permissions p
   join servicebroker.shown_databases shown using (database_id);
+
+-- What belongs to the instance, and to no broker database.
+
+create or replace view sys.endpoints with (security_invoker = true) as
+select e.name,
+       e.endpoint_id,
+       1 as principal_id,
+       2::smallint as protocol,
+       'TCP'::text as protocol_desc,
+       3::smallint as type,
+       'SERVICE_BROKER'::text as type_desc,
+       e.state,
+       (array['STARTED', 'STOPPED', 'DISABLED'])[e.state + 1] as state_desc,
+       0::smallint as is_admin_endpoint
+  from servicebroker.network_endpoints e;
+
+create or replace view sys.tcp_endpoints with (security_invoker = true) as
+select e.*,
+       n.port,
+       0::smallint as is_dynamic_port,
+       n.ip_address  -- null: ALL
+  from sys.endpoints e
+  join servicebroker.network_endpoints n using (endpoint_id);
+
+create or replace view sys.service_broker_endpoints with (security_invoker = true) as
+select e.*,
+       n.is_message_forwarding_enabled::integer::smallint as is_message_forwarding_enabled,
+       n.message_forwarding_size,
+       4::smallint as connection_auth,
+       'CERTIFICATE'::text as connection_auth_desc,
+       n.certificate_id,  -- null: the oldest own one that is valid
+       case n.encryption when 'DISABLED' then 0 when 'REQUIRED' then 2 else 4 end::smallint as encryption_algorithm,
+       case n.encryption when 'DISABLED' then 'NONE' when 'REQUIRED' then 'AES' else 'NONE, AES' end
+           as encryption_algorithm_desc
+  from sys.endpoints e
+  join servicebroker.network_endpoints n using (endpoint_id);
+
+-- Empty as soon as the daemon that wrote it has lost the lease of the instance (BROKER in store/locks.py).
+create or replace view sys.dm_broker_connections with (security_invoker = true) as
+select c.connection_id,
+       null::uuid as transport_stream_id,
+       c.state,
+       (array['NEW', 'CONNECTING', 'CONNECTED', 'LOGGED_IN', 'CLOSED'])[c.state] as state_desc,
+       c.connect_time,
+       c.login_time,
+       case when c.is_encrypted then 'CERTIFICATE' end as authentication_method,
+       c.principal_name,
+       c.remote_address as remote_user_name,  -- nobody logs in by name: where the peer is
+       c.last_activity_time,
+       c.is_accept::integer::smallint as is_accept,
+       c.login_state,
+       case c.login_state when 0 then 'INITIAL' when 1 then 'WAIT LOGIN NEGOTIATE' when 11 then 'WAIT ARBITRATION'
+            when 12 then 'ONLINE' when 13 then 'ERROR' end as login_state_desc,
+       c.peer_certificate_id,
+       case when c.is_encrypted then 3 else 0 end::smallint as encryption_algorithm,
+       case when c.is_encrypted then 'AES' else 'NONE' end as encryption_algorithm_desc,
+       1::smallint as receives_posted,
+       c.is_receive_flow_controlled::integer::smallint as is_receive_flow_controlled,
+       c.is_send_flow_controlled::integer::smallint as sends_posted,
+       c.is_send_flow_controlled::integer::smallint as is_send_flow_controlled,
+       c.total_bytes_sent,
+       c.total_bytes_received,
+       c.total_fragments_sent,
+       c.total_fragments_received,
+       c.total_sends,
+       c.total_receives,
+       c.peer_arbitration_id
+  from servicebroker.broker_connections c
+ where exists (select from pg_locks l
+                where l.locktype = 'advisory' and l.granted and l.pid = c.pid
+                  and l.classid::bigint = 1396834323 and l.objid::bigint = 0);

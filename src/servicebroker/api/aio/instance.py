@@ -21,6 +21,7 @@ from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.transaction import release_kept
 from servicebroker.api.aio.upkeep import Upkeep
 from servicebroker.api.preparation import prepare
+from servicebroker.engine import network_endpoints
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
@@ -158,6 +159,78 @@ class AsyncInstance:
         """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
         async with self.connection() as connection:
             return await run(connection, check(self.clock()))
+
+    async def create_endpoint(
+        self,
+        name: str,
+        *,
+        listener_port: int,
+        listener_ip: str = "ALL",
+        state: str = "STOPPED",
+        authentication: str = "CERTIFICATE",
+        encryption: str = "REQUIRED",
+        message_forwarding: str = "DISABLED",
+        message_forward_size: int = 10,
+    ) -> None:
+        """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
+
+        `state` is STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error);
+        `authentication` is CERTIFICATE, or CERTIFICATE and the name of one of this instance; `encryption` REQUIRED,
+        SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys it.
+
+        Raises:
+            BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one
+                already, 15151 unknown certificate, 402 anything else that a clause may not say.
+        """
+        clauses = network_endpoints.Clauses(
+            listener_port,
+            listener_ip,
+            state,
+            authentication,
+            encryption,
+            message_forwarding,
+            message_forward_size,
+        )
+        async with self.connection() as connection:
+            await run_alone(connection, network_endpoints.create_endpoint(name, clauses))
+
+    async def alter_endpoint(
+        self,
+        name: str,
+        *,
+        listener_port: int | None = None,
+        listener_ip: str | None = None,
+        state: str | None = None,
+        authentication: str | None = None,
+        encryption: str | None = None,
+        message_forwarding: str | None = None,
+        message_forward_size: int | None = None,
+    ) -> None:
+        """ALTER ENDPOINT name ...: what is given changes; the daemon follows within a second.
+
+        Raises:
+            BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
+        """
+        clauses = network_endpoints.Clauses(
+            listener_port,
+            listener_ip,
+            state,
+            authentication,
+            encryption,
+            message_forwarding,
+            message_forward_size,
+        )
+        async with self.connection() as connection:
+            await run_alone(connection, network_endpoints.alter_endpoint(name, clauses))
+
+    async def drop_endpoint(self, name: str) -> None:
+        """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
+
+        Raises:
+            BrokerError: 15151 when there is none of that name.
+        """
+        async with self.connection() as connection:
+            await run_alone(connection, network_endpoints.drop_endpoint(name))
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""

@@ -1,0 +1,1 @@
+"""What runs between instances: rounds of database work over the sans-IO protocol, and the sockets beside them."""

@@ -1,0 +1,78 @@
+"""sys.dm_broker_connections: what the daemon tells of its connections, and how many it has refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from servicebroker.store.running import execute
+
+
+class Observed(NamedTuple):
+    """One connection, by the columns of servicebroker.broker_connections. Times are UTC."""
+
+    connection_id: UUID
+    state: int  # 1 NEW, 2 CONNECTING, 3 CONNECTED, 4 LOGGED_IN, 5 CLOSED
+    connect_time: datetime
+    login_time: datetime | None
+    principal_name: str | None
+    peer_certificate_id: int | None
+    remote_address: str
+    last_activity_time: datetime
+    is_accept: bool
+    login_state: int
+    is_encrypted: bool
+    is_receive_flow_controlled: bool
+    is_send_flow_controlled: bool
+    total_bytes_sent: int
+    total_bytes_received: int
+    total_fragments_sent: int
+    total_fragments_received: int
+    total_sends: int
+    total_receives: int
+    peer_arbitration_id: UUID | None
+
+
+class Refusals(NamedTuple):
+    """How often a peer was refused for one reason, and which one lately."""
+
+    times: int
+    last_peer: str
+
+
+def write(connection: psycopg.Connection[Any], connections: Sequence[Observed]) -> None:
+    """These are the connections now. No commit waits for the disk here: the table is unlogged."""
+    rows = [
+        {name: value if isinstance(value, int | None) else str(value) for name, value in one._asdict().items()}
+        for one in connections
+    ]
+    with connection.transaction():
+        execute(connection, "delete from servicebroker.broker_connections")
+        if rows:
+            execute(
+                connection,
+                f"insert into servicebroker.broker_connections (pid, {', '.join(Observed._fields)}) "
+                f"select pg_backend_pid(), {', '.join(Observed._fields)} "
+                "from jsonb_populate_recordset(null::servicebroker.broker_connections, $1)",
+                Jsonb(rows),
+            )
+
+
+def count(connection: psycopg.Connection[Any], refused: Mapping[int, Refusals], now: datetime) -> None:
+    """Add these refusals to those that were counted before."""
+    execute(
+        connection,
+        "insert into servicebroker.refused_connections as r (number, refused, last_time, last_peer) "
+        "select number, refused, $4, peer from unnest($1::int[], $2::bigint[], $3::text[]) n (number, refused, peer) "
+        "on conflict (number) do update set refused = r.refused + excluded.refused, last_time = excluded.last_time, "
+        "last_peer = excluded.last_peer",
+        list(refused),
+        [one.times for one in refused.values()],
+        [one.last_peer for one in refused.values()],
+        now,
+    )

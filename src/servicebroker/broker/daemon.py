@@ -1,0 +1,251 @@
+"""`servicebroker serve`: one process that carries an instance's messages to others, and theirs into its queues.
+
+One thread runs the rounds, on one database connection; the network has a thread of its own; a third one only hears
+PostgreSQL's notifications. Rounds follow each other at once while there is something to do, paced so that small
+transactions are carried together, and none runs while nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from random import Random
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+
+from servicebroker.broker import connections
+from servicebroker.broker.certificates import KeyFolder
+from servicebroker.broker.connections import Observed
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.network import Inbox, Lost, Network, Reached, Unreached
+from servicebroker.broker.policy import OFF, Policy, PolicyWatch
+from servicebroker.broker.relay import Relay
+from servicebroker.engine.departing import Here
+from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.routing import Address
+from servicebroker.store import locks
+from servicebroker.store.connection import connect, one_line
+from servicebroker.store.running import execute
+
+PACE = 0.005  # seconds between rounds that follow each other
+ROUND = 2_000  # frames that a round takes
+FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
+SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
+RECONNECT = 1.0  # seconds between attempts to reach the database again
+LOOK = 1.0  # seconds between looks at the endpoint and the certificates
+STANDBY = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
+TRANSMITTER = 0  # stands for the transmission queue among the queues that readers wait for
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+class Daemon:
+    """Serves one instance until `stop`.
+
+    `url` leads to its PostgreSQL database. `listener` stands for the stored endpoint, when it is given; `keys` holds
+    the private keys of its certificates. The instance must exist.
+
+    Raises:
+        InstanceError: the database cannot be reached.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], datetime],
+        *,
+        listener: NetworkEndpoint | None = None,
+        keys: KeyFolder | None = None,
+    ) -> None:
+        self._url = url
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._inbox = Inbox()
+        self._names: frozenset[Address] = frozenset()
+        with connect(url) as connection:
+            ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
+        self._network = Network(UUID(str(instance)), uuid4(), self._inbox, clock)
+        self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here)
+        self._watch = PolicyWatch(keys, listener)
+        self._policy = OFF
+        self._listens_at: int | None = None
+        self._look_at = 0.0
+        self._trouble = ""
+        self._shown: list[Observed] = []
+
+    def listen(self, host: str, port: int, *names: str) -> Address:
+        """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
+
+        `names` are hosts under which routes may mean this instance. Port 0 takes a free one.
+        """
+        endpoint = NetworkEndpoint(STARTED, host, port, DISABLED)
+        found = self._network.obey(Policy(host, port))
+        assert found is not None
+        self._watch.listener = endpoint._replace(port=found)
+        self._names = frozenset(Address(name.lower(), found) for name in (host, *names) if name)
+        return Address(host or "0.0.0.0", found)  # what an empty host means
+
+    def stop(self) -> None:
+        """End `run` soon; from any thread, but not inside of a signal's handler."""
+        self._stopped.set()
+        self._inbox.bell.set()
+
+    def run(self) -> None:
+        """Serve, also through restarts of the database, until `stop` is called."""
+        try:
+            while not self._stopped.is_set():
+                try:
+                    with connect(self._url, application_name="servicebroker serve") as connection:
+                        if self._wait_for_lease(connection):
+                            _log.info("This process serves the instance.")
+                            self._serve(connection)
+                except (psycopg.Error, InstanceError) as problem:
+                    _log.warning("The database was lost, and is looked for again: %s", one_line(problem))
+                    self._relay.forget()
+                    self._stopped.wait(RECONNECT)
+        finally:
+            self._network.close()
+            _log.info("The broker is shut down.")
+
+    def _here(self) -> Here:
+        return Here(self._policy.addresses | self._names, self._policy.forwards)
+
+    def _wait_for_lease(self, connection: psycopg.Connection[Any]) -> bool:
+        """One daemon serves an instance; another one stands by, and has no connections."""
+        stands_by = False
+        while not self._stopped.is_set():
+            ((ours,),) = execute(connection, "select pg_try_advisory_lock($1, 0)", locks.BROKER)
+            if ours:
+                return True
+            if not stands_by:
+                stands_by = True
+                _log.warning("Another process serves the instance; this one stands by until that has gone.")
+                self._policy, self._listens_at = OFF, None
+                self._network.obey(OFF)
+                self._watch.forget()
+            self._stopped.wait(STANDBY)
+        return False
+
+    def _serve(self, connection: psycopg.Connection[Any]) -> None:
+        self._relay.forget()
+        self._shown, self._look_at = [], 0.0
+        connections.write(connection, [])
+        with self._hearing():
+            while not self._stopped.is_set():
+                if self._round(connection):
+                    self._stopped.wait(PACE)
+                else:
+                    self._sleep(connection)
+        connections.write(connection, [])
+
+    def _look(self, connection: psycopg.Connection[Any]) -> None:
+        """Once a second: do as the endpoint and the certificates say, and tell how the connections stand."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK
+        policy = self._watch.look(connection, self._clock())
+        if policy is not None or self._trouble:
+            self._obey(policy or self._policy)
+        shown = self._network.observe()
+        if shown != self._shown:
+            connections.write(connection, shown)
+            self._shown = shown
+        if refused := self._network.take_refusals():
+            connections.count(connection, refused, self._clock())
+
+    def _obey(self, policy: Policy) -> None:
+        self._policy = policy
+        try:
+            found = self._network.obey(policy)
+        except InstanceError as problem:
+            if self._trouble != str(problem):  # said once, tried again every second
+                _log.error("%s It is tried again every second; messages leave, but none come in.", problem)
+            self._trouble, self._listens_at = str(problem), None
+            return
+        self._trouble = ""
+        if found == self._listens_at:
+            return
+        if found is None:
+            _log.info("The Service Broker protocol transport has stopped listening for connections.")
+        else:
+            where = Address(policy.host or "0.0.0.0", found)
+            _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
+        self._listens_at = found
+
+    def _sleep(self, connection: psycopg.Connection[Any]) -> None:
+        """Until there is something to do."""
+        self._inbox.bell.clear()
+        _register(connection, waits=True)
+        pause = SOON
+        while not self._stopped.is_set() and not self._round(connection):
+            if self._inbox.bell.wait(min(pause, max(0.0, self._relay.wake_at - time.monotonic()))):
+                break
+            pause = min(pause * 5, FALLBACK)
+        _register(connection, waits=False)
+
+    def _round(self, connection: psycopg.Connection[Any]) -> bool:
+        """One round; whether there was something to do."""
+        self._look(connection)
+        was_full = self._inbox.is_full
+        taken = self._inbox.take(ROUND)
+        arrivals = []
+        for one in taken:
+            match one:
+                case Arrival():
+                    arrivals.append(one)
+                case Lost():
+                    self._relay.lost(one.link, one.status)
+                case Reached():
+                    self._relay.reached(one.address)
+                case Unreached():
+                    self._relay.unreached(one.address, one.status)
+        worked = self._relay.round(connection, arrivals)
+        if was_full and not self._inbox.is_full:
+            self._network.resume()
+        return bool(taken) or worked
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Any:
+        """A thread that rings when a SEND to another instance was committed."""
+        with connect(self._url, application_name="servicebroker serve") as connection:
+            execute(connection, "listen servicebroker")
+            over = threading.Event()
+
+            def hear() -> None:
+                with contextlib.suppress(psycopg.Error):
+                    while not over.is_set():
+                        for notification in connection.notifies(timeout=FALLBACK):
+                            if notification.payload == str(TRANSMITTER):
+                                self._inbox.bell.set()
+
+            thread = threading.Thread(target=hear, name="servicebroker doorbell", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+
+
+def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
+    """While the daemon sleeps, a SEND to another instance notifies; while it works, it saves itself that."""
+    if waits:
+        execute(
+            connection,
+            "insert into servicebroker.waiting_readers values ($1, pg_backend_pid()) on conflict do nothing",
+            TRANSMITTER,
+        )
+    else:
+        execute(
+            connection,
+            "delete from servicebroker.waiting_readers where queue_id = $1 and pid = pg_backend_pid()",
+            TRANSMITTER,
+        )

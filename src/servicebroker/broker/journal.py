@@ -1,0 +1,61 @@
+"""What the broker says of messages and connections: log records under the names of the event classes.
+
+A record's attribute `fields` holds what a program wants to read of it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from servicebroker.protocol.dialog import Dropped
+from servicebroker.protocol.envelope import Header
+from servicebroker.protocol.errors import CorruptedMessage
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+def corrupted(problem: CorruptedMessage) -> None:
+    """Broker:Corrupted Message: it is dropped and not acknowledged; its sender will send it again."""
+    _log.warning("Broker:Corrupted Message: %s", problem)
+
+
+def undeliverable(dropped: Dropped, header: Header) -> None:
+    """Broker:Message Undeliverable (Dropped)."""
+    _log.info(
+        "Broker:Message Undeliverable: %s (conversation %s, from %s to %s)",
+        dropped.text,
+        header.conversation_id,
+        header.from_service,
+        header.to_service,
+    )
+
+
+AUDITED = {  # the subclass of Audit Broker Login, by the number of the refusal
+    28027: "Negotiate Failure",
+    28034: "Authorization Failure",
+    28035: "Authentication Failure",
+    28036: "Authentication Failure",
+    28038: "Authentication Failure",
+    28080: "Authorization Failure",
+    9751: "Authentication Failure",
+    9758: "Login Protocol Error",
+    28029: "Login Protocol Error",
+    11235: "Message Format Error",
+}
+
+
+def connection(subclass: str, peer: str, error: str = "") -> None:
+    """Broker:Connection: Connecting, Connected, Connect Failed, Accept, Closing or Closed."""
+    _record(logging.INFO, "Broker:Connection", subclass=subclass, peer=peer, error=error)
+
+
+def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> None:
+    """Audit Broker Login: a peer was let in, or refused."""
+    level = logging.WARNING if error else logging.INFO
+    _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
+
+
+def _record(level: int, event: str, **fields: str) -> None:
+    told = {name: value for name, value in fields.items() if value}
+    text = " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in told.items())
+    _log.log(level, "%s: %s", event, text, extra={"fields": {"event": event, **told}})

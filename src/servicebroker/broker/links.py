@@ -1,0 +1,32 @@
+"""What the relay sees of the network."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from servicebroker.protocol.routing import Address
+
+
+class Link(Protocol):
+    """An online connection to a peer. Its methods may be called from any thread."""
+
+    @property
+    def room(self) -> int:
+        """How many bytes it takes now without piling them up."""
+
+    def send(self, body: bytes) -> None:
+        """Send the body of a DIALOG frame; one that is over drops it."""
+
+
+class Links(Protocol):
+    """The connections of an instance."""
+
+    def reach(self, address: Address) -> Link | str:
+        """The link to an address, or why there is none yet; asking has it opened."""
+
+
+class Arrival(NamedTuple):
+    """The body of a DIALOG frame, and the link that brought it."""
+
+    link: Link
+    body: bytes

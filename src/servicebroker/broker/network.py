@@ -1,0 +1,283 @@
+"""The sockets: an event loop in a thread of its own, and the connections that the policy allows.
+
+What happens is put into the inbox, which the relay's thread empties; a stream whose frames nobody takes is not read
+from, so a peer that floods waits at its own side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.broker import journal
+from servicebroker.broker.connections import Observed, Refusals
+from servicebroker.broker.links import Arrival, Link
+from servicebroker.broker.policy import OFF, Policy
+from servicebroker.broker.stream import Stream
+from servicebroker.engine.network_endpoints import REQUIRED, SUPPORTED
+from servicebroker.model.errors import RULES, InstanceError
+from servicebroker.protocol.adjacent import Closed, Myself, Online
+from servicebroker.protocol.arbitration import Arbiter
+from servicebroker.protocol.routing import Address
+
+INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay before the streams are not read any more
+CONNECT_TIME = 15.0  # seconds
+TRY_AGAIN = 2.0  # seconds after a failed attempt before the next one
+TICK = 1.0  # seconds
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+class Lost(NamedTuple):
+    """A link that was online is over."""
+
+    link: Link
+    status: str
+
+
+class Reached(NamedTuple):
+    """There is a link to this address."""
+
+    address: Address
+
+
+class Unreached(NamedTuple):
+    """There is none, and why."""
+
+    address: Address
+    status: str
+
+
+Happening = Arrival | Lost | Reached | Unreached
+
+
+class Inbox:
+    """What has happened on the network and waits for the relay's thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: deque[Happening] = deque()
+        self._size = 0
+        self.bell = threading.Event()
+
+    def put(self, item: Happening) -> None:
+        """Add one, and ring."""
+        with self._lock:
+            self._items.append(item)
+            self._size += len(item.body) if isinstance(item, Arrival) else 0
+        self.bell.set()
+
+    def take(self, most: int) -> list[Happening]:
+        """At most so many, in their order."""
+        with self._lock:
+            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
+            self._size -= sum(len(item.body) for item in taken if isinstance(item, Arrival))
+        return taken
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the streams should not be read any more."""
+        return self._size > INBOX
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+class Network:
+    """The connections of one instance: those it opens, and those it accepts where it listens, as its policy says."""
+
+    def __init__(self, instance: UUID, incarnation: UUID, inbox: Inbox, clock: Callable[[], datetime]) -> None:
+        self.inbox = inbox
+        self.clock = clock
+        self.policy = OFF
+        self.me = Myself(instance, incarnation)
+        self.arbiter: Arbiter[Stream] = Arbiter(instance)
+        self.streams: set[Stream] = set()
+        self._lock = threading.Lock()
+        self._peers: dict[Address, UUID] = {}  # who answered there, while its link is online
+        self._attempts: dict[Address, tuple[float, str]] = {}  # when to try again, and why it failed
+        self._connecting: set[Address] = set()
+        self._wanted: set[Address] = set()  # asked for while nothing could leave
+        self._plain: set[Address] = set()  # where a peer takes no TLS
+        self._refused: dict[int, Refusals] = {}
+        self._listening: tuple[str, int | None] = "", None
+        self._loop = asyncio.new_event_loop()
+        self._server: asyncio.Server | None = None
+        self._thread = threading.Thread(target=self._loop.run_forever, name="servicebroker network", daemon=True)
+        self._thread.start()
+        self._loop.call_soon_threadsafe(self._tick)
+
+    # ---------------------------------------------------------------- for the relay's thread
+
+    def obey(self, policy: Policy) -> int | None:
+        """Do as the policy says; connections made under another one are closed. Returns the port it listens on.
+
+        Raises:
+            InstanceError: the address cannot be had; the rest of the policy holds, and `obey` may be tried again.
+        """
+        return asyncio.run_coroutine_threadsafe(self._obey(policy), self._loop).result()
+
+    def observe(self) -> list[Observed]:
+        """The connections, as sys.dm_broker_connections shows them."""
+        return [stream.observed() for stream in list(self.streams)]
+
+    def take_refusals(self) -> dict[int, Refusals]:
+        """Which peers were refused since the last time, by the number of the reason."""
+        with self._lock:
+            taken, self._refused = self._refused, {}
+        return taken
+
+    def reach(self, address: Address) -> Link | str:
+        """The link to an address, or why there is none: then it is being opened."""
+        with self._lock:
+            peer = self._peers.get(address)
+            link = None if peer is None else self.arbiter.find(peer)
+            if link is not None:
+                return link
+            if self.policy.silence:
+                self._wanted.add(address)
+                return _text(self.policy.silence, "Service Broker")
+            again, why = self._attempts.get(address, (0.0, ""))
+            if address not in self._connecting and time.monotonic() >= again:
+                self._connecting.add(address)
+                asyncio.run_coroutine_threadsafe(self._connect(address), self._loop)
+            return why
+
+    def resume(self) -> None:
+        """The inbox has room again."""
+        self._loop.call_soon_threadsafe(self._resume)
+
+    def close(self) -> None:
+        """Tell every peer, and stop."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(timeout=10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # ---------------------------------------------------------------- in the loop
+
+    async def _obey(self, policy: Policy) -> int | None:
+        before, self.policy = self.policy, policy
+        if policy._replace(forwards=before.forwards) != before:
+            self._plain.clear()
+            self._end_all(
+                policy.silence, _text(policy.silence, "Service Broker") if policy.silence else "The transport restarts."
+            )
+        if self._listening != (policy.host, policy.port) and self._server is not None:
+            self._server.close()
+            self._server, self._listening = None, ("", None)
+        if not policy.silence and policy != before:
+            with self._lock:
+                self._attempts.clear()
+                wanted, self._wanted = self._wanted, set()
+            for address in wanted:
+                self.reach(address)
+        if self._server is None and policy.port is not None:
+            self._server = await self._listen(policy.host, policy.port)
+            self._listening = policy.host, policy.port
+        return self._server.sockets[0].getsockname()[1] if self._server else None
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        try:
+            return await self._loop.create_server(lambda: Stream(self, None), host or None, port)
+        except OSError as problem:
+            if problem.errno == errno.EADDRINUSE:
+                raise InstanceError(_text(9692, port)) from None
+            raise InstanceError(_text(9693, problem.strerror or problem)) from None
+
+    async def _connect(self, address: Address) -> None:
+        journal.connection("Connecting", str(address))
+        try:
+            await asyncio.wait_for(
+                self._loop.create_connection(lambda: Stream(self, address), address.host, address.port), CONNECT_TIME
+            )
+        except (OSError, TimeoutError) as problem:
+            why = getattr(problem, "strerror", None) or str(problem) or "no answer"
+            self.failed(address, f"{RULES[9753].text} {address}: {why}.")
+
+    def is_secured(self, address: Address) -> bool:
+        """Whether a connection to that address begins with TLS."""
+        policy = self.policy
+        if policy.encryption == SUPPORTED:
+            return policy.tls is not None and address not in self._plain
+        return policy.encryption == REQUIRED
+
+    def takes_no_tls(self, address: Address) -> None:
+        """A peer has answered that it takes no TLS; where it is only supported, the next attempt does without."""
+        if self.policy.encryption == SUPPORTED:
+            self._plain.add(address)
+
+    def refuse(self, number: int, peer: str) -> None:
+        """Count a peer that was not let in."""
+        with self._lock:
+            before = self._refused.get(number)
+            self._refused[number] = Refusals((before.times if before else 0) + 1, peer)
+
+    def failed(self, address: Address, status: str) -> None:
+        """No link to this address: the next attempt comes later."""
+        journal.connection("Connect Failed", str(address), status)
+        with self._lock:
+            self._connecting.discard(address)
+            self._attempts[address] = time.monotonic() + TRY_AGAIN, status
+        self.inbox.put(Unreached(address, status))
+
+    def online(self, stream: Stream, event: Online) -> None:
+        """A connection may carry messages, unless another one with the same peer does."""
+        with self._lock:
+            loser = self.arbiter.online(stream, event, is_opener=stream.address is not None, moment=stream.moment)
+            if stream.address is not None:
+                self._connecting.discard(stream.address)
+                self._attempts.pop(stream.address, None)
+                self._peers[stream.address] = event.instance
+        if loser is not None:
+            loser.shut(28033, RULES[28033].text)
+        if stream.address is not None:
+            self.inbox.put(Reached(stream.address))
+
+    def over(self, stream: Stream, closed: Closed, *, was_online: bool) -> None:
+        """A connection has ended."""
+        self.streams.discard(stream)
+        with self._lock:
+            self.arbiter.gone(stream)
+            peer = stream.connection.peer.instance if stream.connection.peer else None
+            if peer is not None and self.arbiter.find(peer) is None:
+                self._peers = {address: one for address, one in self._peers.items() if one != peer}
+        if was_online:
+            self.inbox.put(Lost(stream, closed.text if closed.number else ""))
+        elif stream.address is not None:
+            self.failed(stream.address, closed.text)
+
+    def _tick(self) -> None:
+        for stream in list(self.streams):
+            stream.tick()
+        self._loop.call_later(TICK, self._tick)
+
+    def _resume(self) -> None:
+        for stream in self.streams:
+            stream.resume()
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._end_all(0, "The broker is shut down.")
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # the sockets are closed
+
+    def _end_all(self, number: int, text: str) -> None:
+        for stream in list(self.streams):
+            stream.shut(number, text)
+
+
+def _text(number: int, *values: object) -> str:
+    return RULES[number].text.format(*values)

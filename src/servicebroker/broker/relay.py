@@ -1,0 +1,570 @@
+"""The relay: rounds that carry messages from the transmission queue to links, and from links into queues.
+
+One round is one transaction: what arrived is stored, what was acknowledged is removed, what was committed since the
+last round is found. Only after its commit do acknowledgements leave. The relay knows no socket: links are given to it,
+and so is what they bring. It forgets everything when the database is lost, since all of it can be found there again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from random import Random
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.broker import journal
+from servicebroker.broker.links import Arrival, Link, Links
+from servicebroker.broker.memory import CAPACITY, Entry, Memory
+from servicebroker.engine import arriving, departing, enqueue, remote
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.departing import Here, Leaving, Reading, Snapshot, Waiting
+from servicebroker.model.errors import RULES
+from servicebroker.protocol.dialog import SENDS, Acknowledged, Dropped, Failed, Sending
+from servicebroker.protocol.envelope import (
+    Content,
+    Failure,
+    Header,
+    Kind,
+    Part,
+    Payload,
+    encode,
+    open_payload,
+    parse,
+    refusal,
+)
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.fairness import FairQueue
+from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.limits import LIMITS
+from servicebroker.protocol.outgoing import NEVER, Cut
+from servicebroker.protocol.routing import Address, Local
+from servicebroker.protocol.routing import Remote as Away
+from servicebroker.protocol.security import CHECKSUM
+from servicebroker.store.running import run
+from servicebroker.store.statements import Steps
+
+T = TypeVar("T")
+Do = Callable[[Steps[Any]], Any]
+
+AT_ONCE = 1_000  # messages of one conversation that a round reads
+BUDGET = 64 * 1024 * 1024  # bytes of bodies that wait in memory for a link
+PIPELINE = 4 * 1024 * 1024  # bytes under way on a link; much more only makes acknowledgements late, and sent again
+FRAGMENTS = 8  # that a round reads, so that a small message does not wait for a large one's megabyte
+FIRST_SHARE = 64 * 1024  # bytes that a conversation may always have under way
+PAGE = 500  # conversations that a round looks for among those that wait for long
+MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
+SOON = 0.02  # seconds until what somebody else holds is tried again, at first
+LATER = 1.0  # and at most
+DEFAULT_PRIORITY = 5
+
+
+class Relay:
+    """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
+
+    `seconds` never goes back; `capacity` is how many conversations it remembers at a time.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        clock: Callable[[], datetime],
+        seconds: Callable[[], float],
+        chance: Random,
+        here: Callable[[], Here] = Here,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self._links = links
+        self._clock = clock
+        self._seconds = seconds
+        self._chance = chance
+        self._here = here
+        self._capacity = capacity
+        self.forget()
+
+    def forget(self) -> None:
+        """The database was lost, or somebody else has written: begin anew from what it holds."""
+        self._catalog = Catalog()
+        self._memory = Memory(self._clock, self._seconds, self._chance.random, self._capacity)
+        self._lines: dict[Link, FairQueue[UUID]] = {}
+        self._loads: Counter[Link] = Counter()
+        self._fragments = 0  # that this round has read
+        self._snapshot: Snapshot | None = None
+        self._disabled: frozenset[int] = frozenset()
+        # what waits for long is found page by page
+        self._page_at, self._page_after = 0.0, UUID(int=0)
+        self._page_missed = False
+        self._hungry: dict[UUID, None] = {}  # to be read further, in turns
+        self._wanted: set[UUID] = set()  # to be looked up in the database
+        # what a transaction must settle; somebody may hold the rows
+        self._postponed: dict[UUID, Batch] = {}
+        self._acknowledged: dict[UUID, Acknowledged] = {}
+        self._failed: dict[UUID, Failure] = {}
+        self._statuses: dict[UUID, str] = {}
+        self._again_at, self._pause = NEVER, SOON
+
+    # ---------------------------------------------------------------- the round
+
+    def round(self, connection: psycopg.Connection[Any], arrivals: Iterable[Arrival]) -> bool:
+        """One transaction, and what may be sent after it. Returns whether there was something to do.
+
+        Raises:
+            psycopg.Error, InstanceError: nothing of it was done. Call `forget`; the arrivals will come again.
+        """
+
+        def do(steps: Steps[T]) -> T:
+            return run(connection, steps)
+
+        with connection.transaction():
+            touched = self._take(do, list(arrivals))
+            stored = self._store(do, touched)
+            settled, ended = self._settle(do)
+            look = do(departing.look(self._snapshot))
+            touched |= self._enable(look.disabled)
+            touched |= self._due()
+            touched |= self._find(do, look.waiting)
+            self._match(do, touched)
+            self._offer(do, touched)
+        self._snapshot = look.snapshot
+        if stored is not None:
+            self._committed(do, stored)
+        for handle, event in settled.items():
+            if entry := self._memory.get(handle):
+                entry.dialog.deleted(event)
+        for handle in touched:
+            self._line_up(handle)
+        sent = self._send(connection)
+        for handle in ended:
+            self._forget(handle)
+        if self._memory.make_room():
+            self._page_missed = True
+            self._page_at = min(self._page_at, self._seconds() + MATCH_AGAIN)
+        self._plan_again()
+        return bool(touched) or sent
+
+    @property
+    def wake_at(self) -> float:
+        """When the next round has something to do, if nothing arrives and nothing is sent."""
+        hungry = self._seconds() if self._hungry and self._memory.waiting_bytes <= BUDGET else NEVER
+        return min(self._memory.wake_at, self._again_at, self._page_at, hungry)
+
+    def reached(self, address: Address) -> None:
+        """There is a link to that address now: whoever waits for it may send at once."""
+        for handle, entry in self._memory.items():
+            if entry.address == address and entry.link is None:
+                entry.dialog.link_up()
+                self._line_up(handle)
+        if self._page_missed:
+            self._page_at = 0.0
+
+    def unreached(self, address: Address, status: str) -> None:
+        """There is no link to that address, and why."""
+        for _, entry in self._memory.items():
+            if entry.address == address and entry.link is None:
+                self._link_down(entry, status)
+
+    def lost(self, link: Link, status: str) -> None:
+        """A link is over: what was under way on it travels again, at once where another one has taken its place."""
+        self._lines.pop(link, None)
+        torn = set()
+        for _, entry in self._memory.items():
+            if entry.link is link:
+                self._link_down(entry, status)
+                torn.add(entry.address)
+        self._loads.pop(link, None)
+        for address in torn:
+            if address is not None and not isinstance(self._links.reach(address), str):
+                self.reached(address)
+
+    # ---------------------------------------------------------------- what arrives
+
+    def _take(self, do: Do, arrivals: list[Arrival]) -> set[UUID]:
+        envelopes = []
+        for arrival in arrivals:
+            try:
+                envelopes.append((arrival.link, *_opened(arrival.body)))
+            except CorruptedMessage as problem:
+                journal.corrupted(problem)
+        keys = {(header.conversation_id, not header.is_from_initiator) for _, header, _ in envelopes}
+        unknown = [key for key in keys if self._memory.find(*key) is None]
+        if unknown:
+            for endpoint in do(remote.find_by_conversation(unknown)):
+                self._memory.enter(endpoint)
+        return {handle for one in envelopes if (handle := self._take_one(do, *one)) is not None}
+
+    def _take_one(self, do: Do, link: Link, header: Header, payload: Payload) -> UUID | None:
+        handle = self._memory.find(header.conversation_id, not header.is_from_initiator)
+        handle = handle or self._open(do, link, header)
+        entry = None if handle is None else self._memory.get(handle)
+        if handle is None or entry is None:
+            return None
+        for event in entry.dialog.arrived(header, payload):
+            match event:
+                case Acknowledged():
+                    self._acknowledged[handle] = event
+                    self._unload(entry, event.below)
+                case Failed():
+                    self._failed[handle] = event.failure
+                case Dropped():
+                    journal.undeliverable(event, header)
+                    if event.number == 11224:
+                        _refuse(link, header, Failure(-8495, RULES[8495].text))
+        return handle
+
+    def _open(self, do: Do, link: Link, header: Header) -> UUID | None:
+        """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here."""
+        if header.kind not in (Kind.RUN, Kind.FRAGMENT):
+            return None
+        outcome: UUID | arriving.Failed | arriving.Unroutable = arriving.Failed(-8462, RULES[8462].text)
+        if header.is_from_initiator and header.opening is not None:
+            outcome = do(arriving.open_target(self._catalog, header, self._clock(), self._chance.randrange))
+        if isinstance(outcome, UUID):
+            (endpoint,) = do(remote.find_by_handle([outcome]))
+            return self._memory.enter(endpoint)
+        if isinstance(outcome, arriving.Failed):
+            _refuse(link, header, Failure(outcome.code, outcome.description))
+        else:
+            journal.undeliverable(Dropped(outcome.number, RULES[outcome.number].text.format(header.to_service)), header)
+        return None
+
+    def _store(self, do: Do, touched: set[UUID]) -> arriving.Result | None:
+        batches = self._postponed
+        for handle in touched:
+            if (entry := self._memory.get(handle)) and (batch := entry.dialog.batch()) is not None:
+                batches[handle] = batch
+                entry.is_storing = True
+        if not batches:
+            return None
+        result: arriving.Result = do(arriving.store(self._catalog, batches, self._clock()))
+        self._postponed = {handle: batches[handle] for handle in result.postponed}
+        return result
+
+    def _committed(self, do: Do, result: arriving.Result) -> None:
+        """What was stored is durable: it is acknowledged with the next frame."""
+        if result.queues:
+            do(_alone(enqueue.wake(list(result.queues))))
+        for handle in result.gone:
+            self._forget(handle)
+        for handle in result.stored:
+            if (entry := self._memory.get(handle)) and entry.is_storing:  # not one that was looked up again meanwhile
+                entry.is_storing = False
+                entry.dialog.committed()
+                if entry.dialog.sending is Sending.HELD:
+                    self._say(entry, entry.dialog.status)
+                self._line_up(handle)
+        for handle in result.closed:
+            if entry := self._memory.get(handle):
+                entry.dialog.close()
+        for handle, failed in result.failures.items():
+            if entry := self._memory.get(handle):
+                entry.dialog.refuse(Failure(failed.code, failed.description))
+                self._line_up(handle)
+
+    def _settle(self, do: Do) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
+        """What the peers have said of our messages, and what we say of those that wait.
+
+        Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
+        """
+        settled, ended = {}, []
+        if self._acknowledged:
+            done, ended = do(departing.acknowledge(self._acknowledged, self._clock()))
+            settled = {handle: self._acknowledged.pop(handle) for handle in done}
+        if self._failed:
+            for handle in do(departing.fail(self._failed, self._clock())):
+                del self._failed[handle]
+        if self._statuses:
+            do(_alone(departing.set_statuses(self._statuses)))
+            self._statuses = {}
+        return settled, ended
+
+    def _plan_again(self) -> None:
+        """Rows that somebody holds are tried again soon, and less often when that lasts."""
+        if self._postponed or self._acknowledged or self._failed:
+            now = self._seconds()
+            if now >= self._again_at or self._again_at == NEVER:
+                self._again_at = now + self._pause
+                self._pause = min(self._pause * 2, LATER)
+        else:
+            self._again_at, self._pause = NEVER, SOON
+
+    # ---------------------------------------------------------------- what leaves
+
+    def _enable(self, disabled: frozenset[int]) -> set[UUID]:
+        """Brokers may have been disabled, or enabled again: their messages wait, or go."""
+        changed, self._disabled = self._disabled ^ disabled, disabled
+        if not changed:
+            return set()
+        touched = {handle for handle, entry in self._memory.items() if entry.endpoint.database_id in changed}
+        for handle in touched:
+            if (entry := self._memory.get(handle)) and entry.endpoint.database_id not in disabled:
+                entry.dialog.link_up()
+        return touched
+
+    def _due(self) -> set[UUID]:
+        now = self._seconds()
+        due = set()
+        for handle, entry in self._memory.ringing(now):
+            if entry.match_at <= now:
+                self._wanted.add(handle)  # its service may have come into being here
+            entry.dialog.tick(now)
+            due.add(handle)
+        return due
+
+    def _find(self, do: Do, found: list[Waiting]) -> set[UUID]:
+        """Whom the look has found, whom a page has, and who is to be looked up again."""
+        for waiting in found:
+            if entry := self._memory.get(waiting.conversation_handle):
+                entry.end = max(entry.end, waiting.last + 1)
+                if waiting.has_end:
+                    entry.dialog.end()
+        touched = {one.conversation_handle for one in found}
+        touched |= self._turn_page(do)
+        unknown = self._wanted | {handle for handle in touched if handle not in self._memory}
+        self._wanted = set()
+        for handle in unknown:
+            self._forget(handle)
+        if unknown:
+            touched |= {self._memory.enter(endpoint) for endpoint in do(remote.find_by_handle(list(unknown)))}
+        return touched
+
+    def _turn_page(self, do: Do) -> set[UUID]:
+        """Some of those that wait since before we began, or that had no place in memory."""
+        now = self._seconds()
+        if now < self._page_at:
+            return set()
+        handles: list[UUID] = do(departing.page(self._page_after, PAGE))
+        if len(handles) == PAGE:
+            self._page_after = handles[-1]
+            self._page_at = now if self._memory.room >= PAGE else now + MATCH_AGAIN
+        else:
+            self._page_after = UUID(int=0)
+            self._page_at = now + MATCH_AGAIN if self._page_missed else NEVER
+            self._page_missed = False
+        return {handle for handle in handles if handle not in self._memory}
+
+    def _match(self, do: Do, handles: Iterable[UUID]) -> None:
+        """Where those go that have no address yet."""
+        entries = {handle: entry for handle in handles if (entry := self._memory.get(handle)) and entry.address is None}
+        if not entries:
+            return
+        endpoints = [entry.endpoint for entry in entries.values()]
+        decisions = do(departing.route(self._catalog, endpoints, self._here(), self._clock(), self._chance.randrange))
+        away = [handle for handle, one in decisions.items() if isinstance(one.destination, Away)]
+        claimed = do(departing.claim(away)) if away else set()
+        now = self._seconds()
+        for handle, decision in decisions.items():
+            destination, entry = decision.destination, entries[handle]
+            entry.match_at = now + MATCH_AGAIN
+            if handle in claimed and isinstance(destination, Away):
+                entry.address, entry.match_at = destination.address, NEVER
+            elif isinstance(destination, Away):
+                entry.match_at = now + SOON  # somebody sends on it just now, or its target was made here
+            elif isinstance(destination, Local) and not entry.endpoint.is_remote:
+                self._forget(handle)  # its target is made in this instance
+            elif entry.wants_more:
+                number = getattr(destination, "number", 9797)
+                self._say(entry, RULES[number].text.format(entry.endpoint.far_service))
+            self._memory.set_alarm(entry)
+
+    def _offer(self, do: Do, touched: Iterable[UUID]) -> None:
+        """Read what waits and may travel; a part of it at a time, so that memory stays bounded."""
+        self._hungry.update(dict.fromkeys(touched))
+        wanted: dict[UUID, Reading] = {}
+        budget = BUDGET - self._memory.waiting_bytes
+        for handle in list(self._hungry):
+            if budget <= 0:
+                break
+            del self._hungry[handle]
+            entry = self._memory.get(handle)
+            if entry is not None and (reading := self._reading(entry)) is not None:
+                wanted[handle] = reading
+                budget -= min(reading.room, (entry.end - reading.first) * LIMITS.fragment_size)
+        if not wanted:
+            return
+        found = do(departing.read(wanted, LIMITS.fragment_size))
+        for handle, reading in wanted.items():
+            entry = self._memory.get(handle)
+            assert entry is not None
+            messages = found.get(handle, [])
+            for message in messages:
+                self._offer_one(entry, message)
+            was_all = len(messages) < reading.most and sum(one.size for one in messages) < reading.room
+            if was_all and entry.dialog.room > 0:
+                entry.end = entry.dialog.next_to_offer  # END CONVERSATION has dropped the rest
+            elif entry.link is not None and entry.wants_more and entry.dialog.room > 0:
+                self._hungry[handle] = None
+
+    def _reading(self, entry: Entry) -> Reading | None:
+        """What to read of it; of a conversation without a link only one message, so that it is tried again."""
+        dialog = entry.dialog
+        if entry.address is None or dialog.sending not in SENDS or not entry.wants_more or not self._is_enabled(entry):
+            return None
+        if not self._attach(entry):
+            return Reading(dialog.next_to_offer, 1, 1)
+        assert entry.link is not None
+        room = max(dialog.room, 1)
+        if self._loads[entry.link] >= PIPELINE:
+            room = min(room, FIRST_SHARE)
+            if entry.load:  # its acknowledgement will bring it here again
+                return None
+        return Reading(dialog.next_to_offer, AT_ONCE, room)
+
+    def _attach(self, entry: Entry) -> bool:
+        """Whether it has a link, or gets one now."""
+        if entry.link is None and entry.address is not None:
+            found = self._links.reach(entry.address)
+            if isinstance(found, str):
+                return False
+            entry.link = found
+            entry.dialog.link_up()
+            self._loads[found] += sum(entry.load.values())
+            self._say(entry, "")
+        return entry.link is not None
+
+    def _forget(self, handle: UUID) -> None:
+        if entry := self._memory.get(handle):
+            self._unload(entry)
+            self._memory.forget(handle)
+        self._postponed.pop(handle, None)  # the peer sends it again
+
+    def _unload(self, entry: Entry, below: float = NEVER) -> None:
+        """Messages below that number are not under way any more."""
+        self._memory.release(entry, below)
+        for number in [number for number in entry.load if number < below]:
+            size = entry.load.pop(number)
+            if entry.link is not None:
+                self._loads[entry.link] -= size
+
+    def _offer_one(self, entry: Entry, message: Leaving) -> None:
+        """An Error needs no room and may leave messages out; others wait for room and their turn."""
+        dialog = entry.dialog
+        if message.content is Content.ERROR:
+            self._unload(entry)
+        elif dialog.room <= 0 or message.number != dialog.next_to_offer:
+            return
+        dialog.offer(message.number, message.size, message.content)
+        entry.bodies[message.number] = message
+        self._memory.waiting_bytes += len(message.body or b"")
+        entry.load[message.number] = cost = min(message.size + LIMITS.message_cost, LIMITS.window)
+        if entry.link is not None:
+            self._loads[entry.link] += cost
+
+    def _line_up(self, handle: UUID) -> None:
+        """Whoever has something to send gets in line at the link of its address."""
+        entry = self._memory.get(handle)
+        if entry is None:
+            return
+        if not self._is_enabled(entry):
+            if entry.wants_more or entry.dialog.has_work(self._seconds()):
+                self._link_down(entry, RULES[9791].text)
+        elif entry.dialog.has_work(self._seconds()):
+            if entry.link is None and entry.address is not None:
+                found = self._links.reach(entry.address)
+                if isinstance(found, str):
+                    self._link_down(entry, found)
+                    return
+                self._hungry[handle] = None
+            if self._attach(entry):
+                assert entry.link is not None
+                priority = entry.endpoint.priority if entry.endpoint.honors_priority else DEFAULT_PRIORITY
+                self._lines.setdefault(entry.link, FairQueue()).add(handle, priority)
+        self._memory.set_alarm(entry)
+
+    def _is_enabled(self, entry: Entry) -> bool:
+        return entry.endpoint.database_id not in self._disabled
+
+    def _link_down(self, entry: Entry, status: str) -> None:
+        """It is tried again; what was read for it would only fill the memory until then."""
+        if entry.link is not None:
+            self._loads[entry.link] -= sum(entry.load.values())
+        entry.link = None
+        entry.dialog.link_down(self._seconds(), status)
+        self._memory.release(entry)
+        self._say(entry, status)
+        self._memory.set_alarm(entry)
+
+    def _say(self, entry: Entry, status: str) -> None:
+        """Why its messages wait; '' when they are on their way."""
+        if status or entry.status != status:
+            self._statuses[entry.endpoint.conversation_handle] = entry.status = status
+
+    # ---------------------------------------------------------------- frames
+
+    def _send(self, connection: psycopg.Connection[Any]) -> bool:
+        sent = False
+        self._fragments = 0
+        for link, line in list(self._lines.items()):
+            while link.room > 0 and self._fragments < FRAGMENTS and (turn := line.take()) is not None:
+                entry = self._memory.get(turn.key)
+                if entry is None or entry.link is not link:
+                    continue
+                body = self._frame(connection, turn.key, entry)
+                if body is not None:
+                    link.send(body)
+                    sent = True
+                self._line_up(turn.key)
+        return sent
+
+    def _frame(self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry) -> bytes | None:
+        transmission = entry.dialog.transmit(self._seconds())
+        if transmission is None:
+            return None
+        cut = transmission.cut
+        if cut is None:
+            return encode(transmission.header, transmission.payload, CHECKSUM)
+        parts = self._parts(connection, handle, entry, cut)
+        if parts is None:  # END CONVERSATION has dropped what was not acknowledged
+            self._forget(handle)
+            self._wanted.add(handle)
+            return None
+        return encode(transmission.header, parts, CHECKSUM)
+
+    def _parts(
+        self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry, cut: Cut
+    ) -> tuple[Part, ...] | None:
+        """The messages that a cut names, or its fragment of one; None when they are not there any more."""
+        numbers = range(cut.first, cut.last + 1)
+        found = {number: entry.bodies[number] for number in numbers if number in entry.bodies}
+        if len(found) < len(numbers):  # they travel again
+            reading = Reading(cut.first, len(numbers), 2**40)
+            read = run(connection, departing.read({handle: reading}, LIMITS.fragment_size)).get(handle, [])
+            found |= {message.number: message for message in read}
+        if any(number not in found for number in numbers):
+            return None
+        if cut.fragments == 1:
+            for number in numbers:
+                if message := entry.bodies.pop(number, None):
+                    self._memory.waiting_bytes -= len(message.body or b"")
+            return tuple(Part(one.message_type, one.content, one.body) for one in map(found.__getitem__, numbers))
+        message = entry.bodies.setdefault(cut.first, found[cut.first])
+        self._fragments += 1
+        body = run(connection, departing.read_fragment(handle, cut.first, cut.offset, cut.length))
+        return None if body is None else (Part(message.message_type, message.content, body),)
+
+
+def _opened(body: bytes) -> tuple[Header, Payload]:
+    """A frame's header and payload, proven.
+
+    Raises:
+        CorruptedMessage: it was changed under way, or nobody can have made it so.
+    """
+    envelope = parse(body)
+    header, payload = envelope.header, open_payload(envelope, CHECKSUM)
+    names = [header.to_service, header.from_service, header.opening.contract if header.opening else ""]
+    if isinstance(payload, tuple):
+        names += [part.message_type for part in payload]
+    if any("\0" in name for name in names):
+        raise CorruptedMessage(11235, "a name contains the character NUL")
+    return header, payload
+
+
+def _refuse(link: Link, header: Header, failure: Failure) -> None:
+    """Answer where no endpoint is, or not for this peer."""
+    link.send(encode(refusal(header, header.to_broker or header.conversation_id), failure, CHECKSUM))
+
+
+def _alone(statement: Any) -> Steps[None]:
+    yield statement

@@ -1,0 +1,297 @@
+"""One connection: bytes on one side, with TLS or without; frames and events on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from servicebroker.broker import journal
+from servicebroker.broker.connections import Observed
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
+from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
+from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Event, Greeted, Online, Phase
+from servicebroker.protocol.routing import Address
+
+if TYPE_CHECKING:
+    from servicebroker.broker.network import Network
+
+OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
+LINGER = 1.0  # seconds that a refused peer has to read why
+
+_log = logging.getLogger("servicebroker.broker")
+
+_LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
+
+
+class Stream(asyncio.Protocol):
+    """One connection of a network. It is a `Link` while it is online."""
+
+    def __init__(self, network: Network, address: Address | None) -> None:
+        self.network = network
+        self.address = address  # where we connected to; None for a connection that we accepted
+        self.connection = Connection(network.me, is_opener=address is not None, now=time.monotonic())
+        self.moment = 0
+        self.peer = str(address or "")
+        self._channel: Channel | None = None
+        self._is_begun = False  # the protocol has: it is known whether TLS is under it
+        self._transport: asyncio.Transport | None = None
+        self._was_online = False
+        self._outbox: deque[bytes] = deque()
+        self._outgoing = 0  # bytes in the outbox
+        self._flush_due = False
+        self._loop = asyncio.get_running_loop()
+        self._id = uuid4()
+        self._connected_at = self._active_at = network.clock()
+        self._online_at: datetime | None = None
+        self._bytes = [0, 0]  # sent, received
+        self._fragments = [0, 0]
+        self._calls = [0, 0]
+
+    # ---------------------------------------------------------------- as a link, from any thread
+
+    @property
+    def room(self) -> int:
+        """How many bytes it takes now."""
+        transport = self._transport
+        return OUTBOX - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
+
+    def send(self, body: bytes) -> None:
+        """Send the body of a DIALOG frame; dropped when the connection is over."""
+        self._outbox.append(body)
+        self._outgoing += len(body)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon_threadsafe(self._flush)
+
+    # ---------------------------------------------------------------- what the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The stream is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=OUTBOX)
+        self.network.streams.add(self)
+        name = transport.get_extra_info("peername") or ("", 0)
+        if self.address is None:
+            self.peer = str(Address(name[0], name[1]))
+            journal.connection("Accept", self.peer)
+            return
+        if not self.network.is_secured(self.address):
+            self._begin()
+            self._write()
+            return
+        tls = self.network.policy.tls
+        if tls is None:  # it has just been taken away
+            self.shut(9762, RULES[9762].text)
+            return
+        self._channel = tls.channel(is_opener=True)
+        self._channel.begin()
+        self._write()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self.connection.phase is Phase.CLOSED:
+            return
+        self._active_at = self.network.clock()
+        self._count(1, data)
+        try:
+            plain = self._unsecured(data)
+        except BrokerError as problem:
+            self.shut(problem.number, problem.text)
+            return
+        if plain:
+            self._handle(self.connection.receive(plain, time.monotonic()))
+        else:
+            self._write()
+        if self.network.inbox.is_full and self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """The peer has closed the stream."""
+        return False
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        """The stream is over."""
+        self._handle(self.connection.end_of_stream())
+        self._transport = None
+
+    def resume_writing(self) -> None:
+        """The socket takes bytes again."""
+        self.network.inbox.bell.set()
+
+    # ---------------------------------------------------------------- what the network calls
+
+    def tick(self) -> None:
+        """Time has passed."""
+        self._handle(self.connection.tick(time.monotonic()))
+
+    def resume(self) -> None:
+        """The inbox takes frames again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def shut(self, number: int, text: str) -> None:
+        """End the connection, and tell the peer why."""
+        if self.connection.phase is not Phase.CLOSED:
+            self._handle([self.connection.close(number, text, time.monotonic())])
+
+    def observed(self) -> Observed:
+        """For sys.dm_broker_connections."""
+        transport, peer = self._transport, self._channel.peer if self._channel else None
+        login = _LOGIN_STATES[self.connection.phase]
+        greeting = self.connection.peer
+        return Observed(
+            self._id,
+            4 if self._was_online else 3,
+            self._connected_at,
+            self._online_at,
+            peer.name if peer else None,
+            peer.certificate_id if peer else None,
+            self.peer,
+            self._active_at,
+            self.address is None,
+            login,
+            peer is not None,
+            transport is not None and not transport.is_closing() and not transport.is_reading(),
+            self.room <= 0,
+            *(self._bytes[0], self._bytes[1], self._fragments[0], self._fragments[1], self._calls[0], self._calls[1]),
+            greeting.instance if greeting else None,
+        )
+
+    # ---------------------------------------------------------------- TLS, or not
+
+    def _unsecured(self, data: bytes) -> bytes:
+        """What the peer has said, out of TLS where it is used.
+
+        Raises:
+            BrokerError: the peer is not let in, or does not let us in.
+        """
+        if self._is_begun and self._channel is None:
+            return data
+        if self.address is None and self._channel is None:
+            self._decide(is_tls=data[0] == HANDSHAKE)
+            if self._channel is None:
+                return data
+        assert self._channel is not None
+        if self.address is not None and self._calls[1] == 1 and data[0] not in RECORDS:
+            self._answered_without_tls(data)
+        plain = self._channel.receive(data)
+        if self._channel.peer is not None and not self._is_begun:
+            self._begin()
+        return plain
+
+    def _decide(self, *, is_tls: bool) -> None:
+        """How to go on with a peer that has just begun to speak."""
+        policy = self.network.policy
+        if policy.refusal:
+            raise BrokerError(policy.refusal)
+        if is_tls and policy.encryption != DISABLED and policy.tls is not None:
+            self._channel = policy.tls.channel(is_opener=False)
+        elif is_tls or policy.encryption == REQUIRED:
+            raise BrokerError(28027, "encryption algorithm")
+        else:
+            self._begin()
+
+    def _answered_without_tls(self, data: bytes) -> None:
+        """We spoke TLS and the peer does not: all that is believed of such an answer is that it is a refusal."""
+        assert self.address is not None
+        self.network.takes_no_tls(self.address)
+        opened = Connection(self.network.me, is_opener=True, now=time.monotonic())
+        opened.begin(0, time.monotonic())
+        for event in opened.receive(data, time.monotonic()):
+            if isinstance(event, Closed) and event.number in (28027, 28036, 28080):
+                raise BrokerError(event.number, "encryption algorithm")
+        raise BrokerError(9758)
+
+    def _begin(self) -> None:
+        self._is_begun = True
+        self.moment = self.network.arbiter.moment()
+        self.connection.begin(self.moment, time.monotonic())
+
+    def _count(self, direction: int, data: bytes) -> None:
+        self._bytes[direction] += len(data)
+        self._calls[direction] += 1
+
+    # ---------------------------------------------------------------- events
+
+    def _handle(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case Arrived():
+                    self._fragments[1] += 1
+                    self.network.inbox.put(Arrival(self, event.body))
+                case Corrupted():
+                    _log.warning("Broker:Corrupted Message: %d bytes were changed under way.", event.size)
+                case Greeted():
+                    self._greeted(event)
+                case Online():
+                    self._was_online = True
+                    self._online_at = self.network.clock()
+                    journal.connection("Connected", self.peer)
+                    if self._channel is not None and self._channel.peer is not None:
+                        journal.login("Login Success", self.peer, self._channel.peer.name)
+                    self.network.online(self, event)
+                case Closed():
+                    self._write()
+                    self._end(event)
+                    return
+        self._write()
+
+    def _greeted(self, event: Greeted) -> None:
+        now = time.monotonic()
+        refused = self.network.arbiter.greeted(event.hello)
+        if refused:
+            self._handle([self.connection.reject(refused, now)])
+            return
+        self.moment = self.network.arbiter.moment()
+        self._handle([self.connection.welcome(self.moment, now), *self.connection.resume(now)])
+
+    def _end(self, closed: Closed) -> None:
+        is_refusal = not self._was_online and closed.number in journal.AUDITED
+        if self._transport is not None:
+            if is_refusal and self.address is None:
+                self._let_it_read(self._transport)
+            else:
+                self._transport.close()
+        error = closed.text if closed.number else ""
+        if is_refusal:
+            journal.login(journal.AUDITED[closed.number], self.peer, error=error)
+            if self.address is None:
+                self.network.refuse(closed.number, self.peer)
+        journal.connection("Closed", self.peer, error)
+        self.network.over(self, closed, was_online=self._was_online)
+
+    def _let_it_read(self, transport: asyncio.Transport) -> None:
+        """A stream that is closed while the peer still speaks may lose what we have said to it: why it is refused."""
+        if not transport.is_closing():
+            transport.write_eof()
+            self._loop.call_later(LINGER, transport.close)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        now = time.monotonic()
+        while self._outbox:
+            body = self._outbox.popleft()
+            self._outgoing -= len(body)
+            if self.connection.phase == "ONLINE":
+                self.connection.send(body, now)
+                self._fragments[0] += 1
+        self._write()
+        self.network.inbox.bell.set()
+
+    def _write(self) -> None:
+        data = self.connection.outgoing()
+        if self._channel is not None:
+            if data and self._channel.peer is not None:
+                self._channel.send(data)
+            data = self._channel.outgoing()  # without a peer that was let in: the handshake, or an alert
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._count(0, data)
+            self._transport.write(data)

@@ -1,0 +1,146 @@
+"""`servicebroker certificate create | export | import | list | drop`: who may connect to an instance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from servicebroker.api.instance import Instance, utc_now
+from servicebroker.api.open import open_instance
+from servicebroker.broker import certificates
+from servicebroker.broker.certificates import KeyFolder
+from servicebroker.cli.keys import key_folder
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.engine.transport_certificates import (
+    Certificate,
+    add_certificate,
+    all_certificates,
+    drop_certificate,
+    find_certificate,
+)
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.connection import is_url
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.running import run, run_alone
+
+app = typer.Typer(no_args_is_help=True, help="Certificates: who this instance is to others, and whom it lets in.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name in this instance.")]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    days: Annotated[int, typer.Option(help="How long it is valid.")] = certificates.DAYS,
+    keys: KeysOption = None,
+) -> None:
+    """Make a certificate of this instance, with its private key."""
+    facts, secret = certificates.make(name, utc_now(), days)
+    with _open(instance) as opened:
+        folder = KeyFolder(key_folder(opened, instance, keys))
+        folder.write(facts.thumbprint, secret)
+        try:
+            with opened.connection() as connection:
+                run_alone(connection, add_certificate(name, facts, is_own=True))
+        except BaseException:
+            folder.remove(facts.thumbprint)
+            raise
+    typer.echo(f"Certificate {name} is valid until {_day(facts.expiry_date)}; its key is in {folder.path}.")
+    typer.echo(f"Next: servicebroker certificate export {name} {name}.pem, and import that file at each peer.")
+
+
+@app.command()
+def export(
+    name: NameArgument,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Standard output without it.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Write a certificate, without its key, for others to import."""
+    with _open(instance) as opened, opened.connection() as connection:
+        pem = certificates.as_pem(run(connection, find_certificate("find", name)).facts.der)
+    if file is None:
+        typer.echo(pem, nl=False)
+    else:
+        file.write_text(pem)
+        typer.echo(f"Certificate {name} is in {file}.")
+
+
+@app.command("import")
+def import_(
+    name: NameArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate that a peer has exported.")],
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """Let in the instance that has this certificate."""
+    facts = certificates.read(file.read_bytes())
+    with _open(instance) as opened, opened.connection() as connection:
+        run_alone(connection, add_certificate(name, facts, is_own=False))
+    typer.echo(f"The peer with certificate {name} is let in until {_day(facts.expiry_date)}.")
+    typer.echo(f"Compare its SHA-256 with the one that its owner sees: {facts.thumbprint.hex()}")
+
+
+@app.command("list")
+def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Show the certificates of this instance and those of its peers."""
+    with _open(instance) as opened, opened.connection() as connection:
+        found = run(connection, all_certificates())
+    if as_json:
+        typer.echo(json.dumps([_told(one) for one in found]))
+        return
+    if not found:
+        typer.echo("No certificates yet.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "of", "valid until", "SHA-256"):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        expired = " (expired)" if one.facts.expiry_date <= utc_now() else ""
+        whose = "this instance" if one.is_own else "a peer"
+        table.add_row(one.name, whose, _day(one.facts.expiry_date) + expired, one.facts.thumbprint.hex())
+    Console().print(table)
+
+
+@app.command()
+def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None) -> None:
+    """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
+    with _open(instance) as opened:
+        with opened.connection() as connection:
+            dropped = run_alone(connection, drop_certificate(name))
+        if dropped.is_own:
+            KeyFolder(key_folder(opened, instance, keys)).remove(dropped.facts.thumbprint)
+    typer.echo(f"Certificate {dropped.name} is removed.")
+
+
+@contextmanager
+def _open(target: str) -> Iterator[Instance]:
+    """An instance that exists: certificates of a mistyped folder would help nobody."""
+    if not is_url(target) and not EmbeddedServer.exists(target):
+        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
+    with open_instance(target, upkeep=None) as opened:
+        yield opened
+
+
+def _told(one: Certificate) -> dict[str, object]:
+    facts = one.facts
+    return {
+        "name": one.name,
+        "is_own": one.is_own,
+        "subject": facts.subject,
+        "start_date": facts.start_date.isoformat(),
+        "expiry_date": facts.expiry_date.isoformat(),
+        "sha256": facts.thumbprint.hex(),
+    }
+
+
+def _day(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC"

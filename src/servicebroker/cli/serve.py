@@ -1,0 +1,137 @@
+"""`servicebroker serve`: the daemon of an instance as a process, with its log on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from servicebroker.api.instance import utc_now
+from servicebroker.api.open import open_instance
+from servicebroker.broker.certificates import KeyFolder
+from servicebroker.broker.daemon import Daemon
+from servicebroker.cli.keys import key_folder
+from servicebroker.engine.network_endpoints import (
+    DISABLED,
+    HIGHEST_PORT,
+    LOWEST_PORT,
+    REQUIRED,
+    STARTED,
+    SUPPORTED,
+    NetworkEndpoint,
+)
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.store.connection import is_url
+from servicebroker.store.embedded import EmbeddedServer
+
+RETRY = 2.0  # seconds between attempts to reach a database that is down when we begin
+_LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+def serve(target: str, listen: str | None, encryption: str, keys: str | None, *, as_json: bool) -> None:
+    """Serve the instance until SIGTERM or SIGINT, through restarts of its database.
+
+    Raises:
+        InstanceError: there is none, or it cannot be used.
+        BrokerError: 5837 port, 402 what the arguments may not say.
+    """
+    listener = None if listen is None else parse_listener(listen, encryption)
+    log_to_standard_error(as_json=as_json)
+    stopping = _Stopping()
+    if not is_url(target) and not EmbeddedServer.exists(target):
+        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
+    while not stopping.asked:
+        try:
+            with open_instance(target) as instance:
+                folder = KeyFolder(key_folder(instance, target, keys))
+                daemon = Daemon(instance.url, utc_now, listener=listener, keys=folder)
+                stopping.stops(daemon)
+                daemon.run()
+                return
+        except InstanceError as problem:
+            if not is_url(target) or "Cannot connect" not in str(problem):
+                raise
+            _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
+            stopping.wait(RETRY)
+
+
+def parse_listener(text: str, encryption: str) -> NetworkEndpoint:
+    """The endpoint that HOST:PORT stands for; an empty host is every address of the machine.
+
+    Raises:
+        BrokerError: 5837 port, 402 no HOST:PORT.
+    """
+    found = _LISTEN.fullmatch(text)
+    if found is None:
+        raise BrokerError(402, "--listen", repr(text), "HOST:PORT")
+    if not LOWEST_PORT <= int(found["port"]) <= HIGHEST_PORT:
+        raise BrokerError(5837)
+    if encryption.upper() not in (DISABLED, SUPPORTED, REQUIRED):
+        raise BrokerError(402, "--encryption", repr(encryption), "DISABLED, SUPPORTED or REQUIRED")
+    return NetworkEndpoint(STARTED, found["v6"] or found["host"], int(found["port"]), encryption.upper())
+
+
+class _Stopping:
+    """SIGTERM and SIGINT: the round that runs is finished, the peers are told, and the process ends with code 0."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._daemon: Daemon | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def stops(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        if self.asked:
+            daemon.stop()
+
+    def wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _handle(self, number: int, frame: object) -> None:
+        self.asked = True
+        if self._daemon is not None:  # not here: the thread that was interrupted may hold a lock that this takes
+            threading.Thread(target=self._daemon.stop).start()
+
+
+class _Lines(logging.Formatter):
+    """One line for each record: time, level, text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = " ".join(record.getMessage().split())
+        return f"{_time(record)} {record.levelname} {text}{self._trace(record)}"
+
+    def _trace(self, record: logging.LogRecord) -> str:
+        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+
+
+class _Json(logging.Formatter):
+    """One JSON object for each record, with the fields of an event beside its text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
+        told |= getattr(record, "fields", {})
+        if record.exc_info:
+            told["trace"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def log_to_standard_error(*, as_json: bool) -> None:
+    """Say what the broker does, and what anybody else warns of."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if as_json else _Lines())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("servicebroker").setLevel(logging.INFO)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

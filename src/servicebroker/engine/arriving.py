@@ -1,0 +1,524 @@
+"""Messages from other instances: what arrives is stored, many messages in one transaction, and only then acknowledged.
+
+Nobody is waited for: a conversation whose row somebody else holds is stored with the next batch. What arrives while
+the queue is off is kept beside it, in order, and acknowledged all the same.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine import enqueue
+from servicebroker.engine.catalog import Catalog, Usages, find_routes, find_usages
+from servicebroker.engine.endpoints import close_endpoints
+from servicebroker.engine.enqueue import RANK_DATA, RANK_ERROR
+from servicebroker.engine.failure import drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.priorities import PRIORITY
+from servicebroker.engine.remote import lock_alone, lock_shared
+from servicebroker.engine.validation import Sender, rejection
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.rejection import Rejection
+from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
+from servicebroker.protocol.envelope import Content, Header, Opening, Part
+from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
+from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, Site, classify
+from servicebroker.store import locks
+from servicebroker.store.direct import Bodies
+from servicebroker.store.statements import Statement, Steps
+
+
+class Unroutable(NamedTuple):
+    """Not taken, and not answered: why, in the words of the event Broker:Message Undeliverable."""
+
+    number: int
+
+
+class Failed(NamedTuple):
+    """Not taken: the Error that the peer is to get, with its number below zero."""
+
+    code: int
+    description: str
+
+
+class Result(NamedTuple):
+    """What became of the batches: `stored` are durable at commit, `postponed` are to be given again.
+
+    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` have more
+    to read then: `enqueue.wake` them.
+    """
+
+    stored: list[UUID]
+    postponed: list[UUID]
+    gone: set[UUID]
+    closed: list[UUID]
+    failures: dict[UUID, Failed]
+    queues: set[int]
+
+
+def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[UUID | Failed | Unroutable]:
+    """Make the target endpoint of a conversation that begins in another instance. Returns its handle.
+
+    The routes of msdb say whether the service is here (reference 03 section 2).
+    """
+    opening = header.opening
+    assert opening is not None
+    rows = yield Statement(
+        "select pg_try_advisory_xact_lock_shared($1, 0) "
+        "and pg_try_advisory_xact_lock_shared($2, hashtext($3))",  # as `opening.lock_service`, but waiting for nobody
+        (locks.DELIVERY, locks.SERVICE, header.to_service),
+    )
+    if not rows[0][0]:  # the service is being made or altered: the peer tries again
+        return Unroutable(9797)
+    rows = yield Statement(
+        "select d.service_broker_guid::text, d.database_id, d.is_broker_enabled, lower(d.name) = 'msdb', "
+        "d.routes_version, s.service_id, s.queue_id, c.service_contract_id, u.service_id is not null "
+        "from servicebroker.databases d "
+        "left join servicebroker.services s on s.database_id = d.database_id and s.name = $1 "
+        "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $2 "
+        "left join servicebroker.service_contract_usages u "
+        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id",
+        (header.to_service, opening.contract),
+    )
+    outside = RoutingTable(())
+    for _, database_id, _, is_msdb, version, *_ in rows:
+        if is_msdb:
+            outside = yield from find_routes(catalog, database_id, version)
+    enabled = {row[0]: row for row in rows if row[2]}
+    homes = [broker for broker, row in enabled.items() if row[5] is not None]
+    decision = classify(
+        Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
+        RoutingTable(()),
+        outside,
+        Site({header.to_service: homes}, frozenset(enabled), asked=frozenset({header.to_service})),
+        now,
+        pick,
+    )
+    destination = decision.destination
+    if isinstance(destination, Refused):
+        return _failed(BrokerError(destination.number, header.to_service))
+    if not isinstance(destination, Local):
+        return Unroutable(getattr(destination, "number", 9750))
+    _, database_id, _, _, _, service_id, queue_id, contract_id, accepted = enabled[destination.broker_instance]
+    if not accepted:
+        return _failed(BrokerError(8408, header.to_service, opening.contract))
+    return (yield from _insert_target(header, opening, database_id, service_id, queue_id, contract_id, now))
+
+
+def _insert_target(
+    header: Header, opening: Opening, database_id: int, service_id: int, queue_id: int, contract_id: int, now: datetime
+) -> Steps[UUID | Unroutable]:
+    rows = yield Statement(
+        "with target as ("
+        "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
+        "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
+        "far_service, far_broker_instance, is_remote) "
+        f"select $1, false, $2, $3, $4, gen_random_uuid(), $5, "
+        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='$8')}, 'SI', $6, $7, $8, $9, true "
+        "on conflict do nothing returning conversation_handle, conversation_group_id, service_id), "
+        "grouped as (insert into servicebroker.conversation_groups "
+        "select conversation_group_id, service_id from target), "
+        "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target) "
+        "select conversation_handle from target",
+        (
+            header.conversation_id,
+            database_id,
+            service_id,
+            contract_id,
+            queue_id,
+            opening.encryption,
+            now + timedelta(seconds=opening.lifetime),
+            header.from_service,
+            str(header.from_broker),
+        ),
+    )
+    return rows[0][0] if rows else Unroutable(11221)  # both sides of that conversation are in this instance
+
+
+def _failed(error: BrokerError) -> Failed:
+    return Failed(-error.number, error.text)
+
+
+# ---------------------------------------------------------------- storing
+
+
+class Endpoint(NamedTuple):
+    """What storing has to know of an endpoint. `waits`: its queue is off, or something already waits beside it."""
+
+    conversation_handle: UUID
+    conversation_id: UUID
+    is_initiator: bool
+    database_id: int
+    service_contract_id: int
+    queue_id: int
+    state: str
+    catalog_version: int
+    waits: bool
+    failure_code: int | None  # what the peer is told
+    failure_text: str
+
+
+class Arrived(NamedTuple):
+    """A message that is next in order. One of fragments may have its body with them."""
+
+    handle: UUID
+    step: Deliver | Complete
+    part: Part
+    message_type_id: int
+    validation: str
+    rank: int
+
+    @property
+    def number(self) -> int:
+        """The sequence number."""
+        return self.step.number
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Whether its fragments are kept."""
+        return isinstance(self.step, Complete)
+
+    @property
+    def kind(self) -> tuple[UUID, int, str, int, bool]:
+        """All but its number and body."""
+        return self.handle, self.message_type_id, self.validation, self.rank, self.is_fragmented
+
+
+class Plan(NamedTuple):
+    """What one batch does to its endpoint. `event` is what it means for the endpoint's state."""
+
+    endpoint: Endpoint
+    batch: Batch
+    messages: list[Arrived]
+    event: Event | None = None
+    failure: Rejection | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether the endpoint's row is written, and not only looked at."""
+        begins = self.endpoint.state == State.STARTED_INBOUND and bool(self.messages)
+        return begins or self.event is not None or self.failure is not None
+
+
+_LIVE = (State.STARTED_INBOUND, State.CONVERSING, State.DISCONNECTED_INBOUND)  # the application reads what arrives
+_CONTROL = {
+    Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
+    Content.ERROR: (names.ERROR_ID, "X", RANK_ERROR),
+}
+
+
+def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Steps[Result]:
+    """Store what has arrived for these endpoints: of each its whole batch, or nothing.
+
+    Raises:
+        InstanceError: somebody else has stored messages of the same conversations. Roll back, and look again.
+    """
+    rows = yield _TRY_PARKING
+    if not rows[0][0]:  # a queue is being switched on, or a service moved: what waits beside queues goes first
+        return Result([], list(batches), set(), [], {}, set())
+    free, gone = yield from lock_shared(list(batches))
+    endpoints = yield from _look_at(free)
+    plans = []
+    for endpoint in endpoints:
+        plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle])))
+    plans = yield from _lock_changing(plans)
+    yield from _keep(plans)
+    yield from _advance(plans)
+    yield from _deliver(plans)
+    for plan in plans:
+        yield from _conclude(plan, now)
+    stored = [plan.endpoint.conversation_handle for plan in plans]
+    return Result(
+        stored,
+        [handle for handle in batches if handle not in gone.union(stored)],
+        gone,
+        [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == State.CLOSED],
+        {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
+        {plan.endpoint.queue_id for plan in plans if plan.messages or plan.failure},
+    )
+
+
+# `endpoints.lock_parking`, waiting for nobody
+_TRY_PARKING = Statement("select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+
+
+def _look_at(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
+    """These endpoints, whose rows are locked, but those whose broker is disabled."""
+    rows = yield Statement(
+        "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
+        "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
+        "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
+        "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence), "
+        "told.failure_code, told.failure_text "
+        "from servicebroker.conversation_endpoints e "
+        "join servicebroker.queues q on q.queue_id = e.queue_id "
+        "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
+        "left join servicebroker.arrivals told using (conversation_handle) "
+        "where e.conversation_handle = any ($1)",
+        (list(handles),),
+    )
+    return [Endpoint(*row) for row in rows]
+
+
+def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
+    """Without those whose row must be written while somebody sends on it."""
+    changing = {plan.endpoint.conversation_handle for plan in plans if plan.changes}
+    blocked = changing - (yield from lock_alone(list(changing)))
+    return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
+
+
+def _told(plan: Plan) -> Failed | None:
+    """The error that the peer gets, now or again."""
+    if plan.failure is not None:
+        return _failed(plan.failure.to_sender)
+    endpoint = plan.endpoint
+    return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
+
+
+def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
+    """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them."""
+    usages = yield from find_usages(
+        catalog, endpoint.database_id, endpoint.service_contract_id, endpoint.catalog_version
+    )
+    sender = Sender(endpoint.conversation_id, not endpoint.is_initiator, endpoint.database_id)
+    taken: list[Arrived] = []
+    for step in batch.steps:
+        if not isinstance(step, Deliver | Complete):
+            continue
+        part = (
+            step.part if isinstance(step, Deliver) else (yield from _put_together(endpoint, batch, step.number, usages))
+        )
+        if part.content is not Content.DATA:
+            event = Event.END_DIALOG_ARRIVED if part.content is Content.END else Event.ERROR_ARRIVED
+            if endpoint.state in _LIVE:
+                taken.append(Arrived(endpoint.conversation_handle, step, part, *_CONTROL[part.content]))
+            happens = taken or (State(endpoint.state), event) in TRANSITIONS
+            return Plan(endpoint, batch, taken, event if happens else None)
+        if endpoint.state in _LIVE[:2]:
+            failure = yield from rejection(sender, usages, part.message_type, step.number, part.body)
+            if failure is not None:
+                return Plan(endpoint, batch, taken, None, failure)
+            usage = usages[part.message_type]
+            taken.append(
+                Arrived(endpoint.conversation_handle, step, part, usage.message_type_id, usage.validation, RANK_DATA)
+            )
+    return Plan(endpoint, batch, taken)
+
+
+def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
+    """A message of fragments, some of which are in the batch. Its body is left where it is unless it is looked at."""
+    new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
+    kept = yield Statement(
+        "select message_type_name, content::int from servicebroker.arrived_fragments "
+        "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
+        (endpoint.conversation_handle, number),
+    )
+    message_type, content = kept[0] if kept else next((part.message_type, part.content) for part in new.values())
+    usage = usages.get(message_type)
+    if content == Content.DATA and usage is not None and usage.validation == "N":
+        return Part(message_type, Content(content), None)
+    rows = yield Statement(
+        "select fragment, message_body from servicebroker.arrived_fragments "
+        "where conversation_handle = $1 and message_sequence_number = $2",
+        (endpoint.conversation_handle, number),
+    )
+    pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
+    return Part(message_type, Content(content), b"".join(body or b"" for _, body in sorted(pieces.items())))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _keep(plans: list[Plan]) -> Steps[None]:
+    """Fragments and what came too early; what an Error has overtaken goes."""
+    takes = [plan for plan in plans if plan.endpoint.state != State.CLOSED]
+    kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
+    keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
+    discards = [(handle, step.below) for handle, step in kept if isinstance(step, Discard)]
+    if keeps:
+        yield Statement(
+            "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
+            "fragments, message_type_name, content, message_body) "
+            "select * "
+            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[])",
+            (
+                [handle for handle, _ in keeps],
+                [step.number for _, step in keeps],
+                [step.fragment for _, step in keeps],
+                [step.fragments for _, step in keeps],
+                [step.part.message_type for _, step in keeps],
+                [int(step.part.content) for _, step in keeps],
+                Bodies(step.part.body for _, step in keeps),
+            ),
+        )
+    if discards:
+        yield Statement(
+            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, below) "
+            "where f.conversation_handle = d.handle and f.message_sequence_number < d.below",
+            ([handle for handle, _ in discards], [below for _, below in discards]),
+        )
+
+
+def _advance(plans: list[Plan]) -> Steps[None]:
+    """Count what is stored. Whoever stored the same messages before has changed the number that we expect."""
+    moving = [plan for plan in plans if plan.batch.reached != plan.batch.expected]
+    if not moving:
+        return
+    handles = [plan.endpoint.conversation_handle for plan in moving]
+    if any(plan.batch.expected == 0 for plan in moving):
+        yield Statement(
+            "insert into servicebroker.arrivals (conversation_handle) select unnest($1::uuid[]) on conflict do nothing",
+            (handles,),
+        )
+    rows = yield Statement(
+        "update servicebroker.arrivals a set receive_sequence = m.reached, "
+        "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
+        "from unnest($1::uuid[], $2::bigint[], $3::bigint[]) m (handle, expected, reached) "
+        "where a.conversation_handle = m.handle and a.receive_sequence = m.expected returning m.handle",
+        (handles, [plan.batch.expected for plan in moving], [plan.batch.reached for plan in moving]),
+    )
+    if len(rows) != len(moving):
+        raise InstanceError(
+            "Another process stores messages of the same conversations: only one may serve an instance."
+        )
+
+
+def _deliver(plans: list[Plan]) -> Steps[None]:
+    """Messages into their queues, or beside those that are off."""
+    queues: dict[int, list[Arrived]] = defaultdict(list)
+    beside: list[Arrived] = []
+    for plan in plans:
+        (beside if plan.endpoint.waits else queues[plan.endpoint.queue_id]).extend(plan.messages)
+    for queue_id, messages in queues.items():
+        if messages:
+            yield Statement(
+                enqueue.arrive(queue_id),
+                (*map(list, zip(*_runs(messages), strict=True)), Bodies(message.part.body for message in messages)),
+            )
+    gone = [message for messages in queues.values() for message in messages if message.is_fragmented]
+    if gone:
+        yield Statement(
+            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
+            "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
+            ([message.handle for message in gone], [message.step.number for message in gone]),
+        )
+    whole = [message for message in beside if not message.is_fragmented]
+    if whole:
+        yield Statement(
+            "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
+            "fragments, message_type_name, content, message_body) "
+            "select handle, number, 0, 1, type, content, body "
+            "from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[]) "
+            "  m (handle, number, type, content, body)",
+            (
+                [message.handle for message in whole],
+                [message.step.number for message in whole],
+                [message.part.message_type for message in whole],
+                [int(message.part.content) for message in whole],
+                Bodies(message.part.body for message in whole),
+            ),
+        )
+
+
+def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
+    """What `enqueue.arrive` takes: messages of one endpoint that follow each other and are alike are one run."""
+    starts = [
+        place
+        for place, message in enumerate(messages)
+        if place == 0 or message.kind != messages[place - 1].kind or message.number != messages[place - 1].number + 1
+    ]
+    runs: list[tuple[object, ...]] = []
+    for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
+        handle, *rest = messages[start].kind
+        runs.append((handle, messages[start].number, end - start, start + 1, *rest))
+    return runs
+
+
+def _conclude(plan: Plan, now: datetime) -> Steps[None]:
+    """What the arrivals mean for the endpoint itself."""
+    endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
+    if plan.failure is not None:
+        yield tell_remote([handle], plan.failure.to_sender)
+        yield from fail_endpoints([handle], plan.failure.to_receiver)
+        return
+    if endpoint.waits:  # its turn comes with the messages before it
+        return
+    state = State.CONVERSING if endpoint.state == State.STARTED_INBOUND and plan.messages else State(endpoint.state)
+    if plan.event is not None:
+        yield from take_end(handle, state, plan.event, now)
+    elif state != endpoint.state:
+        yield _set_state(handle, state)
+
+
+def take_end(handle: UUID, state: State, event: Event, now: datetime) -> Steps[None]:
+    """An EndDialog or an Error has arrived on an endpoint whose row is locked."""
+    after = TRANSITIONS.get((state, event), state)
+    if event is Event.ERROR_ARRIVED:
+        yield drop_waiting([handle])
+    if after is REMOVED:  # it has ended; a target stays, or its first message, coming late, would open it anew
+        yield from close_endpoints([handle], now)
+    elif after is not state or state is State.CONVERSING:
+        yield _set_state(handle, after)
+
+
+def _set_state(handle: UUID, state: State) -> Statement:
+    return Statement(
+        "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
+        (handle, state.value),
+    )
+
+
+# ---------------------------------------------------------------- what waits beside a queue
+
+
+_KEPT = (
+    "from servicebroker.conversation_endpoints e "
+    "join servicebroker.arrivals a using (conversation_handle) "
+    "join servicebroker.queues q on q.queue_id = e.queue_id and q.is_enqueue_enabled "
+    "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
+    "where e.conversation_handle in (select conversation_handle from servicebroker.arrived_fragments) "
+    "and exists (select from servicebroker.arrived_fragments f "
+    "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence)"
+)
+
+
+def is_kept_deliverable() -> Steps[bool]:
+    """Whether `deliver_kept` would find something."""
+    rows = yield Statement(f"select exists (select {_KEPT})")
+    return bool(rows[0][0])
+
+
+def deliver_kept(now: datetime) -> Steps[None]:
+    """What arrived while a queue was off goes into it, now that it is on.
+
+    The caller holds the lock of `lock_delivery`. A conversation that somebody is at is left for the next time.
+    """
+    rows = yield Statement(f"select e.conversation_handle {_KEPT} for no key update of e skip locked")
+    if not rows:
+        return
+    queues = yield Statement(
+        "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) group by queue_id",
+        ([handle for (handle,) in rows],),
+    )
+    for queue_id, handles in queues:
+        yield Statement(enqueue.arrive_kept(queue_id), (handles,))
+        ended = yield Statement(
+            "with gone as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
+            "where f.conversation_handle = any ($1) and a.conversation_handle = f.conversation_handle "
+            "and f.message_sequence_number < a.receive_sequence returning f.conversation_handle, f.content) "
+            "select e.conversation_handle, e.state, max(content)::int from gone "
+            "join servicebroker.conversation_endpoints e using (conversation_handle) group by 1, 2",
+            (handles,),
+        )
+        for handle, before, content in ended:
+            state = State.CONVERSING if before == State.STARTED_INBOUND else State(before)
+            if content != Content.DATA:
+                event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
+                yield from take_end(handle, state, event, now)
+            elif state != before:
+                yield _set_state(handle, state)

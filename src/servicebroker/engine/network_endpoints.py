@@ -1,0 +1,199 @@
+"""CREATE, ALTER and DROP ENDPOINT ... FOR SERVICE_BROKER (reference 01 section 9).
+
+An instance has at most one, and none at first. The daemon of the instance obeys it within a second.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Statement, Steps
+
+STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
+STATES = (STARTED, STOPPED, DISABLED)  # in the order of their numbers in sys.endpoints
+SUPPORTED, REQUIRED = "SUPPORTED", "REQUIRED"
+ALL = "ALL"
+LOWEST_PORT, HIGHEST_PORT = 1024, 32767
+LARGEST_FORWARD_SIZE = 2**31 - 1  # MB
+FORWARD_SIZE = 10  # MB
+
+
+class Clauses(NamedTuple):
+    """What the statement says; None leaves a clause as it is, in CREATE at its default."""
+
+    listener_port: int | None = None
+    listener_ip: str | None = None
+    state: str | None = None
+    authentication: str | None = None
+    encryption: str | None = None
+    message_forwarding: str | None = None
+    message_forward_size: int | None = None
+
+
+class NetworkEndpoint(NamedTuple):
+    """The endpoint as it is stored. `host` is '' for every address; `certificate_id` None for the oldest valid one."""
+
+    state: str
+    host: str
+    port: int
+    encryption: str
+    certificate_id: int | None = None
+    forwards: bool = False
+    forward_size: int = FORWARD_SIZE
+
+
+def create_endpoint(name: str, clauses: Clauses) -> Steps[None]:
+    """CREATE ENDPOINT name STATE = ... AS TCP (LISTENER_PORT, LISTENER_IP) FOR SERVICE_BROKER (...).
+
+    Raises:
+        BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one already,
+            15151 unknown certificate, 402 anything else that a clause may not say.
+    """
+    names.checked("endpoint", name)
+    if clauses.listener_port is None:
+        raise BrokerError(5837)
+    found = yield from _checked(clauses, NetworkEndpoint(STOPPED, "", 0, REQUIRED))
+    rows = yield Statement(
+        "insert into servicebroker.network_endpoints (name, state, ip_address, port, encryption, certificate_id, "
+        "is_message_forwarding_enabled, message_forwarding_size) values ($1, $2, $3, $4, $5, $6, $7, $8) "
+        "on conflict do nothing returning endpoint_id",
+        (name, *_row(found)),
+    )
+    if not rows:
+        raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
+
+
+def alter_endpoint(name: str, clauses: Clauses) -> Steps[None]:
+    """ALTER ENDPOINT name ...: what is given changes.
+
+    Raises:
+        BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
+    """
+    names.checked("endpoint", name)
+    if clauses == Clauses():
+        raise BrokerError(402, "ALTER ENDPOINT", "empty", "at least one clause")
+    rows = yield Statement(_SELECT + " where lower(name) = lower($1) for update", (name,))
+    if not rows:
+        raise BrokerError(15151, "alter", "endpoint", name)
+    found = yield from _checked(clauses, _endpoint(rows[0]))
+    yield Statement(
+        "update servicebroker.network_endpoints set state = $2, ip_address = $3, port = $4, encryption = $5, "
+        "certificate_id = $6, is_message_forwarding_enabled = $7, message_forwarding_size = $8 "
+        "where lower(name) = lower($1)",
+        (name, *_row(found)),
+    )
+
+
+def drop_endpoint(name: str) -> Steps[None]:
+    """DROP ENDPOINT: nothing leaves and nothing comes in any more; messages wait where they are.
+
+    Raises:
+        BrokerError: 15151 when there is none of that name.
+    """
+    rows = yield Statement(
+        "delete from servicebroker.network_endpoints where lower(name) = lower($1) returning endpoint_id",
+        (names.checked("endpoint", name),),
+    )
+    if not rows:
+        raise BrokerError(15151, "drop", "endpoint", name)
+
+
+def find_endpoint() -> Steps[NetworkEndpoint | None]:
+    """The endpoint of the instance, None when it has none."""
+    rows = yield Statement(_SELECT)
+    return _endpoint(rows[0]) if rows else None
+
+
+_SELECT = (
+    "select state::int, ip_address, port, encryption, certificate_id, is_message_forwarding_enabled, "
+    "message_forwarding_size from servicebroker.network_endpoints"
+)
+
+
+def _endpoint(row: tuple[object, ...]) -> NetworkEndpoint:
+    state, host, *rest = row
+    return NetworkEndpoint._make([STATES[int(str(state))], host or "", *rest])
+
+
+def _row(endpoint: NetworkEndpoint) -> tuple[object, ...]:
+    return (STATES.index(endpoint.state), endpoint.host or None, *endpoint[2:])
+
+
+def _checked(clauses: Clauses, before: NetworkEndpoint) -> Steps[NetworkEndpoint]:
+    """The endpoint that the clauses make of `before`, when the rules allow it."""
+    found = before._replace(
+        state=_one_of("STATE", clauses.state, STATES) or before.state,
+        host=before.host if clauses.listener_ip is None else _host(clauses.listener_ip),
+        port=before.port if clauses.listener_port is None else _port(clauses.listener_port),
+        encryption=_one_of("ENCRYPTION", clauses.encryption, (DISABLED, SUPPORTED, REQUIRED)) or before.encryption,
+        forwards=_forwards(clauses.message_forwarding, before.forwards),
+        forward_size=_forward_size(clauses.message_forward_size, before.forward_size),
+    )
+    if clauses.authentication is None:
+        return found
+    certificate = _certificate_name(clauses.authentication)
+    if certificate is None:
+        return found._replace(certificate_id=None)
+    rows = yield Statement(
+        "select certificate_id from servicebroker.transport_certificates where lower(name) = lower($1) and is_own",
+        (certificate,),
+    )
+    if not rows:
+        raise BrokerError(15151, "find", "certificate", certificate)
+    return found._replace(certificate_id=rows[0][0])
+
+
+def _one_of(clause: str, given: object, words: tuple[str, ...]) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str) or given.upper() not in words:
+        raise BrokerError(402, clause, repr(given), " or ".join(words))
+    return given.upper()
+
+
+def _port(given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not LOWEST_PORT <= given <= HIGHEST_PORT:
+        raise BrokerError(5837)
+    return given
+
+
+def _host(given: object) -> str:
+    if isinstance(given, str) and given.upper() == ALL:
+        return ""
+    try:
+        return str(ip_address(given.strip("()"))) if isinstance(given, str) else _not_an_address(given)
+    except ValueError:
+        return _not_an_address(given)
+
+
+def _not_an_address(given: object) -> str:
+    raise BrokerError(402, "LISTENER_IP", repr(given), "ALL or an IP address")
+
+
+def _forwards(given: object, before: bool) -> bool:
+    if given is None:
+        return before
+    if not isinstance(given, str) or given.upper() not in ("ENABLED", DISABLED):
+        raise BrokerError(5840)
+    return given.upper() == "ENABLED"
+
+
+def _forward_size(given: object, before: int) -> int:
+    if given is None:
+        return before
+    if not isinstance(given, int) or isinstance(given, bool):
+        raise BrokerError(402, "MESSAGE_FORWARD_SIZE", type(given).__name__, "int MB")
+    if not 1 <= given <= LARGEST_FORWARD_SIZE:
+        raise BrokerError(5839)
+    return given
+
+
+def _certificate_name(given: object) -> str | None:
+    """The name in CERTIFICATE name; None for CERTIFICATE alone, the oldest own one that is valid."""
+    kind, _, name = given.partition(" ") if isinstance(given, str) else ("", "", "")
+    if kind.upper() != "CERTIFICATE":
+        raise BrokerError(5838, hint="Write CERTIFICATE, or CERTIFICATE and the name of one of this instance.")
+    return name.strip() or None

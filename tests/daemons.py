@@ -1,0 +1,201 @@
+"""Instances that are served by processes of their own, as `servicebroker serve` runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import servicebroker as sb
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    bodies,
+    define_standard_set,
+    eventually,
+    query,
+    waiting_messages,
+)
+
+
+def free_port() -> int:
+    """A port that an endpoint may have, and that nobody listens on."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Served:
+    """A process of `servicebroker serve`, and the lines of its log."""
+
+    def __init__(self, target: str, keys: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", target, "--json"]
+        self.process = subprocess.Popen(
+            [*command, "--keys", str(keys), *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
+        )
+        self.lines: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
+
+    def said(self, words: str, **fields: str) -> bool:
+        """Whether a line of the log holds these words and fields."""
+        return any(
+            words in line["message"] and all(value in line.get(name, "") for name, value in fields.items())
+            for line in list(self.lines)
+        )
+
+    def says(self, words: str, **fields: str) -> None:
+        """Wait until it does."""
+        try:
+            eventually(lambda: self.said(words, **fields), 30)
+        except AssertionError:
+            raise AssertionError(f"not said: {words} {fields}\n" + "\n".join(map(str, self.lines))) from None
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Stop the process; its exit code."""
+        self.process.send_signal(number)
+        return self._ended()
+
+    def _ended(self) -> int:
+        code = self.process.wait(20)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+    def kill(self) -> None:
+        """As a test ends."""
+        self.process.kill()
+        self._ended()
+
+
+class Site:
+    """An instance with the standard set, its keys and its daemons."""
+
+    def __init__(self, name: str, url: str, folder: Path) -> None:
+        self.name, self.url = name, url
+        self.keys = folder / name
+        self.port = free_port()
+        self.instance = sb.open(url, clock=Clock(), upkeep=None)
+        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.daemons: list[Served] = []
+
+    @property
+    def address(self) -> str:
+        return f"TCP://127.0.0.1:{self.port}"
+
+    @property
+    def daemon(self) -> Served:
+        return self.daemons[-1]
+
+    def serve(self, *arguments: str) -> Served:
+        self.daemons.append(Served(self.url, self.keys, *arguments))
+        return self.daemon
+
+    def endpoint(self, state: str = "STARTED", **clauses: Any) -> None:
+        self.instance.create_endpoint(
+            "broker", state=state, listener_port=self.port, listener_ip="127.0.0.1", **clauses
+        )
+
+    def certificate(self, *arguments: str) -> str:
+        """What `servicebroker certificate ...` prints."""
+        environment = os.environ | {"SERVICEBROKER_INSTANCE": self.url, "SERVICEBROKER_KEYS": str(self.keys)}
+        done = subprocess.run(
+            [sys.executable, "-m", "servicebroker.cli.main", "certificate", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=environment | {"COLUMNS": "200"},
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def connections(self) -> list[tuple[Any, ...]]:
+        text = (
+            "select is_accept, state_desc, login_state_desc, encryption_algorithm_desc, principal_name "
+            "from sys.dm_broker_connections"
+        )
+        return query(self.database, text)
+
+    def status(self) -> str:
+        """Why its messages wait."""
+        text = "select transmission_status from sys.transmission_queue order by 1 desc limit 1"
+        rows = query(self.database, text)
+        return rows[0][0] if rows else ""
+
+    def waits(self, why: str) -> None:
+        """Wait until its messages wait for this reason."""
+        try:
+            eventually(lambda: why in self.status(), 30)
+        except AssertionError:
+            log = "\n".join(map(str, self.daemon.lines))
+            raise AssertionError(f"they wait because {self.status()!r}, not {why!r}\n{log}") from None
+
+    def refused(self) -> dict[int, int]:
+        return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+        self.instance.close()
+
+
+class Two:
+    """Services of `west` begin conversations with those of `east`."""
+
+    def __init__(self, west: Site, east: Site) -> None:
+        self.west, self.east = west, east
+        west.database.drop_service(STOCK)
+        east.database.drop_service(ORDERS)
+        west.database.create_route("ToStock", service_name=STOCK, address=east.address)
+        east.database.create_route("ToOrders", service_name=ORDERS, address=west.address)
+
+    def introduce(self, folder: Path, suffix: str = "") -> None:
+        """Each has a certificate, and that of the other."""
+        for site, peer in ((self.west, self.east), (self.east, self.west)):
+            file = str(folder / f"{site.name}{suffix}.pem")
+            site.certificate("create", site.name + suffix)
+            site.certificate("export", site.name + suffix, file)
+            peer.certificate("import", site.name + suffix, file)
+
+    def send(self, *texts: str, handle: Any = None) -> Any:
+        database = self.west.database
+        handle = handle or database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        for text in texts:
+            database.send(handle, ORDER, text)
+        return handle
+
+    def arrives(self, *texts: str, seconds: float = 30) -> list[sb.Message]:
+        """Wait until exactly these have arrived, in this order, and were acknowledged."""
+        found: list[sb.Message] = []
+
+        def all_there() -> bool:
+            found.extend(self.east.database.receive(STOCK_QUEUE, wait=1))
+            return len(found) >= len(texts)
+
+        eventually(all_there, seconds)
+        assert bodies(found) == [text.encode() for text in texts]
+        eventually(lambda: waiting_messages(self.west.database) == 0, 30)
+        return found

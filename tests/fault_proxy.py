@@ -1,0 +1,101 @@
+"""A TCP proxy that does to its streams what networks do: it cuts, stalls, delays and changes bits."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from contextlib import suppress
+
+CHUNK = 65_536
+
+
+class FaultProxy:
+    """Listens at `port` and passes on to `target`; a fault happens to one in so many chunks, by `chance`."""
+
+    def __init__(self, target: int, chance: random.Random) -> None:
+        self.target = target
+        self.cut_rate = self.corrupt_rate = self.delay_rate = 0.0
+        self.faults = 0
+        self._chance = chance
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._passing: asyncio.Event | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.port = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+
+    def cut(self) -> None:
+        """Every stream is over, in the middle of whatever it carried."""
+        self._loop.call_soon_threadsafe(self._cut)
+
+    def stall(self, seconds: float) -> None:
+        """Nothing passes for so long, and nobody is told; what is sent meanwhile is lost with its stream."""
+        asyncio.run_coroutine_threadsafe(self._stall(seconds), self._loop)
+
+    def calm(self) -> None:
+        """No more faults."""
+        self.cut_rate = self.corrupt_rate = self.delay_rate = 0.0
+
+    def close(self) -> None:
+        """Stop."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _listen(self) -> int:
+        self._passing = asyncio.Event()
+        self._passing.set()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.transport.abort()
+            return
+        await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert self._passing is not None
+        self._writers.add(writer)
+        with suppress(OSError):
+            while data := await reader.read(CHUNK):
+                await self._passing.wait()
+                if self._happens(self.delay_rate):
+                    await asyncio.sleep(self._chance.random() * 0.2)
+                if self._happens(self.corrupt_rate):
+                    place = self._chance.randrange(len(data))
+                    data = data[:place] + bytes([data[place] ^ 1 << self._chance.randrange(8)]) + data[place + 1 :]
+                if self._happens(self.cut_rate):
+                    writer.write(data[: self._chance.randrange(len(data))])
+                    break
+                writer.write(data)
+                await writer.drain()
+        self._writers.discard(writer)
+        writer.close()
+
+    def _happens(self, rate: float) -> bool:
+        happens = self._chance.random() < rate
+        self.faults += happens
+        return happens
+
+    def _cut(self) -> None:
+        self.faults += 1
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def _stall(self, seconds: float) -> None:
+        assert self._passing is not None
+        self._passing.clear()
+        await asyncio.sleep(seconds)
+        self._cut()
+        self._passing.set()
+
+    async def _close(self) -> None:
+        self._server.close()
+        self._cut()
+        await asyncio.sleep(0.05)

@@ -1,0 +1,97 @@
+"""`servicebroker certificate`: what it makes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import servicebroker as sb
+from support import query
+
+
+class Terminal:
+    """The command line of one instance."""
+
+    def __init__(self, url: str, keys: Path) -> None:
+        self.url, self.keys = url, keys
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "servicebroker.cli.main", "certificate", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ
+            | {"SERVICEBROKER_INSTANCE": self.url, "SERVICEBROKER_KEYS": str(self.keys), "COLUMNS": "200"},
+        )
+        assert done.returncode == code, done.stderr
+        if code:
+            assert done.stderr.count("\n") == 1
+        return done.stderr if code else done.stdout
+
+    def files(self) -> list[str]:
+        return sorted(file.name for file in self.keys.iterdir())
+
+
+@pytest.fixture
+def terminal(fresh_instance: sb.Instance, tmp_path: Path) -> Terminal:
+    return Terminal(fresh_instance.url, tmp_path / "keys")
+
+
+def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tmp_path: Path) -> None:
+    assert terminal("list") == "No certificates yet.\n"
+    terminal("create", "west", "--days", "30")
+    (told,) = json.loads(terminal("list", "--json"))
+    assert (told["name"], told["is_own"], told["subject"]) == ("west", True, "CN=west")
+    assert terminal.files() == [f"{told['sha256']}.pem"]
+    assert told["sha256"] in terminal("list")
+    file = tmp_path / "west.pem"
+    terminal("export", "WEST", str(file))
+    assert file.read_text() == terminal("export", "west")
+    assert "PRIVATE" not in file.read_text()
+    tables = query(
+        fresh_instance.database("msdb"),
+        "select table_name from information_schema.columns "
+        "where table_schema = 'servicebroker' and column_name ~ 'key|secret|private' and table_name ~ 'certificate'",
+    )
+    assert tables == []
+    terminal("drop", "west")
+    assert terminal.files() == []
+    assert terminal("list") == "No certificates yet.\n"
+    assert told["sha256"] in terminal("import", "peer", str(file))
+    (told,) = json.loads(terminal("list", "--json"))
+    assert (told["name"], told["is_own"]) == ("peer", False)
+
+
+def test_what_is_refused(fresh_instance: sb.Instance, terminal: Terminal, tmp_path: Path) -> None:
+    terminal("create", "west")
+    before = terminal.files()
+    assert "15232" in terminal("create", "West", code=1)
+    assert terminal.files() == before  # no key is left behind
+    assert "402" in terminal("create", "east", "--days", "0", code=1)
+    file = tmp_path / "file.pem"
+    terminal("export", "west", str(file))
+    assert "15232" in terminal("import", "again", str(file), code=1)  # the same certificate
+    file.write_bytes(b"nothing of the kind")
+    assert "15208" in terminal("import", "peer", str(file), code=1)
+    assert "No such file" in terminal("import", "peer", str(tmp_path / "nowhere"), code=1)
+    for command in ("export", "drop"):
+        assert "15151" in terminal(command, "nobody", code=1)
+    fresh_instance.create_endpoint("e", listener_port=4022, authentication="CERTIFICATE west")
+    assert "3716" in terminal("drop", "west", code=1)
+    assert terminal.files() == before
+    fresh_instance.alter_endpoint("e", authentication="CERTIFICATE")
+    terminal("drop", "west")
+
+
+def test_an_instance_that_is_not_there(make_url: Callable[[], str], tmp_path: Path) -> None:
+    said = Terminal(str(tmp_path / "nowhere"), tmp_path / "keys")("create", "west", code=1)
+    assert "There is no instance" in said
+    assert not (tmp_path / "nowhere").exists()

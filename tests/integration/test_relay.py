@@ -1,0 +1,291 @@
+"""Conversations between two instances: the relays of both, with links that a test holds in its hands."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+
+from remote_support import EAST, Pair, begin, leftovers
+from servicebroker.protocol.routing import parse_address
+from support import (
+    CONTRACT,
+    DOCUMENT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    errors,
+    query,
+    state,
+    waiting_messages,
+)
+
+
+@pytest.mark.feature(51, 127, 128)
+def test_a_message_and_its_reply(pair: Pair) -> None:
+    handle = begin(pair, 3)
+    assert waiting_messages(pair.west.database) == 3
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    messages = pair.east.database.receive(STOCK_QUEUE)
+    assert [(m.message_sequence_number, m.message_body) for m in messages] == [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert {m.service_name for m in messages} == {STOCK}
+    for body in ("a", "b"):
+        pair.east.database.send(messages[0].conversation_handle, REPLY, body)
+    pair.rounds()
+    replies = pair.west.database.receive(ORDERS_QUEUE)
+    assert [(m.conversation_handle, m.message_sequence_number, m.message_body) for m in replies] == [
+        (handle, 0, b"a"),
+        (handle, 1, b"b"),
+    ]
+    assert waiting_messages(pair.east.database) == 0
+    assert state(pair.west.database, handle) == "CO"
+
+
+@pytest.mark.feature(115)
+def test_the_first_acknowledgement_tells_the_target_s_identifier(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    text = "select far_broker_instance from sys.conversation_endpoints where conversation_handle = %s"
+    east = query(pair.east.database, "select service_broker_guid::text from sys.databases where name = 'Test'")
+    assert query(pair.west.database, text, handle) == east
+
+
+def test_end_and_end(pair: Pair) -> None:
+    handle = begin(pair, 2)
+    pair.west.database.end_conversation(handle)
+    assert state(pair.west.database, handle) == "DO"
+    pair.rounds()
+    assert state(pair.west.database, handle) is None  # acknowledged: an initiator goes at once
+    *data, end = pair.east.database.receive(STOCK_QUEUE)
+    assert bodies(data) == [b"0", b"1"]
+    assert end.is_end_dialog
+    assert state(pair.east.database, end.conversation_handle) == "DI"
+    pair.east.database.end_conversation(end.conversation_handle)
+    assert state(pair.east.database, end.conversation_handle) == "CD"
+    pair.rounds()
+    assert leftovers(pair.west) == {}
+
+
+def test_the_target_ends_first(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.rounds()
+    (end,) = pair.west.database.receive(ORDERS_QUEUE)
+    assert end.is_end_dialog
+    assert state(pair.east.database, message.conversation_handle) == "CD"
+    pair.west.database.end_conversation(handle)
+    pair.rounds()
+    assert leftovers(pair.west) == {}
+    pair.west.clock.jump(minutes=31)
+    from servicebroker.api.upkeep import upkeep
+
+    with pair.east.instance.connection() as connection:
+        upkeep(connection, pair.east.clock())
+    assert leftovers(pair.east) == {}
+
+
+def test_end_with_error_overtakes_what_was_not_sent(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    pair.west.is_connected = False
+    pair.west.relay.lost(pair.west.out, "gone")
+    pair.west.database.send(handle, ORDER, b"never arrives")
+    pair.west.database.end_conversation(handle, error=(7, "no more"))
+    pair.rounds()
+    pair.west.is_connected = True
+    pair.pass_time(70)
+    pair.rounds()
+    error, first = pair.east.database.receive(STOCK_QUEUE)
+    assert errors([error]) == [7]
+    assert first.message_body == b"0"
+    assert state(pair.east.database, first.conversation_handle) == "ER"
+    assert state(pair.west.database, handle) is None
+
+
+@pytest.mark.feature(104, 108)
+def test_what_the_target_does_not_take_comes_back_as_an_error(pair: Pair) -> None:
+    pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
+    handle = begin(pair)
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8408]
+    assert state(pair.west.database, handle) == "ER"
+    assert waiting_messages(pair.west.database) == 0
+    assert leftovers(pair.east) == {}
+
+
+@pytest.mark.feature(106)
+def test_a_message_that_fails_validation_at_the_target(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.west.database.send(handle, DOCUMENT, b"no xml")
+    pair.west.database.send(handle, ORDER, b"2")
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9615]
+    messages = pair.east.database.receive(STOCK_QUEUE)
+    assert [m.is_error for m in messages] == [True, False]
+    pair.rounds()
+    assert [state(pair.west.database, handle), state(pair.east.database, messages[0].conversation_handle)] == [
+        "ER",
+        "ER",
+    ]
+
+
+@pytest.mark.feature(103)
+def test_a_peer_that_is_gone(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.end_conversation(message.conversation_handle, cleanup=True)
+    pair.east.relay.forget()
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8462]
+
+
+@pytest.mark.feature(138)
+def test_while_the_queue_is_off_messages_wait_at_the_receiver_and_are_acknowledged(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    pair.east.database.alter_queue(STOCK_QUEUE, status=False)
+    for number in range(1, 4):
+        pair.west.database.send(handle, ORDER, str(number))
+    pair.west.database.end_conversation(handle)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    pair.east.database.alter_queue(STOCK_QUEUE, status=True)
+    messages = pair.east.database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"0", b"1", b"2", b"3", None]
+    assert [m.message_sequence_number for m in messages] == [0, 1, 2, 3, 4]
+    assert state(pair.east.database, messages[0].conversation_handle) == "DI"
+
+
+@pytest.mark.feature(130)
+@pytest.mark.parametrize("kind", [ORDER, DOCUMENT])
+def test_a_large_message_travels_in_fragments(pair: Pair, kind: str) -> None:
+    body = b"<x>" + b"0123456789" * 30_000 + b"</x>"
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    pair.west.database.send(handle, kind, body)
+    pair.west.database.send(handle, ORDER, b"small")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [body, b"small"]
+    assert query(pair.east.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
+
+
+@pytest.mark.feature(127, 134)
+def test_lost_frames_travel_again_and_duplicates_are_dropped(pair: Pair) -> None:
+    chance = random.Random(5)
+    handles = [begin(pair, 10) for _ in range(5)]
+    for _ in range(200):
+        for site in (pair.west, pair.east):
+            kept = [body for body in site.out.frames if chance.random() > 0.3]
+            twice = [body for body in kept if chance.random() < 0.3]
+            frames = kept + twice
+            chance.shuffle(frames)
+            site.out.frames = deque(frames)
+        pair.rounds(1)
+        pair.pass_time(3)
+        if not waiting_messages(pair.west.database):
+            break
+    received: dict[Any, list[bytes | None]] = {}
+    while messages := pair.east.database.receive(STOCK_QUEUE):
+        received.setdefault(messages[0].conversation_handle, []).extend(bodies(messages))
+    assert list(received.values()) == [[str(n).encode() for n in range(10)]] * len(handles)
+
+
+def test_a_relay_that_begins_anew_goes_on(pair: Pair) -> None:
+    handle = begin(pair, 2)
+    pair.rounds()
+    pair.west.relay, pair.east.relay = pair.west.new_relay(), pair.east.new_relay()
+    pair.west.database.send(handle, ORDER, b"2")
+    pair.rounds()
+    messages = pair.east.database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"0", b"1", b"2"]
+    pair.east.relay = pair.east.new_relay()
+    pair.east.database.send(messages[0].conversation_handle, REPLY, b"a")
+    pair.rounds()
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(124)
+def test_transmission_status_says_why_messages_wait(pair: Pair) -> None:
+    pair.west.is_connected = False
+    begin(pair)
+    pair.rounds()
+    text = "select transmission_status from sys.transmission_queue"
+    assert query(pair.west.database, text) == [("The target service broker is unreachable.",)]
+    pair.west.is_connected = True
+    pair.west.relay.reached(parse_address(EAST))  # type: ignore[arg-type]
+    pair.rounds()
+    assert query(pair.west.database, text) == []
+
+
+def test_nobody_is_waited_for(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    with pair.east.database.transaction() as transaction:
+        transaction.send(message.conversation_handle, REPLY, b"long")
+        pair.west.database.send(handle, ORDER, b"1")
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 0  # stored beside a transaction that sends
+    pair.rounds()
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"long"]
+    with pair.east.database.transaction() as transaction:
+        transaction.receive(STOCK_QUEUE)
+        transaction.end_conversation(message.conversation_handle)
+        pair.west.database.send(handle, ORDER, b"2")
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 1
+    pair.pass_time(5)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+
+
+@pytest.mark.feature(49)
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_multicast_to_conversations_with_another_instance(pair: Pair, size: int) -> None:
+    handles = [begin(pair), begin(pair)]
+    pair.rounds()
+    while pair.east.database.receive(STOCK_QUEUE):
+        pass
+    handles.append(pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT))
+    body = b"x" * size
+    pair.west.database.send(handles, ORDER, body)
+    assert query(pair.west.database, "select count(*) from servicebroker.shared_bodies") == [(1,)]
+    pair.rounds()
+    received = [m.message_body for _ in handles for m in pair.east.database.receive(STOCK_QUEUE)]
+    assert received == [body] * 3
+    assert query(pair.west.database, "select count(*) from servicebroker.shared_bodies") == [(0,)]
+    assert query(pair.west.database, "select count(*) from servicebroker.shared_body_readers") == [(0,)]
+
+
+@pytest.mark.feature(55)
+def test_a_queue_with_retention_keeps_what_was_sent_to_another_instance(pair: Pair) -> None:
+    pair.west.database.alter_queue(ORDERS_QUEUE, retention=True)
+    handle = begin(pair, 2)
+    pair.rounds()
+    pair.west.database.send(handle, ORDER, b"2")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"1", b"2"]
+    kept = "select status, message_body from test_dbo.ordersqueue order by message_sequence_number"
+    assert query(pair.west.database, kept) == [(3, b"0"), (3, b"1"), (3, b"2")]
+    pair.west.database.end_conversation(handle)
+    pair.rounds()
+    assert query(pair.west.database, kept) == []
+
+
+def test_the_server_s_own_send_goes_to_another_instance(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    query(pair.west.database, "select servicebroker.send(%s, %s, %s)", handle, ORDER, b"by SQL")
+    pair.west.database.send(handle, ORDER, b"by Python")
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"by SQL", b"by Python"]

@@ -1,0 +1,440 @@
+"""Conversations between instances at their edges: ends that cross, rows that somebody holds, switches, replays."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from msgspec.structs import replace
+
+import servicebroker as sb
+from remote_support import EAST, WEST, Pair, begin, leftovers
+from servicebroker.broker.relay import Relay
+from servicebroker.engine.transmission import get_transmission_status
+from servicebroker.protocol.envelope import encode, open_payload, parse
+from servicebroker.protocol.routing import parse_address
+from servicebroker.protocol.security import CHECKSUM
+from servicebroker.store import locks
+from servicebroker.store.running import run
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    errors,
+    query,
+    refused,
+    state,
+    waiting_messages,
+)
+
+
+def opened(pair: Pair) -> tuple[object, sb.Message]:
+    """A conversation that both sides have: the initiator's handle, and the first message at the target."""
+    handle = begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    return handle, message
+
+
+def test_both_sides_end_at_the_same_time(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.west.database.end_conversation(handle)
+    pair.east.database.end_conversation(message.conversation_handle)
+    for _ in range(4):
+        pair.rounds()
+        pair.pass_time(5)
+    assert leftovers(pair.west) == {}
+    assert state(pair.east.database, message.conversation_handle) == "CD"
+    assert waiting_messages(pair.east.database) == 0
+
+
+def test_an_end_leaves_although_the_peer_s_end_came_before_it_was_seen(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.east.round([])
+    pair.west.database.send(handle, ORDER, b"last")
+    pair.west.database.end_conversation(handle)
+    for _ in range(4):
+        pair.rounds()
+        pair.pass_time(5)
+    assert leftovers(pair.west) == {}
+    assert state(pair.east.database, message.conversation_handle) == "CD"
+
+
+@pytest.mark.parametrize("seconds", [0, 5])
+def test_a_replayed_first_message_does_not_open_a_closed_target_again(pair: Pair, seconds: int) -> None:
+    handle = begin(pair)
+    pair.west.round([])
+    replay = list(pair.west.out.frames)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.west.database.end_conversation(handle)
+    pair.rounds()
+    pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.pass_time(seconds)
+    pair.east.relay.forget()
+    pair.east.round(replay)
+    pair.rounds()
+    assert pair.east.database.receive(STOCK_QUEUE) == []
+    assert query(pair.east.database, "select state from sys.conversation_endpoints") == [("CD",)]
+
+
+def test_an_ended_target_that_gets_an_error_is_closed_and_kept(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.east.round([])
+    pair.east.out.frames.clear()  # the EndDialog is lost
+    pair.west.database.end_conversation(handle, error=(5, "no more"))
+    pair.rounds()
+    assert state(pair.east.database, message.conversation_handle) == "CD"
+    assert waiting_messages(pair.east.database) == 0
+
+
+def test_a_second_broker_that_answers_is_told_that_it_is_too_late(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.west.round([])
+    first = list(pair.west.out.frames)
+    pair.rounds()
+    pair.east.database.receive(STOCK_QUEUE)
+    # the same message has reached another broker, which opens its own target and answers
+    pair.east.database.alter(new_broker=True)
+    pair.east.relay = pair.east.new_relay()
+    pair.east.round(first)
+    pair.rounds()
+    assert errors(pair.east.database.receive(STOCK_QUEUE)[:1]) == [-8495]
+    pair.west.database.send(handle, ORDER, b"for the first one")
+    pair.west.round([])
+    assert pair.west.out.frames  # and the first one is still its target
+
+
+def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, b"a")
+    with pair.east.database.transaction() as transaction:
+        transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT)
+        transaction.move_conversation(
+            message.conversation_handle,
+            query(
+                pair.east.database,
+                "select conversation_group_id from sys.conversation_endpoints where conversation_handle = %s",
+                message.conversation_handle,
+            )[0][0],
+        )
+        pair.west.database.send(handle, ORDER, b"1")
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 1
+        assert pair.east.relay.wake_at < 1.1
+    pair.pass_time(1.0)  # the peer's own retry would take four
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert waiting_messages(pair.east.database) == 0
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(124)
+def test_a_disabled_broker_sends_and_takes_nothing_until_it_is_enabled(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.west.database.alter(disable_broker=True)
+    pair.rounds()
+    status = "The broker is disabled in the sender's database."
+    assert query(pair.west.database, "select transmission_status from sys.transmission_queue") == [(status,)]
+    assert run(pair.west.connection, get_transmission_status(handle)) == status  # type: ignore[arg-type]
+    pair.west.database.alter(enable_broker=True)
+    pair.east.database.alter(disable_broker=True)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 1
+    pair.east.database.alter(enable_broker=True)
+    pair.pass_time(1.0)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert run(pair.west.connection, get_transmission_status(handle)) == ""  # type: ignore[arg-type]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(138)
+def test_what_waits_beside_a_queue_that_is_off_is_in_the_receiver_s_transmission_queue(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.east.database.alter_queue(STOCK_QUEUE, status=False)
+    pair.west.database.send(handle, ORDER, b"x" * 100_000)
+    pair.rounds()
+    columns = "message_sequence_number, octet_length(message_body), transmission_status, to_service_name"
+    assert query(pair.east.database, f"select {columns} from sys.transmission_queue") == [
+        (1, 100_000, "Target queue is busy; message(s) queued for delivery.", STOCK)
+    ]
+    text = "select receive_sequence from sys.conversation_endpoints where conversation_handle = %s"
+    assert query(pair.east.database, text, message.conversation_handle) == [(2,)]
+    pair.east.database.alter_queue(STOCK_QUEUE, status=True)
+    assert query(pair.east.database, "select count(*) from sys.transmission_queue") == [(0,)]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"x" * 100_000]
+
+
+def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
+    """A peer that is down for long, and then comes back, also across a start of the daemon."""
+
+    def small() -> Relay:
+        west = pair.west
+        return Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=20)
+
+    pair.west.relay = small()
+    pair.west.is_connected = False
+    for _ in range(100):
+        begin(pair)
+        pair.west.round([])
+    assert len(pair.west.relay._memory) <= 20
+    pair.west.relay = small()
+    pair.west.is_connected = True
+    for _ in range(100):
+        pair.rounds(1)
+        pair.pass_time(6)
+        if not waiting_messages(pair.west.database):
+            break
+    assert waiting_messages(pair.west.database) == 0
+    assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(100,)]
+
+
+def test_a_conversation_whose_broker_was_renewed_is_gone_and_its_peer_learns_it(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.east.database.alter(new_broker=True)
+    pair.west.database.send(handle, ORDER, b"1")
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(5)
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8462]
+
+
+def test_a_claimed_conversation_gets_no_second_target_at_home(pair: Pair) -> None:
+    pair.west.is_connected = False
+    begin(pair)
+    pair.west.round([])
+    pair.west.database.create_service(STOCK, STOCK_QUEUE, [CONTRACT])
+    pair.west.database.alter(enable_broker=True)
+    assert pair.west.database.receive(STOCK_QUEUE) == []
+    pair.west.is_connected = True
+    pair.pass_time(5)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
+    assert pair.west.database.receive(STOCK_QUEUE) == []
+
+
+def test_error_broker_conversations_reaches_the_peer_at_its_next_message(pair: Pair) -> None:
+    handle, message = opened(pair)
+    pair.east.database.alter(error_broker_conversations=True)
+    assert errors(pair.east.database.receive(STOCK_QUEUE)) == [-9719]
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9720]
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.west.database.end_conversation(handle)
+    assert leftovers(pair.west) == {}
+
+
+def test_lifetimes_end_on_both_sides_and_nothing_travels_afterwards(pair: Pair) -> None:
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=60)
+    pair.west.database.send(handle, ORDER, b"0")
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.west.is_connected = False
+    pair.west.relay.lost(pair.west.out, "gone")
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    pair.west.clock.jump(minutes=2)
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8489]
+    assert errors(pair.east.database.receive(STOCK_QUEUE)) == [-8489]
+    assert waiting_messages(pair.west.database) == 0
+    pair.west.is_connected = True
+    pair.pass_time(70)
+    pair.rounds()
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.west.database.end_conversation(handle)
+    assert leftovers(pair.west) == {}
+
+
+def test_a_service_that_moves_to_another_queue_keeps_its_remote_conversations(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    pair.east.database.create_queue("Other")
+    pair.east.database.alter_service(STOCK, queue="Other")
+    pair.west.database.send(handle, ORDER, b"2")
+    pair.rounds()
+    assert bodies(pair.east.database.receive("Other")) == [b"1", b"2"]
+
+
+def test_a_dropped_service_s_peer_gets_an_error_when_it_sends(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.east.database.drop_service(STOCK)
+    pair.west.database.send(handle, ORDER, b"1")
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(5)
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8462]
+
+
+def test_a_frame_with_names_that_no_database_stores_stops_nobody(pair: Pair) -> None:
+    handle = begin(pair)
+    pair.west.round([])
+    (frame,) = pair.west.out.frames
+    envelope = parse(frame)
+    header = replace(envelope.header, from_service="//test\0Orders")
+    pair.east.round([encode(header, open_payload(envelope, CHECKSUM), CHECKSUM)])
+    assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(0,)]
+    pair.rounds()
+    assert len(pair.east.database.receive(STOCK_QUEUE)) == 1
+    assert state(pair.west.database, handle) == "CO"
+
+
+def test_a_conversation_is_looked_up_again_in_the_round_that_stores_for_it(pair: Pair) -> None:
+    """Its answer waits for a route while messages come: nothing of either is lost."""
+    handle, message = opened(pair)
+    pair.east.database.drop_route("ToOrders")
+    pair.east.relay.forget()
+    pair.east.database.send(message.conversation_handle, REPLY, b"a")
+    for number in range(1, 6):
+        pair.west.database.send(handle, ORDER, str(number))
+        pair.rounds(1)
+        pair.pass_time(5)
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [str(n).encode() for n in range(1, 6)]
+    pair.east.database.create_route("ToOrders", service_name=ORDERS, address=WEST)
+    for _ in range(5):
+        pair.rounds(2)
+        pair.pass_time(5)
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"a"]
+    assert waiting_messages(pair.west.database) == 0
+
+
+def test_a_second_end_is_refused_while_the_first_travels(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"last")
+    pair.west.database.end_conversation(handle)
+    with refused(8427):
+        pair.west.database.end_conversation(handle)
+    pair.rounds()
+    last, end = pair.east.database.receive(STOCK_QUEUE)
+    assert (last.message_body, end.is_end_dialog) == (b"last", True)
+    assert leftovers(pair.west) == {}
+
+
+def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    with pair.east.database.transaction() as transaction:
+        lock = "select pg_advisory_xact_lock(%s, 0)"
+        transaction.connection.execute(lock, (locks.DELIVERY,))
+        pair.west.database.send(handle, ORDER, b"1")
+        begin(pair)
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 2
+    pair.pass_time(5)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert sorted(bodies(pair.east.database.receive(STOCK_QUEUE, top=1) + pair.east.database.receive(STOCK_QUEUE))) == [
+        b"0",
+        b"1",
+    ]
+
+
+@pytest.mark.feature(133)
+def test_a_peer_that_cannot_be_reached_is_tried_less_and_less_often(pair: Pair) -> None:
+    west = pair.west
+    west.is_connected = False
+    begin(pair)
+    west.round([])
+    waits = []
+    for _ in range(7):
+        waits.append(west.relay.wake_at - west.seconds)
+        west.seconds = west.relay.wake_at
+        west.round([])
+    assert waits == [pytest.approx(wait, rel=0.051) for wait in (4, 8, 16, 32, 64, 64, 64)]
+
+
+@pytest.mark.feature(133)
+def test_what_is_not_acknowledged_travels_again_less_and_less_often(pair: Pair) -> None:
+    west = pair.west
+    begin(pair)
+    west.round([])
+    waits = []
+    for _ in range(6):
+        west.out.frames.clear()  # lost
+        waits.append(west.relay.wake_at - west.seconds)
+        west.seconds = west.relay.wake_at
+        west.round([])
+        assert len(west.out.frames) == 1
+    assert waits == [pytest.approx(wait, rel=0.051) for wait in (4, 8, 16, 32, 64, 64)]
+    pair.rounds()
+    assert len(pair.east.database.receive(STOCK_QUEUE)) == 1
+
+
+@pytest.mark.feature(140)
+def test_a_conversation_survives_a_lost_link(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    for number in range(1, 20):
+        pair.west.database.send(handle, ORDER, str(number))
+        pair.west.round([])
+        if number % 3 == 0:  # everything under way is lost with the link
+            pair.west.out.frames = deque()
+            pair.west.relay.lost(pair.west.out, "gone")
+            pair.west.relay.reached(parse_address(EAST))  # type: ignore[arg-type]
+        pair.rounds(2)
+    pair.pass_time(5)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [str(n).encode() for n in range(1, 20)]
+    assert waiting_messages(pair.west.database) == 0
+
+
+@pytest.mark.feature(131)
+def test_a_small_message_overtakes_the_fragments_of_a_large_one(pair: Pair) -> None:
+    large, small = (pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(2))
+    pair.west.database.send(large, ORDER, b"x" * 3_000_000)
+    pair.rounds(1)
+    pair.west.database.send(small, ORDER, b"small")
+    pair.rounds(2)
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"small"]
+    pair.rounds(15)
+    assert [len(body or b"") for body in bodies(pair.east.database.receive(STOCK_QUEUE))] == [3_000_000]
+
+
+@pytest.mark.feature(132)
+def test_a_reply_carries_the_acknowledgement(pair: Pair) -> None:
+    handle, message = opened(pair)
+    for number in range(5):
+        pair.west.database.send(handle, ORDER, str(number))
+    pair.east.database.send(message.conversation_handle, REPLY, b"reply")
+    pair.west.round([])
+    frames, pair.west.out.frames = pair.west.out.frames, deque()
+    assert len(frames) == 1  # five messages
+    pair.east.round(frames)
+    assert len(pair.east.out.frames) == 1  # the reply and the acknowledgement of all five
+    frames, pair.east.out.frames = pair.east.out.frames, deque()
+    pair.west.round(frames)
+    assert waiting_messages(pair.west.database) == 0
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [b"reply"]
+
+
+@pytest.mark.feature(135)
+def test_an_acknowledgement_leaves_only_after_the_commit(pair: Pair) -> None:
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.west.round([])
+    pair.east.connection.execute(
+        "alter table servicebroker.arrivals add constraint no_more check (receive_sequence < 2)"
+    )
+    with pytest.raises(Exception, match="no_more"):
+        pair.east.round(list(pair.west.out.frames))
+    assert not pair.east.out.frames
+    pair.west.out.frames.clear()
+    pair.east.relay.forget()
+    pair.east.connection.execute("alter table servicebroker.arrivals drop constraint no_more")
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 1
+    pair.pass_time(5)
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]

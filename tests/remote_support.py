@@ -1,0 +1,114 @@
+"""Two instances and the relays between them, with links that a test holds in its hands."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+import servicebroker as sb
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.relay import Relay
+from servicebroker.protocol.routing import Address, parse_address
+from servicebroker.store.connection import connect
+from support import CONTRACT, ORDER, ORDERS, STOCK, Clock, define_standard_set, query
+
+WEST, EAST = "TCP://west:4022", "TCP://east:4022"
+
+
+@dataclass(eq=False)
+class Wire:
+    """One direction: what was sent and has not arrived."""
+
+    frames: deque[bytes] = field(default_factory=deque)
+    room: int = 2**40
+
+    def send(self, body: bytes) -> None:
+        self.frames.append(body)
+
+
+class Site:
+    """An instance with its database, its relay and its link to the other one."""
+
+    def __init__(self, url: str, clock: Clock, own: str, other: str) -> None:
+        self.instance = sb.open(url, clock=clock, upkeep=None)
+        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.clock, self.seconds = clock, 0.0
+        self.address, self.other = own, parse_address(other)
+        self.out = Wire()
+        self.is_connected = True
+        self.connection: psycopg.Connection[Any] = connect(url)
+        self.relay = self.new_relay()
+
+    def new_relay(self) -> Relay:
+        return Relay(self, self.clock, lambda: self.seconds, random.Random(1))
+
+    def reach(self, address: Address) -> Wire | str:
+        assert address == self.other
+        return self.out if self.is_connected else "The target service broker is unreachable."
+
+    def round(self, frames: Iterable[bytes]) -> None:
+        arrivals = [Arrival(self.out, body) for body in frames]
+        self.relay.round(self.connection, arrivals)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.instance.close()
+
+
+@dataclass
+class Pair:
+    """Two instances; services of `west` begin conversations with those of `east`."""
+
+    west: Site
+    east: Site
+
+    def rounds(self, count: int = 6) -> None:
+        """Each side takes what the other has sent."""
+        for _ in range(count):
+            for here, there in ((self.west, self.east), (self.east, self.west)):
+                frames, there.out.frames = there.out.frames, deque()
+                here.round(frames)
+
+    def pass_time(self, seconds: float) -> None:
+        for site in (self.west, self.east):
+            site.seconds += seconds
+
+
+@contextmanager
+def paired(make_url: Callable[[], str]) -> Iterator[Pair]:
+    """Two instances whose routes lead to each other."""
+    clock = Clock()
+    west, east = Site(make_url(), clock, WEST, EAST), Site(make_url(), clock, EAST, WEST)
+    west.database.drop_service(STOCK)
+    east.database.drop_service(ORDERS)
+    west.database.create_route("ToStock", service_name=STOCK, address=EAST)
+    east.database.create_route("ToOrders", service_name=ORDERS, address=WEST)
+    yield Pair(west, east)
+    west.close()
+    east.close()
+
+
+def begin(pair: Pair, count: int = 1) -> Any:
+    """A conversation from west to east with so many messages."""
+    database = pair.west.database
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    for number in range(count):
+        database.send(handle, ORDER, str(number))
+    return handle
+
+
+def leftovers(site: Site) -> dict[str, int]:
+    """Rows that conversations have left behind, by table."""
+    tables = ["conversation_endpoints", "conversation_groups", "transmission_queue", "arrivals", "arrived_fragments"]
+    tables += [
+        f"queue_{n}"
+        for (n,) in query(site.database, "select queue_id from servicebroker.queues where queue_id > 65535")
+    ]
+    counts = {table: query(site.database, f"select count(*) from servicebroker.{table}")[0][0] for table in tables}
+    return {table: count for table, count in counts.items() if count}

@@ -1,0 +1,154 @@
+"""TLS between two instances, over memory: who is let in, and what a refusal says."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from servicebroker.broker import certificates
+from servicebroker.broker.certificates import KeyFolder
+from servicebroker.broker.tls import Channel, Tls
+from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.model.errors import BrokerError, InstanceError
+
+NOW = datetime.now(UTC)
+Make = Callable[..., tuple[Certificate, Path]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A certificate and the file with its key."""
+
+    def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
+        facts, pem = certificates.make(name, now, 10)
+        keys = KeyFolder(tmp_path / "keys")
+        keys.write(facts.thumbprint, pem)
+        return Certificate(len(name), name, True, facts), keys.file(facts.thumbprint)
+
+    return make
+
+
+def exchange(opener: Channel, acceptor: Channel, portion: int = 2**20) -> bytes:
+    """Carry bytes to and fro until both are silent; what arrived at both, readable."""
+    heard = b""
+    while True:
+        there, back = opener.outgoing(), acceptor.outgoing()
+        if not there and not back:
+            return heard
+        for start in range(0, len(there), portion):
+            heard += acceptor.receive(there[start : start + portion])
+        for start in range(0, len(back), portion):
+            heard += opener.receive(back[start : start + portion])
+
+
+@pytest.mark.parametrize("portion", [1, 7, 2**20])
+def test_both_know_each_other(make: Make, portion: int) -> None:
+    (west, west_file), (east, east_file) = make("west"), make("east!")
+    opener = Tls(west_file, [east]).channel(is_opener=True)
+    acceptor = Tls(east_file, [west]).channel(is_opener=False)
+    opener.begin()
+    assert exchange(opener, acceptor, portion) == b""
+    assert (opener.peer, acceptor.peer) == (east, west)
+    body = bytes(range(256)) * (1 if portion == 1 else 4096)
+    opener.send(body)
+    assert body not in opener._outgoing.read(0)
+    assert exchange(opener, acceptor, portion) == body
+    acceptor.send(body)
+    assert exchange(opener, acceptor, portion) == body
+
+
+def refused(opener: Channel, acceptor: Channel) -> tuple[int, str]:
+    opener.begin()
+    with pytest.raises(BrokerError) as caught:
+        exchange(opener, acceptor)
+    assert acceptor.peer is None or opener.peer is None
+    return caught.value.number, caught.value.text
+
+
+def test_an_opener_that_is_not_known(make: Make) -> None:
+    (_, west_file), (east, east_file), (other, _) = make("west"), make("east"), make("other")
+    for known in ([], [other]):
+        opener = Tls(west_file, [east]).channel(is_opener=True)
+        acceptor = Tls(east_file, known).channel(is_opener=False)
+        number, text = refused(opener, acceptor)
+        assert (number, "none of those that were imported" in text) == (28035, True)
+        with pytest.raises(BrokerError, match="the peer says") as caught:  # it is told
+            opener.receive(acceptor.outgoing())
+        assert caught.value.number == 9751
+        opener.send(b"anything")  # goes nowhere, and does no harm
+
+
+def test_an_acceptor_that_is_not_known(make: Make) -> None:
+    (west, west_file), (_, east_file) = make("west"), make("east")
+    number, _ = refused(Tls(west_file, []).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False))
+    assert number == 28035
+
+
+@pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
+def test_a_certificate_out_of_its_time(make: Make, days: int, words: str) -> None:
+    (west, west_file), (east, east_file) = make("west", NOW + timedelta(days=days)), make("east")
+    number, text = refused(
+        Tls(west_file, [east]).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)
+    )
+    assert (number, words in text) == (28035, True)
+
+
+def test_bytes_that_are_no_tls(make: Make) -> None:
+    (west, _), (_, east_file) = make("west"), make("east")
+    with pytest.raises(BrokerError) as caught:
+        Tls(east_file, [west]).channel(is_opener=False).receive(b"\x16SB is no handshake at all")
+    assert caught.value.number == 9758
+
+
+def test_a_changed_byte_is_noticed(make: Make) -> None:
+    (west, west_file), (east, east_file) = make("west"), make("east")
+    opener = Tls(west_file, [east]).channel(is_opener=True)
+    acceptor = Tls(east_file, [west]).channel(is_opener=False)
+    opener.begin()
+    exchange(opener, acceptor)
+    opener.send(b"order")
+    sent = bytearray(opener.outgoing())
+    sent[-1] ^= 1
+    with pytest.raises(BrokerError) as caught:
+        acceptor.receive(bytes(sent))
+    assert caught.value.number == 9758
+
+
+def test_certificates_are_read_in_both_forms_and_nothing_else(make: Make) -> None:
+    facts = make("west")[0].facts
+    assert certificates.read(facts.der) == facts
+    assert certificates.read(certificates.as_pem(facts.der).encode()) == facts
+    assert facts.subject == "CN=west"
+    for garbage in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", facts.der[:-9]):
+        with pytest.raises(BrokerError) as caught:
+            certificates.read(garbage)
+        assert caught.value.number == 15208
+    for days in (0, -1, 36_501):
+        with pytest.raises(BrokerError):
+            certificates.make("west", NOW, days)
+
+
+def test_a_key_is_its_owner_s_alone(make: Make, tmp_path: Path) -> None:
+    west, file = make("west")
+    keys = KeyFolder(tmp_path / "keys")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert keys.path.stat().st_mode & 0o777 == 0o700
+    assert keys.find(west.facts.thumbprint) == file
+    file.chmod(0o640)
+    with pytest.raises(InstanceError, match="chmod 600"):
+        keys.find(west.facts.thumbprint)
+    keys.remove(west.facts.thumbprint)
+    assert keys.find(west.facts.thumbprint) is None
+
+
+def test_nothing_older_than_tls_1_3(make: Make) -> None:
+    (west, _), (_, east_file) = make("west"), make("east")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    number, _ = refused(Channel(context, {}, is_opener=True), Tls(east_file, [west]).channel(is_opener=False))
+    assert number == 9758
