@@ -44,8 +44,8 @@ sync:
 
 lint:
 	$(BIN)/python tools/make_sync.py --check
-	$(BIN)/ruff check src tests tools
-	$(BIN)/ruff format --check src tests tools
+	$(BIN)/ruff check src tests tools examples
+	$(BIN)/ruff format --check src tests tools examples
 	$(BIN)/lint-imports
 
 types:

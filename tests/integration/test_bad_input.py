@@ -30,7 +30,6 @@ from support import (
 
 NO_NAMES = ["", "x" * 300, "a\0b", "\ud800", "#q", "a.b.c.d"]
 BAD = [None, 0, -1, 2**70, float("nan"), True, b"bytes", *NO_NAMES, [None], [[]], {"x": None}, object(), uuid4(), (1,)]
-SCHEMA = '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"/>'
 PATIENT = {"wait"}  # a long wait is no mistake
 
 Calls = dict[str, dict[str, Any]]
@@ -57,9 +56,6 @@ def calls(database: sb.Database) -> Calls:
         "create_route": {"name": "%d", "address": "LOCAL"},
         "create_user": {"name": "%d"},
         "create_role": {"name": "%d"},
-        "create_xml_schema_collection": {"name": "%d", "documents": SCHEMA},
-        "alter_xml_schema_collection": {"name": "missing", "add": SCHEMA},
-        "drop_xml_schema_collection": {"name": "missing"},
         "alter": {},
         "alter_message_type": {"name": MARK, "validation": "EMPTY"},
         "alter_queue": {"name": STOCK_QUEUE},
