@@ -45,7 +45,7 @@ from servicebroker.protocol.routing import Address, Local
 from servicebroker.protocol.routing import Remote as Away
 from servicebroker.protocol.security import CHECKSUM
 from servicebroker.store.running import run
-from servicebroker.store.statements import Steps
+from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 Do = Callable[[Steps[Any]], Any]
@@ -566,5 +566,5 @@ def _refuse(link: Link, header: Header, failure: Failure) -> None:
     link.send(encode(refusal(header, header.to_broker or header.conversation_id), failure, CHECKSUM))
 
 
-def _alone(statement: Any) -> Steps[None]:
+def _alone(statement: Statement) -> Steps[None]:
     yield statement

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from servicebroker.protocol.envelope import MAXIMUM_RANGES, Acknowledgement, Content, Part
 from servicebroker.protocol.limits import Limits
 
-WHOLE = (0, 1)  # fragment 0 of 1
-
 
 class Deliver(NamedTuple):
     """A message that is next in order: put it in the target queue."""

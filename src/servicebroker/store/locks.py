@@ -3,7 +3,6 @@
 GROUP = 0x53420001  # a conversation group; second: uuid_hash(conversation_group_id)
 MIGRATION = 0x53420002
 PIPELINE = 0x53420003  # a queue owned by a pipeline; second: queue_id
-DEMO = 0x53420004
 SERVICE = 0x53420005  # a service being made, or messages that wait for it; second: hashtext(name)
 DELIVERY = 0x53420010  # shared: may park a message on a conversation; alone: delivers what is parked; second: 0
 CATALOG = 0x53420011  # definitions change one at a time in an instance; second: 0
