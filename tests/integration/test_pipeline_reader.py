@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
 from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.frontier import Frontier, Slice
+from servicebroker.pipeline.frontier import Frontier, Share, Slice
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.rows import arrow_schema
 from servicebroker.pipeline.source import QueueReader, QueueStreamReader
@@ -328,12 +329,14 @@ def test_plans_use_the_arrival_index_and_never_sort(feed):
         connection.execute(f"analyze {feed.table}")
         with connection.transaction():
             connection.execute(frontier.PIN_PLANS.replace("false", "true"))
-            page = frontier.page_end(feed.queue_id)
+            page = frontier.page_end(feed.queue_id, archived=False)
             for name, value in {"$1": "'0'", "$2": "'9'", "$3": "100", "$4": "5000"}.items():
                 page = page.replace(name, value)
             piece = Slice(0, 9, 100, 5000)
             ends = frontier.endings(feed.queue_id, piece).replace("$1", "1").replace("$2", "'EndOfStream'")
-            for sql in (page, frontier.rows(feed.queue_id, piece, 0, 2, "queuing_order, message_body")):
+            columns = "queuing_order, message_body"
+            kinds = {"archived": False, "system_messages": False}
+            for sql in (page, frontier.rows(feed.queue_id, piece, Share(0, 2), columns, **kinds)):
                 plan = explained(connection, sql)
                 assert "Merge Append" in plan
                 assert f"queue_{feed.queue_id}_arrival" in plan
@@ -400,6 +403,124 @@ def test_a_queue_with_retention_keeps_what_was_acknowledged(feed, reader, worth,
         reader.commit(end)
         assert connection.execute(view).fetchall() == [(0, b"shared")]
     assert feed.left() == 0
+
+
+def read_all(reader):
+    """What a stream reads from its beginning, batch by batch, and the offset it comes to."""
+    at, seen = reader.initialOffset(), []
+    while (end := reader.latestOffset(at, ReadMaxRows(4))) is not at:
+        seen += bodies(reader, at, end)
+        at = end
+    return seen, at
+
+
+def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpoint(feed):
+    handle = feed.dialog(*[b"%d" % number for number in range(9)])
+    other = feed.dialog()
+    feed.database.send([handle, other], LINE, b"shared")
+    first = attach(feed, ack="archive")
+    seen, at = read_all(first)
+    assert (sorted(seen), feed.left()) == (sorted([*(b"%d" % n for n in range(9)), b"shared", b"shared"]), 0)
+    feed.database.send(handle, LINE, b"later")
+    assert bodies(first, at, first.latestOffset(at, ALL)) == [b"later"]
+    first.stop()
+    again = attach(feed, ack="archive")
+    replayed, at = read_all(again)
+    assert sorted(replayed) == sorted([*seen, b"later"])
+    assert [body for body in replayed if len(body) == 1] == [b"%d" % n for n in range(9)]
+    assert again.latestOffset(at, ALL) is at
+    look = QueueReader(source_options(feed.options | {"ack": "archive"}))
+    assert sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) == 12
+    again.stop()
+    assert not [one for one in feed.database.instance.check()[1] if str(feed.queue_id) in one.text]
+
+
+def test_an_archive_goes_with_its_queue(database):
+    feed = Feed(database)
+    feed.dialog(b"a")
+    reader = attach(feed, ack="archive")
+    read_all(reader)
+    reader.stop()
+    database.drop_service(feed.far)
+    database.drop_queue(feed.queue)
+    with database.instance.connection() as connection:
+        name = f"servicebroker.archived_{feed.queue_id}"
+        assert connection.execute("select to_regclass(%s)", (name,)).fetchone() == (None,)
+
+
+def test_a_stream_that_begins_with_the_latest_leaves_what_is_there(feed):
+    handle = feed.dialog(b"before")
+    reader = attach(feed, startingOffsets="latest")
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) is start
+    feed.database.send(handle, LINE, b"after")
+    end = reader.latestOffset(start, ALL)
+    assert bodies(reader, start, end) == [b"after"]
+    reader.stop()
+    restarted = attach(feed, startingOffsets="latest")  # and plans the logged batch again
+    assert bodies(restarted, restarted.initialOffset(), end) == [b"after"]
+    restarted.commit(end)
+    restarted.stop()
+    assert feed.left() == 1
+
+
+def test_ranges_of_arrival_hold_everything_once_and_in_order(feed):
+    handles = [feed.dialog() for _ in range(3)]
+    for number in range(7):
+        for handle in handles:
+            feed.database.send(handle, LINE, b"%d" % number)
+    reader = attach(feed, partitioning="range", minPartitions="4")
+    start = reader.initialOffset()
+    parts = reader.partitions(start, reader.latestOffset(start, ALL))
+    rows = [[row for batch in reader.read(part) for row in batch.to_pylist()] for part in parts]
+    reader.stop()
+    assert len([part for part in rows if part]) == 4
+    orders = [row["queuing_order"] for part in rows for row in part]
+    assert orders == sorted(set(orders))
+    assert len(orders) == 21
+
+
+def test_system_messages_are_left_out_and_still_end_their_conversations(feed):
+    feed.database.end_conversation(feed.dialog(b"x"))
+    reader = attach(feed, includeSystemMessages="false")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert bodies(reader, start, end) == [b"x"]
+    assert reader.latestOffset(end, ALL) is end
+    reader.stop()
+    assert (feed.far_states(), feed.left()) == ({"CD": 1}, 0)
+
+
+def test_a_checkpoint_of_another_server_begins_anew_where_that_is_wanted(feed, reader, caplog):
+    feed.dialog(b"a")
+    foreign = Frontier.from_json(reader.initialOffset())
+    foreign = replace(foreign, system_identifier="1").opened(7).read_to(3).to_json()
+    with pytest.raises(InstanceError, match="another PostgreSQL server"):
+        reader.latestOffset(foreign, ALL)
+    reader.stop()
+    lenient = attach(feed, failOnDataLoss="false")
+    assert lenient.partitions(lenient.initialOffset(), foreign) == []
+    end = lenient.latestOffset(foreign, ALL)
+    assert bodies(lenient, foreign, end) == [b"a"]
+    lenient.commit(foreign)
+    lenient.stop()
+    assert caplog.text.count("begins anew") == 1
+
+
+def test_the_progress_says_how_far_behind_and_who_holds_it_back(feed, reader):
+    handle = feed.dialog(b"a")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    assert reader.reportLatestOffset()["messagesBehind"] == 0
+    with feed.database.transaction() as slow:
+        slow.send(feed.dialog(), LINE, b"slow")
+        pid = slow.connection.info.backend_pid
+        feed.database.send(handle, LINE, b"held back")
+        assert reader.latestOffset(end, ALL) is end
+        told = reader.reportLatestOffset()
+        assert (told["messagesBehind"], told["blockingPid"]) == (2, pid)
+        assert told["frontierLag"] >= 1
+        assert told["oldestMessageSeconds"] >= 0
 
 
 def counted(feed, table):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.frontier import Frontier, Slice, between, check_continuity, read_so_far
+from servicebroker.pipeline.frontier import Frontier, Slice, between, check_continuity, divided, read_so_far
 from servicebroker.pipeline.options import source_options
 
 pytest.importorskip("pyspark")
@@ -38,6 +38,17 @@ def test_a_window_is_read_in_pages_and_the_next_begins_where_it_ended():
     assert between(first, second) == Slice(0, 900, 10, 20)
     assert between(second, third) == Slice(900, 950, 0, 15)
     assert between(third, third) is None
+
+
+def test_the_first_batch_is_what_its_end_says_wherever_the_stream_began():
+    latest = Frontier(HERE.system_identifier, HERE.queue, 800, 800)
+    end = latest.opened(900).read_to(10)
+    assert between(Frontier(HERE.system_identifier, HERE.queue, 850, 850), end) == Slice(800, 900, 0, 10)
+
+
+def test_a_slice_is_divided_without_a_gap():
+    assert divided(Slice(1, 2, 10, 21), 3) == [Slice(1, 2, 10, 13), Slice(1, 2, 13, 17), Slice(1, 2, 17, 21)]
+    assert divided(Slice(1, 2, 0, 1), 4) == [Slice(1, 2, 0, 1)]
 
 
 def test_what_is_acknowledged_is_the_window_up_to_the_offset():
@@ -94,6 +105,10 @@ def test_options_have_defaults():
         ({"maxMessagesPerTrigger": "0"}, "whole number from 1"),
         ({"minPartitions": "many"}, "not 'many'"),
         ({"claimTimeout": "-1"}, "whole number from 0"),
+        ({"startingOffsets": "Monday"}, "earliest or latest, not 'Monday'"),
+        ({"partitioning": "hash"}, "group or range"),
+        ({"failOnDataLoss": "perhaps"}, "true or false"),
+        ({"ack": "keep"}, "delete or archive"),
     ],
 )
 def test_a_wrong_option_is_named(given, complaint):

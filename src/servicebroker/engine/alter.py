@@ -200,7 +200,7 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
     )
     for (function,) in rows:
         yield Statement(f"drop function if exists {function}", prepared=False)
-    for table in ("retained", "queue"):
+    for table in ("archived", "retained", "queue"):
         yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
     yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_order", prepared=False)
 

@@ -34,9 +34,12 @@ def acknowledge(
     piece: Slice,
     *,
     end_of_stream: str,
+    archive: bool = False,
     ending: Ending = end_now,
 ) -> None:
     """Delete the rows of `piece` and end the conversations that they end, in one transaction of its own.
+
+    With `archive` the rows go into the queue's archive, which the attachment has made.
 
     A queue that holds nothing else is truncated, which costs a fraction of deleting its rows.
     A conversation ends when the slice holds one of its messages of the type `end_of_stream`, EndDialog or Error.
@@ -46,9 +49,9 @@ def acknowledge(
         option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
         ((retention,),) = execute(connection, option, queue_id)
         ((count, shared, over),) = execute(connection, frontier.endings(queue_id, piece), database_id, end_of_stream)
-        keeps_or_shares = retention or shared
+        keeps_or_shares = retention or shared or archive
         if keeps_or_shares:  # first: what is kept leaves with the ENDs
-            execute(connection, frontier.take_rows(queue_id, piece, retention))
+            execute(connection, frontier.take_rows(queue_id, piece, retention=retention, archive=archive))
         for handle in _open_ones(connection, over or []):
             try:
                 ending(connection, handle)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -29,6 +30,7 @@ class Attachment:
     Attributes:
         queue_name: the queue's name as it was created.
         initial: the offset of a stream that has read nothing.
+        archives: what is acknowledged is kept, and a stream that begins reads it again.
     """
 
     instance: OpenInstance
@@ -37,6 +39,7 @@ class Attachment:
     queue_id: int
     queue_name: str
     initial: Frontier
+    archives: bool
 
     @classmethod
     def open(cls, options: SourceOptions) -> Attachment:
@@ -59,12 +62,17 @@ class Attachment:
             user = run(connection, find_user(database_id))
             run(connection, authorize(user, "RECEIVE", queue_number(queue.queue_id)))
             initial = _initial(connection, database_id, queue.queue_id)
+            if options.archives and not _exists(connection, f"archived_{queue.queue_id}"):
+                execute(connection, frontier.create_archive(queue.queue_id))
+            if options.starting_offsets == "latest":
+                hi = int(execute(connection, frontier.FRONTIER)[0][0])
+                initial = replace(initial, lo=hi, hi=hi)
             execute(connection, frontier.PIN_PLANS)
         except BaseException:
             connection.close()
             instance.close()
             raise
-        return cls(instance, connection, database_id, queue.queue_id, queue.name, initial)
+        return cls(instance, connection, database_id, queue.queue_id, queue.name, initial, options.archives)
 
     def close(self) -> None:
         """Let the queue go."""
@@ -96,16 +104,42 @@ class Attachment:
     def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows."""
         window = (str(start.lo), str(start.hi), start.queuing_order)
-        ((first, last),) = execute(self.connection, frontier.extremes(self.queue_id), *window)
+        archived = self.reads_archive(start.lo)
+        ((first, last),) = execute(self.connection, frontier.extremes(self.queue_id, archived), *window)
         if last is not None and at_most is not None and last - first >= at_most:  # else there cannot be more rows
-            ((last,),) = execute(self.connection, frontier.page_end(self.queue_id), *window, at_most)
+            ((last,),) = execute(self.connection, frontier.page_end(self.queue_id, archived), *window, at_most)
         return None if last is None else start.read_to(last)
+
+    def reads_archive(self, lo: int) -> bool:
+        """The first window of a stream holds what is archived; later ones only what has come since."""
+        return self.archives and lo == 0
+
+    def progress(self, offset: Frontier) -> dict[str, Any]:
+        """How far behind a stream at `offset` is, for a person.
+
+        `messagesBehind` is at most how many have arrived and are not planned, `oldestMessageSeconds` the age of the
+        oldest of them, `frontierLag` how many transaction ids lie beyond the frontier; `blockingPid`,
+        `blockingSeconds` and `blockingApplication` name the transaction that holds it, if it is one that we may see.
+        """
+        oldest = execute(self.connection, frontier.oldest_behind(self.queue_id), offset.queuing_order)
+        ((drawn, lag),) = execute(
+            self.connection,
+            f"select last_value, pg_snapshot_xmax(s)::text::bigint - pg_snapshot_xmin(s)::text::bigint "
+            f"from servicebroker.queue_{self.queue_id}_order, pg_current_snapshot() s",
+        )
+        told: dict[str, Any] = {"messagesBehind": drawn - offset.queuing_order if oldest else 0, "frontierLag": lag}
+        if oldest:
+            told["oldestMessageSeconds"] = int((datetime.now(UTC) - oldest[0][0]).total_seconds())
+        for pid, seconds, application in execute(self.connection, frontier.BLOCKING)[:1]:
+            told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
+        return told
 
     def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
         """Everything up to `offset` is with the sink: it leaves the queue."""
         piece = frontier.read_so_far(offset)
         if piece:
-            acknowledge(self.connection, self.queue_id, self.database_id, piece, end_of_stream=end_of_stream)
+            place = (self.connection, self.queue_id, self.database_id, piece)
+            acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
 
     def _owner(self) -> str:
         found = execute(
@@ -120,9 +154,13 @@ class Attachment:
 
 
 def _check_schema(connection: psycopg.Connection[Any]) -> None:
-    ((found,),) = execute(connection, "select to_regclass('servicebroker.queues') is not null")
-    if not found:
+    if not _exists(connection, "queues"):
         raise InstanceError("This PostgreSQL database is no instance of servicebroker: open it once to make it one.")
+
+
+def _exists(connection: psycopg.Connection[Any], table: str) -> bool:
+    ((found,),) = execute(connection, "select to_regclass('servicebroker.' || $1::text) is not null", table)
+    return bool(found)
 
 
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:

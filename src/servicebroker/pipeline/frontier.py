@@ -9,16 +9,19 @@ been read to its end, which makes every page, and so every batch of Spark, exact
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from servicebroker.engine.shared_bodies import READERS_GONE
+from servicebroker.engine.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.queue import retain_gone
 
 VERSION = 1
 PRIORITIES = range(1, 11)
+SYSTEM_TYPES = (names.ERROR_ID, names.END_DIALOG_ID, names.DIALOG_TIMER_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,11 @@ class Frontier:
                 f"The checkpoint holds an offset that is not one of the servicebroker source: {stored!r}."
             ) from None
 
+    @property
+    def is_initial(self) -> bool:
+        """Nothing has been read yet: no window is open."""
+        return self.lo == self.hi
+
     def opened(self, hi: int) -> Frontier:
         """The beginning of the next window, up to the transaction id `hi`."""
         return replace(self, lo=self.hi, hi=hi, queuing_order=0)
@@ -80,11 +88,15 @@ class Slice(NamedTuple):
 def between(start: Frontier, end: Frontier) -> Slice | None:
     """The rows of a batch; None when there are none. A batch never crosses the border of a window.
 
+    An initial offset may be another one after a restart ("latest"): what the first batch is, its end says alone.
+
     Raises:
         InstanceError: `end` cannot follow `start`.
     """
     if start == end:
         return None
+    if start.is_initial and not end.is_initial:
+        return Slice(end.lo, end.hi, 0, end.queuing_order)
     if (start.lo, start.hi) == (end.lo, end.hi) and start.queuing_order < end.queuing_order:
         return Slice(end.lo, end.hi, start.queuing_order, end.queuing_order)
     if start.hi == end.lo < end.hi:
@@ -97,6 +109,13 @@ def read_so_far(offset: Frontier) -> Slice | None:
     if offset.queuing_order == 0:
         return None
     return Slice(offset.lo, offset.hi, 0, offset.queuing_order)
+
+
+def divided(piece: Slice, parts: int) -> list[Slice]:
+    """The slice in `parts` of about equally many numbers of arrival; fewer when it has fewer numbers."""
+    length = piece.upto - piece.after
+    borders = sorted({piece.after + length * number // parts for number in range(parts + 1)})
+    return [piece._replace(after=after, upto=upto) for after, upto in itertools.pairwise(borders)]
 
 
 def check_continuity(start: Frontier, here: Frontier, hi: int) -> None:
@@ -142,33 +161,45 @@ FRONTIER = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 _IN_WINDOW = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
 
 
-def extremes(queue_id: int) -> str:
+def extremes(queue_id: int, archived: bool) -> str:
     """The first and the last queuing_order that a window has left, NULL when there is none: one probe at each end.
 
-    Parameters: lo, hi, after.
+    Parameters: lo, hi, after. `archived`: what is archived counts too.
     """
-    forwards = _merged(queue_id, "queuing_order", _IN_WINDOW)
-    backwards = _merged(queue_id, "queuing_order", _IN_WINDOW, "desc")
+    forwards = _merged(queue_id, "queuing_order", _IN_WINDOW, archived)
+    backwards = _merged(queue_id, "queuing_order", _IN_WINDOW, archived, "desc")
     return (
         f"select (select min(queuing_order) from ({forwards} limit 1) f), "
         f"(select max(queuing_order) from ({backwards} limit 1) b)"
     )
 
 
-def page_end(queue_id: int) -> str:
+def page_end(queue_id: int, archived: bool) -> str:
     """The last queuing_order of the next page, NULL when the window has no more rows. Reads the whole page.
 
     Parameters: lo, hi, after, how many rows at most.
     """
-    return f"select max(queuing_order) from ({_merged(queue_id, 'queuing_order', _IN_WINDOW)} limit $4) page"
+    return f"select max(queuing_order) from ({_merged(queue_id, 'queuing_order', _IN_WINDOW, archived)} limit $4) page"
 
 
-def rows(queue_id: int, piece: Slice, partition: int, partitions: int, columns: str) -> str:
-    """The rows of a slice whose group falls into `partition` of `partitions`, ordered by queuing_order.
+class Share(NamedTuple):
+    """The conversation groups of a partition: those whose bucket falls into `number` of `of`."""
+
+    number: int
+    of: int
+
+
+def rows(queue_id: int, piece: Slice, share: Share, columns: str, *, archived: bool, system_messages: bool) -> str:
+    """The rows of a slice that belong to a share, ordered by queuing_order.
 
     The values are written into the text because COPY takes no parameters; all are numbers.
     """
-    return _merged(queue_id, columns, f"{_in_slice(piece)} and bucket % {int(partitions)} = {int(partition)}")
+    where = _in_slice(piece)
+    if share.of > 1:
+        where += f" and bucket % {int(share.of)} = {int(share.number)}"
+    if not system_messages:
+        where += f" and message_type_id not in ({', '.join(map(str, SYSTEM_TYPES))})"
+    return _merged(queue_id, columns, where, archived)
 
 
 def endings(queue_id: int, piece: Slice) -> str:
@@ -190,9 +221,17 @@ def delete_rows(queue_id: int, piece: Slice) -> str:
     return f"delete from servicebroker.queue_{queue_id} where {_scanned(piece)}"
 
 
-def take_rows(queue_id: int, piece: Slice, retention: bool) -> str:
-    """Delete a slice of any rows; with `retention` the queue keeps the messages where RECEIVE does not find them."""
+def take_rows(queue_id: int, piece: Slice, *, retention: bool, archive: bool) -> str:
+    """Delete a slice of any rows; with `retention` the queue keeps the messages where RECEIVE does not find them.
+
+    With `archive` they go, whole, into the queue's archive.
+    """
     and_then = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
+    if archive:
+        and_then += (
+            f", archived as (insert into servicebroker.archived_{queue_id} ({_KEPT}, message_body) "
+            f"select {_KEPT}, {MESSAGE_BODY} from gone)"
+        )
     return (
         f"with gone as (delete from servicebroker.queue_{queue_id} where {_scanned(piece)} returning *){and_then} "
         "select count(*) from gone"
@@ -213,16 +252,49 @@ def has_others(queue_id: int, piece: Slice) -> str:
     return f"exists (select from servicebroker.queue_{queue_id} where not ({_in_slice(piece)}))"
 
 
-def _merged(queue_id: int, columns: str, where: str, direction: str = "") -> str:
+_KEPT = (
+    "queuing_order, message_sequence_number, stamp, message_enqueue_time, conversation_group_id, conversation_handle, "
+    "service_id, service_contract_id, message_type_id, priority, bucket, validation"
+)
+
+
+def create_archive(queue_id: int) -> str:
+    """Where acknowledged messages of a queue go that are to be kept."""
+    return (
+        f"create table if not exists servicebroker.archived_{queue_id} (like servicebroker.queue_{queue_id} "
+        "including defaults, archived_at timestamptz not null default clock_timestamp(), primary key (queuing_order))"
+    )
+
+
+def oldest_behind(queue_id: int) -> str:
+    """When the first message after a number of arrival was enqueued: one probe for each priority. No row: none is.
+
+    Parameters: the number.
+    """
+    return _merged(queue_id, "message_enqueue_time, queuing_order", "queuing_order > $1") + " limit 1"
+
+
+# Which transaction holds the frontier back, and for how many seconds; none but those that write do.
+BLOCKING = (
+    "select pid, extract(epoch from clock_timestamp() - xact_start)::bigint, application_name from pg_stat_activity "
+    "where backend_xid::text::bigint = mod(pg_snapshot_xmin(pg_current_snapshot())::text::bigint, 4294967296) "
+    "and pid <> pg_backend_pid()"
+)
+
+
+def _merged(queue_id: int, columns: str, where: str, archived: bool = False, direction: str = "") -> str:
     """A scan of the arrival index for each priority, merged: no sort, so rows flow at once.
 
     PostgreSQL sees the merge only when each scan asks for the order by itself.
     """
-    scans = (
+    scans = [
         f"(select {columns} from servicebroker.queue_{queue_id} "
         f"where priority = {priority} and {where} order by queuing_order {direction})"
         for priority in PRIORITIES
-    )
+    ]
+    if archived:
+        table = f"servicebroker.archived_{queue_id}"
+        scans.append(f"(select {columns} from {table} where {where} order by queuing_order {direction})")
     return " union all ".join(scans) + f" order by queuing_order {direction}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from servicebroker.model.errors import InstanceError
@@ -23,6 +23,13 @@ class SourceOptions:
         min_partitions: tasks that read one batch; a conversation group stays in one of them.
         end_of_stream: message type that ends its conversation once it has been read.
         claim_timeout: seconds to wait for a reader that still holds the queue.
+        starting_offsets: where a stream without a checkpoint begins: "earliest" with all that is there, archived
+            messages too when `ack` is "archive"; "latest" with what comes after it has attached.
+        partitioning: how a batch is divided: "group" keeps a conversation group in one partition, "range" gives each
+            an equal range of arrival, which reads the queue once only; messages keep their order in either.
+        fail_on_data_loss: whether a checkpoint of another server or time stops the query, or it begins anew.
+        include_system_messages: whether EndDialog, Error and DialogTimer are rows; they act in either case.
+        ack: what becomes of a message that the sink has: "delete", or "archive", where a later stream finds it.
     """
 
     instance: str
@@ -32,6 +39,16 @@ class SourceOptions:
     min_partitions: int = 2
     end_of_stream: str = "EndOfStream"
     claim_timeout: int = 30
+    starting_offsets: str = "earliest"
+    partitioning: str = "group"
+    fail_on_data_loss: bool = True
+    include_system_messages: bool = True
+    ack: str = "delete"
+
+    @property
+    def archives(self) -> bool:
+        """Messages that the sink has are kept."""
+        return self.ack == "archive"
 
 
 _NAMES = (
@@ -42,6 +59,11 @@ _NAMES = (
     "minPartitions",
     "endOfStream",
     "claimTimeout",
+    "startingOffsets",
+    "partitioning",
+    "failOnDataLoss",
+    "includeSystemMessages",
+    "ack",
 )
 
 
@@ -51,25 +73,59 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     Raises:
         InstanceError: an unknown or missing name, or a value that is not what it must be.
     """
-    values = {name.lower(): value for name, value in given.items()}
-    for name in given:
-        if name.lower() not in {known.lower() for known in _NAMES}:
-            raise InstanceError(f"The servicebroker source has no option '{name}'; it has {', '.join(_NAMES)}.")
-    for name in ("instance", "database", "queue"):
-        if not values.get(name, "").strip():
-            raise InstanceError(f"The servicebroker source needs the option '{name}'.")
+    values = known_options("source", given, _NAMES, ("instance", "database", "queue"))
     return SourceOptions(
         instance=values["instance"],
         database=values["database"],
         queue=values["queue"],
-        max_messages_per_trigger=_number(values, "maxMessagesPerTrigger", 1_000_000, 1),
-        min_partitions=_number(values, "minPartitions", _cores(), 1, 1024),
+        max_messages_per_trigger=whole_number(values, "maxMessagesPerTrigger", 1_000_000, 1),
+        min_partitions=whole_number(values, "minPartitions", _cores(), 1, 1024),
         end_of_stream=values.get("endofstream", "EndOfStream"),
-        claim_timeout=_number(values, "claimTimeout", 30, 0),
+        claim_timeout=whole_number(values, "claimTimeout", 30, 0),
+        starting_offsets=one_of(values, "startingOffsets", ("earliest", "latest")),
+        partitioning=one_of(values, "partitioning", ("group", "range")),
+        fail_on_data_loss=one_of(values, "failOnDataLoss", ("true", "false")) == "true",
+        include_system_messages=one_of(values, "includeSystemMessages", ("true", "false")) == "true",
+        ack=one_of(values, "ack", ("delete", "archive")),
     )
 
 
-def _number(values: Mapping[str, str], name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
+def known_options(
+    format_: str, given: Mapping[str, str], known: Sequence[str], needed: Sequence[str]
+) -> dict[str, str]:
+    """The options by their names in lower case.
+
+    Raises:
+        InstanceError: an option that the source or sink does not know, or a needed one without a value.
+    """
+    values = {name.lower(): value for name, value in given.items()}
+    for name in given:
+        if name.lower() not in {one.lower() for one in known}:
+            raise InstanceError(f"The servicebroker {format_} has no option '{name}'; it has {', '.join(known)}.")
+    for name in needed:
+        if not values.get(name.lower(), "").strip():
+            raise InstanceError(f"The servicebroker {format_} needs the option '{name}'.")
+    return values
+
+
+def one_of(values: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """The value of an option that knows few; the first of them when it is not given.
+
+    Raises:
+        InstanceError: another value.
+    """
+    value = values.get(name.lower(), choices[0]).strip().lower()
+    if value not in choices:
+        raise InstanceError(f"The option '{name}' must be {' or '.join(choices)}, not '{values[name.lower()]}'.")
+    return value
+
+
+def whole_number(values: Mapping[str, str], name: str, default: int, lowest: int, highest: int = 2**31 - 1) -> int:
+    """The number of an option, from `lowest` to `highest`.
+
+    Raises:
+        InstanceError: the value is no such number.
+    """
     text = values.get(name.lower())
     if text is None:
         return default

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 
 from servicebroker.engine.shared_bodies import MESSAGE_BODY
 from servicebroker.pipeline import frontier
-from servicebroker.pipeline.frontier import Slice
+from servicebroker.pipeline.frontier import Share, Slice
 from servicebroker.pipeline.instance import OpenInstance
 
 if TYPE_CHECKING:
@@ -39,15 +39,19 @@ _LABELS = (
 
 @dataclass
 class Part(InputPartition):
-    """What one task reads: the conversation groups that fall into `number` of `parts`."""
+    """What one task reads: a share of the conversation groups in a slice of the queue.
+
+    `archived`: of its archive too; `system_messages`: EndDialog, Error and DialogTimer too.
+    """
 
     instance: str
     queue: str
     queue_id: int
     database_id: int
     piece: Slice
-    number: int
-    parts: int
+    share: Share
+    archived: bool
+    system_messages: bool
 
 
 def read(part: Part) -> Iterator[pa.RecordBatch]:
@@ -66,7 +70,8 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
         cursor.execute(frontier.PIN_PLANS)
         cursor.fetchall()
         labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
-        cursor.execute(frontier.rows(part.queue_id, part.piece, part.number, part.parts, _WIRE))
+        kinds = {"archived": part.archived, "system_messages": part.system_messages}
+        cursor.execute(frontier.rows(part.queue_id, part.piece, part.share, _WIRE, **kinds))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield _named(batch, part.queue, labels)

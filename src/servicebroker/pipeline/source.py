@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,20 +10,23 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.frontier import Frontier, Slice, between, check_continuity
+from servicebroker.pipeline.frontier import Frontier, Share, Slice, between, check_continuity, divided
 from servicebroker.pipeline.options import SourceOptions, source_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger("servicebroker")
+
 
 class ServiceBrokerSource(DataSource):
     """`spark.readStream.format("servicebroker")`, and `spark.read` to look at a queue without consuming it.
 
-    Options: instance, database, queue; maxMessagesPerTrigger, minPartitions, endOfStream, claimTimeout
-    (`SourceOptions` says what they mean).
+    Options: instance, database, queue; startingOffsets, maxMessagesPerTrigger, minPartitions, partitioning,
+    failOnDataLoss, includeSystemMessages, ack, endOfStream, claimTimeout (`SourceOptions` says what they mean).
 
     Raises:
         InstanceError: an unknown option, or a value that is not what it must be.
@@ -51,7 +55,7 @@ class ServiceBrokerSource(DataSource):
 
 
 class QueueReader(DataSourceReader):
-    """Reads what a stream would read now, and leaves it in the queue."""
+    """Reads what a new stream would read now, and leaves it where it is."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -81,6 +85,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._queue: Attachment | None = None
         self._acknowledged: Frontier | None = None
+        self._planned: Frontier | None = None
+        self._began_anew = False
         self._target: int | None = None  # the frontier that ends an AvailableNow query
 
     def initialOffset(self) -> dict[str, Any]:
@@ -106,21 +112,28 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         queue = self._attached()
         now = queue.frontier()
-        offset = Frontier.from_json(start)
-        check_continuity(offset, queue.initial, now)
+        offset = self._continued(Frontier.from_json(start), now) or queue.initial
         self._acknowledge(offset)
         at_most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         hi = now if self._target is None else self._target
         end = queue.page_end(offset, at_most)
         if end is None and offset.hi < hi:
             end = queue.page_end(offset.opened(hi), at_most)
+        self._planned = end or offset
         return end.to_json() if end else start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress."""
+        return self._attached().progress(self._planned) if self._planned else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""
         queue = self._attached()
-        first, last = Frontier.from_json(start), Frontier.from_json(end)
-        check_continuity(last, queue.initial, queue.frontier())
+        now = queue.frontier()
+        last = self._continued(Frontier.from_json(end), now)
+        if last is None:
+            return []  # a batch that was planned in another life of the server
+        first = self._continued(Frontier.from_json(start), now) or queue.initial
         return _parts(self._options, queue, between(first, last))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -129,7 +142,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
-        self._acknowledge(Frontier.from_json(end))
+        offset = self._continued(Frontier.from_json(end), self._attached().frontier())
+        if offset is not None:
+            self._acknowledge(offset)
 
     def stop(self) -> None:
         """Let the queue go."""
@@ -149,6 +164,23 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._queue = queue
         return self._queue
 
+    def _continued(self, offset: Frontier, now: int) -> Frontier | None:
+        """The offset, or None where it means nothing here and the stream begins anew, as failOnDataLoss=false wants.
+
+        Raises:
+            InstanceError: it means nothing here.
+        """
+        try:
+            check_continuity(offset, self._attached().initial, now)
+        except InstanceError as problem:
+            if self._options.fail_on_data_loss:
+                raise
+            if not self._began_anew:
+                _log.warning("%s With failOnDataLoss=false the stream begins anew.", problem)
+            self._began_anew = True
+            return None
+        return offset
+
     def _acknowledge(self, offset: Frontier) -> None:
         if offset != self._acknowledged:
             self._attached().acknowledge(offset, self._options.end_of_stream)
@@ -159,7 +191,10 @@ def _parts(options: SourceOptions, queue: Attachment, piece: Slice | None) -> li
     if piece is None:
         return []
     parts = options.min_partitions
-    return [
-        rows.Part(options.instance, queue.queue_name, queue.queue_id, queue.database_id, piece, number, parts)
-        for number in range(parts)
-    ]
+    if options.partitioning == "range":
+        shares = [(one, Share(0, 1)) for one in divided(piece, parts)]
+    else:
+        shares = [(piece, Share(number, parts)) for number in range(parts)]
+    kinds = (queue.reads_archive(piece.lo), options.include_system_messages)
+    where = (options.instance, queue.queue_name, queue.queue_id, queue.database_id)
+    return [rows.Part(*where, *share, *kinds) for share in shares]
