@@ -17,6 +17,7 @@ from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
 
 if TYPE_CHECKING:
+    from servicebroker.activation.procedures import procedure
     from servicebroker.api.aio.database import AsyncDatabase
     from servicebroker.api.aio.instance import AsyncInstance
     from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
@@ -49,6 +50,7 @@ __all__ = [
     "Transaction",
     "open",
     "open_async",
+    "procedure",
     "read_error",
 ]
 
@@ -65,6 +67,7 @@ _LATER = {
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
     "open": ("servicebroker.api.open", "open_instance"),
     "open_async": ("servicebroker.api.open", "open_async"),
+    "procedure": ("servicebroker.activation.procedures", "procedure"),
 }
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.exclusive import alone
-from servicebroker.api.processing import drain
+from servicebroker.api.processing import process
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
@@ -120,14 +120,7 @@ class Database(Verbs, Security):
         """
         check_procedure(procedure)
         check_wait(wait)
-
-        def once() -> int:
-            return drain(self, queue, procedure, top)
-
-        done = once()
-        while wait > 0 and (taken := self._waiting(queue, once, 0 if top == 0 else wait)):
-            done += taken
-        return done
+        return process(self, queue, procedure, top=top, wait=wait)
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

@@ -16,12 +16,36 @@ if TYPE_CHECKING:
 Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
 
-def drain(database: Database, queue: str, procedure: Procedure, top: int | None) -> int:
+def process(
+    database: Database,
+    queue: str,
+    procedure: Procedure,
+    *,
+    top: int | None,
+    wait: float,
+    stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """`Database.process`, which also ends between two transactions once `stopping` says so."""
+
+    def once() -> int:
+        return _drain(database, queue, procedure, top, stopping)
+
+    done = once()
+    while wait > 0 and not stopping() and (taken := database._waiting(queue, once, 0 if top == 0 else wait)):
+        done += taken
+    return done
+
+
+def _drain(database: Database, queue: str, procedure: Procedure, top: int | None, stopping: Callable[[], bool]) -> int:
     """Process what the queue has, on one connection: how many messages those were."""
     done = 0
     with database.instance.connection() as connection, translated():
         while taken := _take(database, connection, queue, procedure, top):
             done += taken
+            if stopping():
+                with Transaction(database, connection):
+                    pass  # the last COMMIT, which would have travelled with the next RECEIVE
+                break
     return done
 
 

@@ -110,6 +110,10 @@ RULES: dict[int, Rule] = {
         "The specified broker instance is too long, the maximum size is 256 bytes."
     ),
     8414: Rule("The conversation group ID '{0}' is invalid in this context. Specify a different conversion group ID."),
+    8415: Rule(
+        "The activated task was aborted because the invoked stored procedure '{0}' did not issue COMMIT or ROLLBACK "
+        "on one or more transactions that it begun."
+    ),
     8417: Rule("The service contract name is NULL. Specify a service contract name."),
     8418: Rule("The conversation handle is missing. Specify a conversation handle."),
     8419: Rule(
@@ -210,6 +214,7 @@ RULES: dict[int, Rule] = {
         "activated. Consider increasing the number of MAX_QUEUE_READERS.",
         10,
     ),
+    9653: Rule("The signature of activation stored procedure '{0}' is invalid. Parameters are not allowed."),
     9659: Rule("The {0} of route '{1}' cannot be empty."),
     9660: Rule("The {0} of route '{1}' must be less than {2} characters long."),
     9661: Rule('The SERVICE_NAME and BROKER_INSTANCE of route "{0}" must be specified when using mirroring.'),
@@ -235,6 +240,15 @@ RULES: dict[int, Rule] = {
     9716: Rule("The conversation group '{0}' references no conversation."),
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
+    9717: Rule(
+        "Cannot enable stored procedure activation on queue '{0}'. Event notification for queue_activation is already "
+        "configured on this queue."
+    ),
+    9718: Rule(
+        'Cannot create event notification for queue_activation on queue "{0}". Stored procedure activation is already '
+        "configured on this queue."
+    ),
+    9724: Rule("The activated proc '{0}' running on queue '{1}' output the following: '{2}'.", 10),
     9742: Rule(
         "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
     ),
@@ -349,6 +363,9 @@ RULES: dict[int, Rule] = {
         'Cannot execute as the database principal because the principal "{0}" does not exist, '
         "this type of principal cannot be impersonated, or you do not have permission."
     ),
+    17001: Rule("Failure to send an event notification instance of type '{0}' on the conversation '{1}': {2}."),
+    17003: Rule("The event notification '{0}' was dropped: its conversation was closed with an error."),
+    17004: Rule("The event notification '{0}' was dropped: its conversation was closed without an error."),
     28000: Rule("The session key has an unexpected size: {0} bytes instead of {1}."),
     28004: Rule("This message could not be delivered because the '{0}' action cannot be performed in the '{1}' state."),
     28006: Rule(
@@ -372,6 +389,15 @@ RULES: dict[int, Rule] = {
     28036: Rule("Connection handshake failed. The certificate used by this endpoint was not found.", 10),
     28038: Rule("Connection handshake failed. The verification of the peer failed: {0}.", 10),
     28080: Rule("Connection handshake failed. The Service Broker endpoint is not configured.", 10),
+    28084: Rule(
+        "An error occurred in Service Broker internal activation while trying to scan the user queue '{0}' for its "
+        "status. Error: {1}, State: {2}.",
+        10,
+    ),
+    28085: Rule("The activated task was ended because the associated queue was dropped."),
+    28086: Rule("The activated task was ended because either the queue or activation was disabled."),
+    28087: Rule("The activated task was aborted because the invoked stored procedure '{0}' did not execute RECEIVE."),
+    28088: Rule("The activated task was aborted due to an error (Error: {0}, State {1})."),
     33301: Rule(
         "The {0} specified for conversation priority '{1}' is not valid. "
         "The value must be between 1 and {2} characters long."

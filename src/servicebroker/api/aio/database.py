@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.aio.exclusive import alone
-from servicebroker.api.aio.processing import drain
+from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.security import AsyncSecurity
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -119,14 +119,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
         """
         check_procedure(procedure)
         check_wait(wait)
-
-        async def once() -> int:
-            return await drain(self, queue, procedure, top)
-
-        done = await once()
-        while wait > 0 and (taken := await self._waiting(queue, once, 0 if top == 0 else wait)):
-            done += taken
-        return done
+        return await process(self, queue, procedure, top=top, wait=wait)
 
     def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

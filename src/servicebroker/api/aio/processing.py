@@ -15,12 +15,38 @@ if TYPE_CHECKING:
 Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
 
-async def drain(database: AsyncDatabase, queue: str, procedure: Procedure, top: int | None) -> int:
+async def process(
+    database: AsyncDatabase,
+    queue: str,
+    procedure: Procedure,
+    *,
+    top: int | None,
+    wait: float,
+    stopping: Callable[[], bool] = lambda: False,
+) -> int:
+    """`Database.process`, which also ends between two transactions once `stopping` says so."""
+
+    async def once() -> int:
+        return await _drain(database, queue, procedure, top, stopping)
+
+    done = await once()
+    while wait > 0 and not stopping() and (taken := await database._waiting(queue, once, 0 if top == 0 else wait)):
+        done += taken
+    return done
+
+
+async def _drain(
+    database: AsyncDatabase, queue: str, procedure: Procedure, top: int | None, stopping: Callable[[], bool]
+) -> int:
     """Process what the queue has, on one connection: how many messages those were."""
     done = 0
     async with database.instance.connection() as connection, translated():
         while taken := await _take(database, connection, queue, procedure, top):
             done += taken
+            if stopping():
+                async with AsyncTransaction(database, connection):
+                    pass  # the last COMMIT, which would have travelled with the next RECEIVE
+                break
     return done
 
 

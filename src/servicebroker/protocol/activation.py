@@ -1,0 +1,143 @@
+"""When a queue gets another reader: the queue monitor as a function of what it sees (reference 04 section 2).
+
+    monitor = NEW
+    monitor, decision = look(monitor, seen, settings, now)
+
+`now` is in seconds of any clock that only goes forward. A monitor is thrown away, and begins as NEW, when activation or
+the queue is switched on, and when the procedure is another one. Nothing is started where there is no monitor: who
+calls has seen that queue and activation are ON.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+INTERVAL = 5.0  # seconds between two readers under load, and between attempts to start what cannot be started
+
+
+class State(StrEnum):
+    """What sys.dm_broker_queue_monitors says of a queue."""
+
+    INACTIVE = "INACTIVE"  # nothing is receivable
+    NOTIFIED = "NOTIFIED"  # a reader was asked for, and nobody has executed RECEIVE since
+    RECEIVES_OCCURRING = "RECEIVES_OCCURRING"
+
+
+class Decision(Enum):
+    """What is to be done now."""
+
+    NOTHING = 0
+    ACTIVATE = 1  # start one procedure, or send the notifications
+    LIMIT = 2  # one more was wanted, but MAX_QUEUE_READERS are running
+
+
+class Settings(NamedTuple):
+    """ACTIVATION of a queue. With `external`, notifications are sent instead, and nobody counts who reads."""
+
+    max_readers: int
+    interval: float = INTERVAL
+    external: bool = False
+
+
+class Seen(NamedTuple):
+    """A queue at one moment. The three counters are of any session, and start anew when the server has crashed.
+
+    Attributes:
+        receivable: whether a message waits in a group that nobody has locked.
+        arrivals: messages that have come.
+        receives: RECEIVE and GET CONVERSATION GROUP that were executed.
+        empty: how many of those returned nothing.
+        waiting: sessions that wait for a message.
+        running: activated procedures.
+    """
+
+    receivable: bool
+    arrivals: int = 0
+    receives: int = 0
+    empty: int = 0
+    waiting: int = 0
+    running: int = 0
+
+
+class Monitor(NamedTuple):
+    """What is remembered of a queue between two looks; times as `now`, None for never.
+
+    Attributes:
+        seen: the last look.
+        quiet_since: since when no RECEIVE came back empty while messages were receivable.
+        found_nothing: whether the last RECEIVE that was noticed returned nothing.
+        activated_at: how many messages had come when a reader was last asked for.
+        retry_at: when what could not be started is tried again.
+        last_empty: when a RECEIVE was last seen to come back empty.
+        last_activated: when a reader was last asked for.
+    """
+
+    state: State = State.INACTIVE
+    seen: Seen | None = None
+    quiet_since: float = 0.0
+    found_nothing: bool = False
+    activated_at: int = 0
+    retry_at: float | None = None
+    last_empty: float | None = None
+    last_activated: float | None = None
+
+
+NEW = Monitor()
+
+
+def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[Monitor, Decision]:
+    """What a look at the queue leads to: the monitor from now on, and what is to be done."""
+    monitor = _observe(monitor, seen, now)
+    if not seen.receivable or monitor.state == State.NOTIFIED:
+        return monitor, Decision.NOTHING
+    if monitor.retry_at is not None and now < monitor.retry_at:
+        return monitor, Decision.NOTHING
+    nobody_reads = seen.running == 0 and not settings.external
+    if monitor.state == State.INACTIVE:
+        if seen.running == 0:
+            return _activate(monitor, seen, settings, now)
+        monitor = monitor._replace(state=State.RECEIVES_OCCURRING, quiet_since=now)
+    elif nobody_reads and not (monitor.found_nothing and monitor.activated_at == seen.arrivals):
+        return _activate(monitor, seen, settings, now)  # the last one has left, and not because there was nothing
+    if now >= monitor.quiet_since + settings.interval:
+        return _activate(monitor, seen, settings, now)
+    return monitor, Decision.NOTHING
+
+
+def could_not_start(monitor: Monitor, settings: Settings, now: float) -> Monitor:
+    """The procedure that was asked for is missing, or may not run: it is tried again after the interval."""
+    return monitor._replace(state=State.INACTIVE, retry_at=now + settings.interval)
+
+
+def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
+    """What happened since the last look: RECEIVEs, some of them empty; and whether anything is left."""
+    before = monitor.seen or seen
+    if seen.empty != before.empty:
+        monitor = monitor._replace(quiet_since=now, last_empty=now, found_nothing=True)
+    elif seen.receives != before.receives:
+        monitor = monitor._replace(found_nothing=False)
+    if seen.receives != before.receives and monitor.state == State.NOTIFIED:
+        monitor = monitor._replace(state=State.RECEIVES_OCCURRING, quiet_since=now)
+    if not seen.receivable and monitor.state == State.RECEIVES_OCCURRING:
+        monitor = monitor._replace(state=State.INACTIVE)
+    if seen.receivable and (monitor.seen is None or not before.receivable):
+        monitor = monitor._replace(quiet_since=now)
+    return monitor._replace(seen=seen)
+
+
+def _activate(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[Monitor, Decision]:
+    """One more, if that is allowed. Who waits in a RECEIVE has the interval to take what is there."""
+    if seen.waiting and now < monitor.quiet_since + settings.interval:
+        return monitor, Decision.NOTHING
+    if seen.running >= settings.max_readers and not settings.external:
+        return monitor._replace(quiet_since=now), Decision.LIMIT
+    is_first = seen.running == 0 or settings.external
+    monitor = monitor._replace(
+        state=State.NOTIFIED if is_first else State.RECEIVES_OCCURRING,
+        quiet_since=now,
+        activated_at=seen.arrivals,
+        retry_at=None,
+        last_activated=now,
+    )
+    return monitor, Decision.ACTIVATE

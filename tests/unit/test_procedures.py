@@ -1,0 +1,100 @@
+"""Procedures in Python: how they are registered, found by name, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.activation.procedures import Form, load, registered
+from support import refused
+
+
+def found(name: str, database: str = "Shop") -> Any:
+    return registered(SimpleNamespace(name=database), name)  # type: ignore[arg-type]
+
+
+def test_a_name_is_compared_without_case_and_means_dbo() -> None:
+    @sb.procedure("usp_Named")
+    def named(transaction: object, message: object) -> None: ...
+
+    assert found("[DBO].[USP_named]").function is named
+    assert found("[other].[usp_Named]") is None
+    assert found("[dbo].[usp_missing]") is None
+
+
+def test_without_a_name_it_is_the_function_s() -> None:
+    @sb.procedure()
+    def usp_own_name(transaction: object, message: object) -> None: ...
+
+    assert found("[dbo].[usp_own_name]").function is usp_own_name
+
+
+def test_a_procedure_of_one_database_goes_before_one_of_any() -> None:
+    @sb.procedure("dbo.usp_both")
+    def everywhere(transaction: object, message: object) -> None: ...
+
+    @sb.procedure("[Shop].[dbo].[usp_both]")
+    def in_shop(transaction: object, message: object) -> None: ...
+
+    assert found("[dbo].[usp_both]").function is in_shop
+    assert found("[dbo].[usp_both]", "Other").function is everywhere
+
+
+@pytest.mark.parametrize(("form", "arguments"), [("message", 2), ("batch", 2), ("transaction", 1), ("database", 1)])
+def test_a_function_that_does_not_take_what_its_form_gives(form: Form, arguments: int) -> None:
+    right = [lambda one: None, lambda one, two: None][arguments - 1]
+    wrong = [lambda one: None, lambda one, two: None][2 - arguments]
+    sb.procedure(f"usp_{form}", form=form)(right)
+    with refused(9653, "usp_wrong", f"{arguments} positional"):
+        sb.procedure("usp_wrong", form=form)(wrong)
+    assert found("[dbo].[usp_wrong]") is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"form": "rows"},
+        {"worker": "fibre"},
+        {"wait": -1},
+        {"wait": "long"},
+        {"top": 0, "form": "batch"},
+        {"top": True, "form": "batch"},
+        {"top": 5, "form": "message"},
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any]) -> None:
+    with refused(402):
+        sb.procedure("usp_x", **arguments)
+
+
+def test_the_name_is_not_left_out_with_the_brackets() -> None:
+    with refused(402, '@procedure("name")'):
+        sb.procedure(lambda transaction, message: None)  # type: ignore[arg-type]
+
+
+def test_too_many_parts() -> None:
+    with refused(9609):
+        sb.procedure("a.b.c.d")(lambda transaction, message: None)
+
+
+def test_a_module_is_loaded_by_file(tmp_path: Path) -> None:
+    file = tmp_path / "orders_procedures.py"
+    file.write_text("import servicebroker as sb\n@sb.procedure('usp_file')\ndef f(transaction, message): ...\n")
+    load([str(file)])
+    assert found("[dbo].[usp_file]").form == "message"
+
+
+def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    for module, words in (
+        (str(broken), "ZeroDivisionError"),
+        (str(tmp_path / "gone.py"), "no such file"),
+        ("no_such_module_here", "ModuleNotFoundError"),
+    ):
+        with pytest.raises(sb.InstanceError, match=words):
+            load([module])
