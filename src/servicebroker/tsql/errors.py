@@ -1,0 +1,71 @@
+"""What T-SQL says when a statement fails: a number, a level, and where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servicebroker.model.errors import BrokerError
+
+
+class TsqlError(BrokerError):
+    """A T-SQL statement was refused, or text could not be parsed.
+
+    Attributes:
+        number: of SQL Server's list, for example 8429, 2627 or 102.
+        severity: the level: 10 (information) to 25.
+        state: 1 to 255.
+        text: the message.
+        line: where the statement begins, 0 when that is not known: of the script, inside a procedure of its text.
+        procedure: its name, "" outside of procedures.
+    """
+
+    def __init__(
+        self, number: int, text: str, *, severity: int = 16, state: int = 1, line: int = 0, procedure: str = ""
+    ) -> None:
+        self.number = number
+        self.severity = severity
+        self.state = state
+        self.text = text
+        self.hint = ""
+        self.line = line
+        self.procedure = procedure
+        Exception.__init__(self, self.shown())
+
+    def shown(self) -> str:
+        """The familiar two parts: where and how bad, then the text."""
+        where = f", Procedure {self.procedure}" if self.procedure else ""
+        return f"Msg {self.number}, Level {self.severity}, State {self.state}{where}, Line {self.line}\n{self.text}"
+
+    def __str__(self) -> str:
+        return self.shown()
+
+    def at(self, line: int, procedure: str) -> TsqlError:
+        """The same error at a place, unless it has one."""
+        if self.line or not line:
+            return self
+        self.line, self.procedure = line, procedure
+        return self
+
+
+class Message(NamedTuple):
+    """What a script says without a result set: PRINT, RAISERROR up to level 10, warnings.
+
+    `number` and `severity` are 0 for PRINT.
+    """
+
+    text: str
+    number: int = 0
+    severity: int = 0
+    state: int = 0
+    line: int = 0
+    procedure: str = ""
+
+
+def syntax_error(near: str, line: int) -> TsqlError:
+    """102: the text cannot go on with this word."""
+    return TsqlError(102, f"Incorrect syntax near '{near}'.", severity=15, line=line)
+
+
+def unsupported(what: str, instead: str, line: int) -> TsqlError:
+    """What is understood but not done here; `instead` says what to write."""
+    return TsqlError(40515, f"{what} is not supported here. {instead}", line=line)

@@ -1,0 +1,220 @@
+"""Text to statements: an own recursive descent for what the broker and procedures say; queries stay text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from servicebroker.tsql.parser.objects import Objects
+from servicebroker.tsql.syntax import Block, Definition, Statement, Unsupported
+from servicebroker.tsql.tokens import Tokens, tokenize
+
+
+def parse(tokens: Tokens) -> tuple[Statement, ...]:
+    """The statements of a batch.
+
+    Raises:
+        TsqlError: 102 and others of level 15 where the text cannot be read; 40515 for what is read and not done.
+    """
+    return Parser(tokens).statements()
+
+
+def parse_text(text: str) -> tuple[Statement, ...]:
+    """The statements of a text without GO."""
+    return parse(tokenize(text))
+
+
+_RELATIONAL = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE", "STATISTICS")
+_OBJECTS = {
+    ("MESSAGE", "TYPE"): "message_type",
+    ("CONTRACT",): "contract",
+    ("QUEUE",): "queue",
+    ("SERVICE",): "service",
+    ("ROUTE",): "route",
+    ("REMOTE", "SERVICE", "BINDING"): "remote_service_binding",
+    ("BROKER", "PRIORITY"): "broker_priority",
+    ("EVENT", "NOTIFICATION"): "event_notification",
+    ("XML", "SCHEMA", "COLLECTION"): "xml_schema_collection",
+    ("ENDPOINT",): "endpoint",
+    ("DATABASE",): "database",
+    ("LOGIN",): "login",
+    ("USER",): "user",
+    ("ROLE",): "role",
+    ("SCHEMA",): "schema",
+    ("MASTER", "KEY"): "master_key",
+    ("CERTIFICATE",): "certificate",
+}
+_REFUSED = {
+    "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
+    "FUNCTION": "Write a procedure with an OUTPUT parameter, or a PostgreSQL function.",
+    "TYPE": "Name the type it stands for.",
+    "SYNONYM": "Name the object itself.",
+    "SYMMETRIC": "Dialog security makes its session keys itself.",
+    "ASYMMETRIC": "Use a certificate.",
+    "CREDENTIAL": "Leave it out: files are read with the rights of the process.",
+    "FULLTEXT": "Leave it out.",
+    "PARTITION": "Leave it out.",
+    "SERVER": "Leave it out.",
+    "RULE": "Use a CHECK constraint.",
+    "DEFAULT": "Use a DEFAULT constraint.",
+    "APPLICATION": "Use a role.",
+    "DATABASE": "Leave it out.",
+    "AVAILABILITY": "PostgreSQL's replication does that.",
+    "RESOURCE": "Leave it out.",
+    "WORKLOAD": "Leave it out.",
+}
+
+
+class Parser(Objects):
+    """All statements."""
+
+    def statement(self) -> Statement:
+        """The statement that begins here."""
+        line, word = self.line, self.word
+        parse_word = _STATEMENTS.get(word)
+        if parse_word is not None:
+            self.at += 1
+            return parse_word(self, line)
+        if word in ("SELECT", "UPDATE", "DELETE", "TRUNCATE", "WITH"):
+            return self.relational(line)
+        if word == "INSERT":
+            return self.insert(line)
+        if word == "CREATE":
+            return self._create(line)
+        if word in ("ALTER", "DROP"):
+            return self._change(line)
+        if word in ("OPEN", "CLOSE"):
+            return self._open(line)
+        if self.at == 0 and self.is_identifier():  # the first statement of a batch may call a procedure without EXEC
+            return self._execute_procedure(line)
+        if self.is_identifier() and self.peek() == ":" and self.peek(2) != ":":
+            self.at += 2
+            return Unsupported(line, "A label", "Use WHILE, BREAK, CONTINUE or RETURN instead of GOTO.")
+        raise self.failure()
+
+    def _create(self, line: int) -> Statement:
+        begin = self.at
+        self.at += 1
+        action = "CREATE OR ALTER" if self.take("OR", "ALTER") else "CREATE"
+        if self.take_any("PROCEDURE", "PROC"):
+            return self.create_procedure(line, action, begin)
+        if self.take("TRIGGER"):
+            return self.create_trigger(line, action, begin)
+        return self._object(line, "CREATE", begin)
+
+    def _change(self, line: int) -> Statement:
+        begin = self.at
+        verb = self.word
+        self.at += 1
+        if verb == "ALTER":
+            if self.take_any("PROCEDURE", "PROC"):
+                return self.create_procedure(line, verb, begin)
+            if self.take("TRIGGER"):
+                return self.create_trigger(line, verb, begin)
+            if self.take("AUTHORIZATION"):
+                return self.alter_authorization(line)
+        elif self.word in ("PROCEDURE", "PROC", "TRIGGER"):
+            kind = "PROCEDURE" if self.word != "TRIGGER" else self.word
+            self.at += 1
+            return self._drop_modules(line, kind)
+        elif self.take("SIGNATURE"):
+            return self._signature(line)
+        return self._object(line, verb, begin)
+
+    def _object(self, line: int, verb: str, begin: int) -> Statement:
+        for words, method in _OBJECTS.items():
+            if self.word == words[0] and self.take(*words):
+                made: Statement = getattr(self, method)(line, verb)
+                return made
+        if self.word in _RELATIONAL:
+            self.at = begin
+            return self.relational(line)
+        if self.word in _REFUSED:
+            self.refuse(f"{verb} {self.word}", _REFUSED[self.word])
+        raise self.failure()
+
+    def _drop_modules(self, line: int, kind: str) -> Statement:
+        if_exists = self.take("IF", "EXISTS")
+        names = [self.name()]
+        while self.take(","):
+            names.append(self.name())
+        return Definition(line, "DROP", kind, names[0], {"names": names}, if_exists)
+
+    def _open(self, line: int) -> Statement:
+        opens = self.word == "OPEN"
+        self.at += 1
+        if self.word == "MASTER":
+            return self.open_key(line) if opens else self.close_key(line)
+        if self.word == "SYMMETRIC":
+            self.refuse("OPEN SYMMETRIC KEY", _REFUSED["SYMMETRIC"])
+        return self.cursor_statement(line)
+
+    def _end(self, line: int) -> Statement:
+        self.expect("CONVERSATION")
+        return self.end_conversation(line)
+
+    def _signature(self, line: int) -> Statement:
+        self.refuse("A signature", "Grant the permission to the user that the procedure works as (EXECUTE AS).")
+
+    def _add(self, line: int) -> Statement:
+        if not self.take("SIGNATURE") and not self.take("COUNTER", "SIGNATURE"):
+            self.at -= 1
+            self.fail()
+        return self._signature(line)
+
+    def _merge(self, line: int) -> Statement:
+        self.refuse("MERGE", "Write UPDATE, and INSERT WHERE NOT EXISTS.")
+
+    def _kill(self, line: int) -> Statement:
+        self.refuse("KILL", "End the session in PostgreSQL: select pg_terminate_backend(pid).")
+
+    def _restore(self, line: int) -> Statement:
+        self.refuse("RESTORE", "Restore PostgreSQL's backup, see the page on backups.")
+
+    def _dbcc(self, line: int) -> Statement:
+        self.refuse("DBCC", "servicebroker check looks whether all that is stored holds together.")
+
+    def _no_effect(self, line: int) -> Statement:
+        while self.word not in ("", ";") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
+            self.at += 1
+        return Block(line, ())
+
+
+_STATEMENTS: dict[str, Callable[[Parser, int], Statement]] = {
+    "BEGIN": Parser.begin,
+    "IF": Parser.if_,
+    "WHILE": Parser.while_,
+    "BREAK": Parser.break_,
+    "CONTINUE": Parser.continue_,
+    "GOTO": Parser.goto,
+    "RETURN": Parser.return_,
+    "SET": Parser.set_,
+    "PRINT": Parser.print_,
+    "RAISERROR": Parser.raiserror,
+    "THROW": Parser.throw,
+    "USE": Parser.use,
+    "COMMIT": Parser.commit,
+    "ROLLBACK": Parser.rollback,
+    "SAVE": Parser.save,
+    "EXEC": Parser.execute,
+    "EXECUTE": Parser.execute,
+    "SEND": Parser.send,
+    "RECEIVE": Parser.receive,
+    "GET": Parser.get_conversation_group,
+    "MOVE": Parser.move_conversation,
+    "END": Parser._end,
+    "WAITFOR": Parser.wait_for,
+    "GRANT": lambda parser, line: parser.permission(line, "GRANT"),
+    "DENY": lambda parser, line: parser.permission(line, "DENY"),
+    "REVOKE": lambda parser, line: parser.permission(line, "REVOKE"),
+    "REVERT": Parser.revert,
+    "BACKUP": Parser.backup,
+    "FETCH": Parser.cursor_statement,
+    "DEALLOCATE": Parser.cursor_statement,
+    "ADD": Parser._add,
+    "MERGE": Parser._merge,
+    "KILL": Parser._kill,
+    "RESTORE": Parser._restore,
+    "DBCC": Parser._dbcc,
+    "CHECKPOINT": Parser._no_effect,
+    "RECONFIGURE": Parser._no_effect,
+}

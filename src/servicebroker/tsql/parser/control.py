@@ -1,0 +1,353 @@
+"""Control flow, variables, messages and transactions."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.errors import TsqlError, syntax_error
+from servicebroker.tsql.parser.dialogs import Dialogs
+from servicebroker.tsql.parser.extent import statement_end
+from servicebroker.tsql.syntax import (
+    BeginTransaction,
+    Block,
+    Break,
+    CommitTransaction,
+    Constant,
+    Continue,
+    DeclareTable,
+    DeclareVariable,
+    If,
+    Operand,
+    Print,
+    Raiserror,
+    Relational,
+    Return,
+    RollbackTransaction,
+    SaveTransaction,
+    SetOption,
+    SetVariable,
+    Statement,
+    Throw,
+    TryCatch,
+    Unsupported,
+    Use,
+    Variable,
+    While,
+)
+from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, unquoted
+
+MAXIMUM_DEPTH = 64
+_OPERATORS = {"=": "", "+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
+
+
+class Control(Dialogs):
+    """Statements around the verbs."""
+
+    depth = 0
+
+    def statement(self) -> Statement:
+        """One statement; implemented where all kinds are known."""
+        raise NotImplementedError
+
+    def statements(self, *ends: str) -> tuple[Statement, ...]:
+        """Statements up to one of these words, or the end of the text."""
+        found: list[Statement] = []
+        while True:
+            while self.take(";"):
+                pass
+            if self.word == "" or (self.word in ends and self._is_end()):
+                return tuple(found)
+            first = self.at
+            found += self.several()
+            if self.at == first:
+                self.fail()
+
+    def _is_end(self) -> bool:
+        return self.word != "END" or self.peek() != "CONVERSATION"
+
+    def several(self) -> list[Statement]:
+        """One statement, or those that a single DECLARE makes."""
+        if self.word == "DECLARE":
+            line = self.line
+            self.at += 1
+            return self.declare(line)
+        return [self.statement()]
+
+    def nested(self) -> Statement:
+        """The statement of IF, ELSE and WHILE."""
+        while self.take(";"):
+            pass
+        line = self.line
+        made = self.several()
+        self.take(";")
+        return made[0] if len(made) == 1 else Block(line, tuple(made))
+
+    def deeper(self) -> None:
+        """One level down, as long as there is room."""
+        self.depth += 1
+        if self.depth > MAXIMUM_DEPTH:
+            raise TsqlError(
+                191, "Some part of your SQL statement is nested too deeply. Rewrite the query or break it up into "
+                "smaller queries.", severity=15, line=self.line,
+            )  # fmt: skip
+
+    def begin(self, line: int) -> Statement:
+        """What BEGIN begins."""
+        if self.take("DIALOG"):
+            return self.begin_dialog(line)
+        if self.take("CONVERSATION", "TIMER"):
+            return self.begin_timer(line)
+        if self.take_any("TRAN", "TRANSACTION"):
+            name = self._transaction_name()
+            if self.take("WITH", "MARK") and self.tokens.kinds[self.at] == STRING:
+                self.string()
+            return BeginTransaction(line, name)
+        if self.take("DISTRIBUTED"):
+            self.refuse("BEGIN DISTRIBUTED TRANSACTION", "Write BEGIN TRANSACTION; delivery needs no distributed one.")
+        self.deeper()
+        if self.take("TRY"):
+            body = self.statements("END")
+            self.expect("END", "TRY")
+            while self.take(";"):
+                pass
+            self.expect("BEGIN", "CATCH")
+            handler = self.statements("END")
+            self.expect("END", "CATCH")
+            self.depth -= 1
+            return TryCatch(line, body, handler)
+        inner = self.statements("END")
+        if not inner:
+            self.fail()
+        self.expect("END")
+        self.depth -= 1
+        return Block(line, inner)
+
+    def if_(self, line: int) -> Statement:
+        """IF condition statement ELSE statement."""
+        self.deeper()
+        condition = self.expression()
+        then = self.nested()
+        while self.word == ";" and self.peek() == "ELSE":
+            self.at += 1
+        otherwise = None
+        if self.take("ELSE"):
+            self.depth -= 1  # ELSE IF ... ELSE IF ... goes no deeper
+            otherwise = self.nested()
+            self.depth += 1
+        self.depth -= 1
+        return If(line, condition, then, otherwise)
+
+    def while_(self, line: int) -> Statement:
+        """WHILE condition statement."""
+        self.deeper()
+        condition = self.expression()
+        body = self.nested()
+        self.depth -= 1
+        return While(line, condition, body)
+
+    def break_(self, line: int) -> Statement:
+        """BREAK."""
+        return Break(line)
+
+    def continue_(self, line: int) -> Statement:
+        """CONTINUE."""
+        return Continue(line)
+
+    def goto(self, line: int) -> Statement:
+        """GOTO label."""
+        self.identifier()
+        return Unsupported(line, "GOTO", "Use WHILE, BREAK, CONTINUE or RETURN.")
+
+    def return_(self, line: int) -> Statement:
+        """RETURN [value]."""
+        begin = self.at
+        if self.word in ("", ";", "END", "ELSE"):
+            return Return(line, None)
+        try:
+            return Return(line, self.expression())
+        except TsqlError:
+            if self.at != begin:
+                raise
+            return Return(line, None)
+
+    # ------------------------------------------------------------ variables
+
+    def declare(self, line: int) -> list[Statement]:
+        """DECLARE @a type [= value], @b TABLE (...), ..."""
+        made: list[Statement] = []
+        if self.tokens.kinds[self.at] != VARIABLE:
+            return [self._cursor(line)]
+        while True:
+            name = self.variable()
+            self.take("AS")
+            if self.word == "TABLE":
+                self.at += 1
+                made.append(DeclareTable(line, name, self.parenthesized()))
+            elif self.word == "CURSOR":
+                self.at += 1
+                made.append(_no_cursor(line))
+            else:
+                kind = self.type_name()
+                value = self.expression() if self.take("=") else None
+                made.append(DeclareVariable(line, name, kind, value))
+            if not self.take(","):
+                return made
+
+    def _cursor(self, line: int) -> Statement:
+        self.identifier()
+        while self.word not in ("CURSOR", "", ";"):
+            self.at += 1
+        self.expect("CURSOR")
+        while self.word not in ("FOR", "", ";"):
+            self.at += 1
+        if self.take("FOR"):
+            self.at = statement_end(self.tokens, self.at)
+        return _no_cursor(line)
+
+    def cursor_statement(self, line: int) -> Statement:
+        """OPEN, CLOSE, FETCH and DEALLOCATE of a cursor: read, so that they are refused when their turn comes."""
+        while self.word not in ("", ";", "END") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
+            self.at += 1
+        return _no_cursor(line)
+
+    def set_(self, line: int) -> Statement:
+        """SET @variable = value, SET option."""
+        if self.tokens.kinds[self.at] == VARIABLE:
+            name = self.variable()
+            if self.word == ".":
+                self.refuse("A method that changes a variable", "Assign a new value with SET @variable = ....")
+            operator = _OPERATORS.get(self.word)
+            if operator is None:
+                self.fail()
+            self.at += 1
+            if self.word == "CURSOR":
+                return self._cursor_variable(line)
+            return SetVariable(line, name, operator, self.expression())
+        if self.take("TRANSACTION", "ISOLATION", "LEVEL"):
+            first = self.own_name().own.upper()
+            if first in ("READ", "REPEATABLE"):
+                first += " " + self.own_name().own.upper()
+            return SetOption(line, ("TRANSACTION ISOLATION LEVEL",), first)
+        if self.take("IDENTITY_INSERT"):
+            table = self.name()
+            return SetOption(line, ("IDENTITY_INSERT",), f"{table} {self.expect_any('ON', 'OFF')}")
+        if self.take("STATISTICS"):
+            options = [f"STATISTICS {self.own_name().own.upper()}"]
+            while self.take(","):
+                options.append(f"STATISTICS {self.own_name().own.upper()}")
+            return SetOption(line, tuple(options), self.expect_any("ON", "OFF"))
+        options = [self.own_name().own.upper()]
+        while self.take(","):
+            options.append(self.own_name().own.upper())
+        return SetOption(line, tuple(options), self._option_value())
+
+    def _option_value(self) -> str:
+        self.take("=")
+        begin = self.at
+        if self.word == "-":
+            self.at += 1
+        if self.word in ("", ";"):
+            self.fail()
+        self.at += 1
+        return self.slice(begin, self.at)
+
+    def _cursor_variable(self, line: int) -> Statement:
+        while self.word not in ("FOR", "", ";"):
+            self.at += 1
+        if self.take("FOR"):
+            self.at = statement_end(self.tokens, self.at)
+        return _no_cursor(line)
+
+    # ------------------------------------------------------------ messages
+
+    def print_(self, line: int) -> Statement:
+        """PRINT value."""
+        return Print(line, self.expression())
+
+    def raiserror(self, line: int) -> Statement:
+        """RAISERROR (message, severity, state, arguments) WITH LOG, NOWAIT, SETERROR."""
+        parenthesized = self.take("(")
+        if not parenthesized:
+            self.fail()
+        values = [self.expression()]
+        while self.take(","):
+            values.append(self.expression())
+        self.expect(")")
+        options: list[str] = []
+        if self.word == "WITH" and self.peek() in ("LOG", "NOWAIT", "SETERROR"):
+            self.at += 1
+            while True:
+                options.append(self.expect_any("LOG", "NOWAIT", "SETERROR"))
+                if not self.take(","):
+                    break
+        if len(values) < 3:
+            raise syntax_error(")", line)
+        return Raiserror(line, values[0], values[1], values[2], tuple(values[3:]), tuple(options))
+
+    def throw(self, line: int) -> Statement:
+        """THROW [number, message, state]."""
+        if self.word in ("", ";", "END"):
+            return Throw(line)
+        number = self.expression()
+        self.expect(",")
+        message = self.expression()
+        self.expect(",")
+        return Throw(line, number, message, self.expression())
+
+    def use(self, line: int) -> Statement:
+        """USE database."""
+        return Use(line, self.own_name().own)
+
+    # ------------------------------------------------------------ transactions
+
+    def commit(self, line: int) -> Statement:
+        """COMMIT [TRANSACTION name]."""
+        if self.take_any("TRAN", "TRANSACTION"):
+            self._transaction_name()
+        else:
+            self.take("WORK")
+        if self.word == "WITH" and self.peek() == "(":
+            self.at += 1
+            self.parenthesized()  # DELAYED_DURABILITY: a commit is durable here
+        return CommitTransaction(line)
+
+    def rollback(self, line: int) -> Statement:
+        """ROLLBACK [TRANSACTION name]."""
+        if self.take_any("TRAN", "TRANSACTION"):
+            return RollbackTransaction(line, self._transaction_name())
+        self.take("WORK")
+        return RollbackTransaction(line, None)
+
+    def save(self, line: int) -> Statement:
+        """SAVE TRANSACTION name."""
+        self.expect_any("TRAN", "TRANSACTION")
+        name = self._transaction_name()
+        if name is None:
+            self.fail()
+        return SaveTransaction(line, name)
+
+    def _transaction_name(self) -> Operand | None:
+        kind = self.tokens.kinds[self.at]
+        if kind == VARIABLE:
+            return Variable(self.variable())
+        if kind == QUOTED or (kind == WORD and self.is_identifier() and self._is_no_verb()):
+            text = unquoted(self.tokens.text(self.at))
+            self.at += 1
+            return Constant(text)
+        return None
+
+    def _is_no_verb(self) -> bool:
+        return self.word not in ("SEND", "GET", "MOVE", "RECEIVE", "THROW") or self.peek() in (";", "")
+
+    # ------------------------------------------------------------ what is left to others
+
+    def relational(self, line: int) -> Relational:
+        """A statement whose text goes to the translation as it is."""
+        begin = self.at
+        verb = self.word
+        if verb in ("CREATE", "ALTER", "DROP", "TRUNCATE"):
+            verb = f"{verb} {self.peek()}"
+        self.at = statement_end(self.tokens, begin)
+        return Relational(line, verb, self.slice(begin, self.at))
+
+
+def _no_cursor(line: int) -> Statement:
+    return Unsupported(line, "CURSOR", "Work on the rows with one statement, or in a WHILE loop over SELECT TOP (1).")

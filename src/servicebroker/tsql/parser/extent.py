@@ -1,0 +1,106 @@
+"""Where an expression and a relational statement end: T-SQL needs no semicolon, so the next statement's word tells."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.parser.words import STARTERS, begins_statement
+from servicebroker.tsql.tokens import Tokens
+
+_SIGNS = frozenset(["(", ")", ",", ";", "", "CASE", "END"])
+_IN_EXPRESSION = _SIGNS | STARTERS
+_JOINERS = ("UNION", "ALL", "EXCEPT", "INTERSECT")
+_IN_STATEMENT = (_IN_EXPRESSION | {"VALUES"}) - {","}
+
+
+def expression_end(tokens: Tokens, at: int, stops: frozenset[str] = frozenset()) -> int:
+    """The place behind the expression that begins at `at`."""
+    words = tokens.words
+    interesting = _IN_EXPRESSION | stops if stops else _IN_EXPRESSION
+    depth = cases = 0
+    while True:
+        word = words[at]
+        if word in interesting:
+            if word == "":
+                return at
+            if word == "(":
+                depth += 1
+            elif word == ")":
+                if depth == 0:
+                    return at
+                depth -= 1
+            elif depth == 0:
+                if word == "CASE":
+                    cases += 1
+                elif cases:
+                    cases -= word == "END"
+                elif word in stops or word in (",", ";") or _ends_expression(tokens, at):
+                    return at
+        at += 1
+
+
+def _ends_expression(tokens: Tokens, at: int) -> bool:
+    word = tokens.words[at]
+    if word in ("RECEIVE", "WITH"):  # no name outside of a query
+        return True
+    return begins_statement(tokens, at)
+
+
+def statement_end(tokens: Tokens, at: int) -> int:
+    """The place behind the relational statement that begins at `at`."""
+    words = tokens.words
+    verb = words[at]
+    awaits_query = verb in ("INSERT", "WITH") or (verb in ("CREATE", "ALTER") and words[at + 1] == "VIEW")
+    awaits_set = verb == "UPDATE"
+    is_table = verb == "ALTER"
+    depth = cases = 0
+    at += 1
+    while True:
+        word = words[at]
+        if word not in _IN_STATEMENT:
+            at += 1
+            continue
+        if word == "":
+            return at
+        if word == "(":
+            depth += 1
+        elif word == ")":
+            if depth == 0:
+                return at
+            depth -= 1
+        elif depth:
+            pass
+        elif word == ";":
+            return at
+        elif word == "CASE":
+            cases += 1
+        elif cases:
+            cases -= word == "END"
+        elif word == "VALUES":
+            awaits_query = False
+        elif awaits_query and word in ("SELECT", "INSERT", "UPDATE", "DELETE", "MERGE"):
+            awaits_query = word == "INSERT"
+            awaits_set = word == "UPDATE"
+        elif awaits_query and word in ("EXEC", "EXECUTE"):
+            return at
+        elif awaits_set and word == "SET":
+            awaits_set = False
+        elif _goes_on(words, at, is_table=is_table):
+            pass
+        elif begins_statement(tokens, at):
+            return at
+        at += 1
+
+
+def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
+    """A word that begins statements, and here is a part of one."""
+    word, before = words[at], words[at - 1]
+    if word == "SELECT":
+        return before in _JOINERS
+    if word == "FETCH":
+        return before in ("ROWS", "ROW")
+    if word in ("DELETE", "UPDATE"):
+        return before == "ON"
+    if word == "SET":
+        return before in ("DELETE", "UPDATE")
+    if word == "IF":
+        return before in ("TABLE", "VIEW", "INDEX", "COLUMN", "CONSTRAINT")
+    return is_table and word in ("DROP", "ALTER", "SET", "CHECK") and words[at + 1] in ("COLUMN", "CONSTRAINT")

@@ -1,0 +1,321 @@
+"""CREATE, ALTER and DROP of the broker's objects. What a clause says stands in `Definition.clauses` under its words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servicebroker.tsql.parser.security import Securing
+from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
+from servicebroker.tsql.tokens import STRING
+
+Clauses = dict[str, Any]
+
+
+class Objects(Securing):
+    """One method for each kind; the words CREATE and MESSAGE TYPE are read already."""
+
+    def message_type(self, line: int, verb: str) -> Statement:
+        """`validation` and `schema_collection`, `authorization`."""
+        name, if_exists = self.object_name(verb)
+        clauses = self.authorization()
+        if verb != "DROP" and self.take("VALIDATION"):
+            self.expect("=")
+            clauses["validation"] = self.expect_any("NONE", "EMPTY", "WELL_FORMED_XML", "VALID_XML")
+            if clauses["validation"] == "VALID_XML":
+                self.expect("WITH", "SCHEMA", "COLLECTION")
+                clauses["schema_collection"] = self.name()
+        elif verb == "ALTER":
+            self.fail()
+        return Definition(line, verb, "MESSAGE TYPE", name, clauses, if_exists)
+
+    def contract(self, line: int, verb: str) -> Statement:
+        """`sent_by`: pairs of a message type and INITIATOR, TARGET or ANY."""
+        name, if_exists = self.object_name(verb)
+        clauses = self.authorization()
+        if verb == "ALTER":
+            self.refuse("ALTER CONTRACT", "A contract never changes: create another one, or use ALTER AUTHORIZATION.")
+        if verb == "CREATE":
+            sent_by: list[tuple[str, str]] = []
+            self.expect("(")
+            while True:
+                message_type = self.own_name().own
+                self.expect("SENT", "BY")
+                sent_by.append((message_type, self.expect_any("INITIATOR", "TARGET", "ANY")))
+                if not self.take(","):
+                    break
+            self.expect(")")
+            clauses["sent_by"] = sent_by
+        return Definition(line, verb, "CONTRACT", name, clauses, if_exists)
+
+    def queue(self, line: int, verb: str) -> Statement:
+        """`status`, `retention`, `poison_message_handling`, `activation` (a dict or "DROP"), `rebuild` ..."""
+        if_exists = self.if_exists(verb)
+        name = self.name()
+        clauses: Clauses = {}
+        if verb == "ALTER" and self.take("REBUILD"):
+            clauses["rebuild"] = True
+            if self.take("WITH"):
+                self.parenthesized()  # MAXDOP
+        elif verb == "ALTER" and self.take("REORGANIZE"):
+            clauses["reorganize"] = True
+            if self.take("WITH"):
+                self.parenthesized()  # LOB_COMPACTION: always done
+        elif verb == "ALTER" and self.take("MOVE", "TO"):
+            clauses["move_to"] = self.own_name().own
+        elif verb == "ALTER":
+            self.expect("WITH")
+            self._queue_options(clauses)
+        elif verb == "CREATE":
+            if self.take("WITH"):
+                self._queue_options(clauses)
+            if self.take("ON"):
+                clauses["filegroup"] = self.own_name().own
+        return Definition(line, verb, "QUEUE", name, clauses, if_exists)
+
+    def _queue_options(self, clauses: Clauses) -> None:
+        enclosed = self.word == "(" and self.take("(")
+        while True:
+            option = self.expect_any("STATUS", "RETENTION", "ACTIVATION", "POISON_MESSAGE_HANDLING")
+            if option == "ACTIVATION":
+                clauses["activation"] = self._activation()
+            elif option == "POISON_MESSAGE_HANDLING":
+                self.expect("(", "STATUS")
+                clauses["poison_message_handling"] = self.on_off()
+                self.expect(")")
+            else:
+                clauses[option.lower()] = self.on_off()
+            if not self.take(",") and self.word not in ("STATUS", "RETENTION", "ACTIVATION", "POISON_MESSAGE_HANDLING"):
+                break
+        if enclosed:
+            self.expect(")")
+
+    def _activation(self) -> Clauses | str:
+        self.expect("(")
+        if self.take("DROP"):
+            self.expect(")")
+            return "DROP"
+        clauses: Clauses = {}
+        while True:
+            option = self.expect_any("STATUS", "PROCEDURE_NAME", "MAX_QUEUE_READERS", "EXECUTE")
+            if option == "STATUS":
+                clauses["status"] = self.on_off()
+            elif option == "PROCEDURE_NAME":
+                self.expect("=")
+                clauses["procedure_name"] = self.name()
+            elif option == "MAX_QUEUE_READERS":
+                self.expect("=")
+                clauses["max_queue_readers"] = self.integer()
+            else:
+                self.expect("AS")
+                said = self.take_any("SELF", "OWNER")
+                clauses["execute_as"] = said or (
+                    self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own
+                )
+            if not self.take(","):
+                break
+        self.expect(")")
+        return clauses
+
+    def service(self, line: int, verb: str) -> Statement:
+        """`queue`, `contracts`; of ALTER `queue`, `add_contracts`, `drop_contracts`."""
+        name, if_exists = self.object_name(verb)
+        clauses = self.authorization()
+        if verb == "DROP":
+            return Definition(line, verb, "SERVICE", name, clauses, if_exists)
+        if verb == "CREATE" or self.word == "ON":
+            self.expect("ON", "QUEUE")
+            clauses["queue"] = self.name()
+        if self.take("("):
+            while True:
+                if verb == "ALTER":
+                    change = self.expect_any("ADD", "DROP")
+                    self.expect("CONTRACT")
+                    clauses.setdefault(f"{change.lower()}_contracts", []).append(self.own_name().own)
+                else:
+                    clauses.setdefault("contracts", []).append(self.own_name().own)
+                if not self.take(","):
+                    break
+            self.expect(")")
+        return Definition(line, verb, "SERVICE", name, clauses, if_exists)
+
+    def route(self, line: int, verb: str) -> Statement:
+        """`service_name`, `broker_instance`, `lifetime`, `address`, `mirror_address`."""
+        name, if_exists = self.object_name(verb)
+        clauses = self.authorization()
+        if verb != "DROP":
+            self.expect("WITH")
+            self._settings(clauses, "SERVICE_NAME", "BROKER_INSTANCE", "LIFETIME", "ADDRESS", "MIRROR_ADDRESS")
+        return Definition(line, verb, "ROUTE", name, clauses, if_exists)
+
+    def _settings(self, clauses: Clauses, *allowed: str) -> None:
+        while True:
+            option = self.expect_any(*allowed)
+            self.expect("=")
+            clauses[option.lower()] = self.operand()
+            if not self.take(",") and self.word not in allowed:
+                return
+
+    def remote_service_binding(self, line: int, verb: str) -> Statement:
+        """`service`, `user`, `anonymous`."""
+        name, if_exists = self.object_name(verb)
+        clauses = self.authorization()
+        if verb == "CREATE":
+            self.expect("TO", "SERVICE")
+            clauses["service"] = self.operand()
+        if verb != "DROP":
+            self.expect("WITH")
+            while True:
+                if self.take("USER"):
+                    self.expect("=")
+                    clauses["user"] = self.own_name().own
+                else:
+                    self.expect("ANONYMOUS")
+                    clauses["anonymous"] = self.on_off()
+                if not self.take(","):
+                    break
+        return Definition(line, verb, "REMOTE SERVICE BINDING", name, clauses, if_exists)
+
+    def broker_priority(self, line: int, verb: str) -> Statement:
+        """`contract_name`, `local_service_name`, `remote_service_name`, `priority_level`."""
+        name, if_exists = self.object_name(verb)
+        clauses: Clauses = {}
+        if verb != "DROP":
+            self.expect("FOR", "CONVERSATION")
+            if self.take("SET"):
+                self.expect("(")
+                while True:
+                    option = self.expect_any(
+                        "CONTRACT_NAME", "LOCAL_SERVICE_NAME", "REMOTE_SERVICE_NAME", "PRIORITY_LEVEL"
+                    )
+                    self.expect("=")
+                    clauses[option.lower()] = self._criterion()
+                    if not self.take(","):
+                        break
+                self.expect(")")
+        return Definition(line, verb, "BROKER PRIORITY", name, clauses, if_exists)
+
+    def _criterion(self) -> Operand:
+        if self.take("ANY"):
+            return Constant("ANY")
+        if self.take("DEFAULT"):
+            return Constant("DEFAULT")
+        return self.operand()
+
+    def event_notification(self, line: int, verb: str) -> Statement:
+        """`on` (SERVER, DATABASE or QUEUE), `queue`, `events`, `service`, `broker_instance`."""
+        if_exists = self.if_exists(verb)
+        name = self.own_name()
+        also = [name.own]
+        while verb == "DROP" and self.take(","):
+            also.append(self.own_name().own)
+        clauses: Clauses = {"names": also}
+        self.expect("ON")
+        clauses["on"] = self.expect_any("SERVER", "DATABASE", "QUEUE")
+        if clauses["on"] == "QUEUE":
+            clauses["queue"] = self.name()
+        if verb != "DROP":
+            clauses["fan_in"] = self.take("WITH", "FAN_IN")
+            self.expect("FOR")
+            events = [self.own_name().own.upper()]
+            while self.take(","):
+                events.append(self.own_name().own.upper())
+            clauses["events"] = events
+            self.expect("TO", "SERVICE")
+            clauses["service"] = self.operand()
+            self.expect(",")
+            clauses["broker_instance"] = self.operand()
+        return Definition(line, verb, "EVENT NOTIFICATION", name, clauses, if_exists)
+
+    def xml_schema_collection(self, line: int, verb: str) -> Statement:
+        """`schemas`, an expression."""
+        if_exists = self.if_exists(verb)
+        name = self.name()
+        clauses: Clauses = {}
+        if verb == "CREATE":
+            self.expect("AS")
+            clauses["schemas"] = self.expression()
+        elif verb == "ALTER":
+            self.expect("ADD")
+            clauses["schemas"] = self.expression()
+        return Definition(line, verb, "XML SCHEMA COLLECTION", name, clauses, if_exists)
+
+    def endpoint(self, line: int, verb: str) -> Statement:
+        """`state`, `authorization`, and what TCP and SERVICE_BROKER say in their parentheses."""
+        name, if_exists = self.object_name(verb)
+        clauses = self.authorization()
+        if verb == "DROP":
+            return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
+        if self.take("STATE", "="):
+            clauses["state"] = self.expect_any("STARTED", "STOPPED", "DISABLED")
+        if self.take("AS", "TCP"):
+            self._tcp(clauses)
+        elif self.word == "AS":
+            self.refuse("An endpoint that is not AS TCP", "The broker listens on TCP.")
+        if self.take("FOR"):
+            if not self.take("SERVICE_BROKER"):
+                self.refuse(f"An endpoint FOR {self.word}", "Only FOR SERVICE_BROKER is one of the broker's.")
+            self._broker_options(clauses)
+        return Definition(line, verb, "ENDPOINT", name, clauses, if_exists)
+
+    def _tcp(self, clauses: Clauses) -> None:
+        self.expect("(")
+        while True:
+            if self.take("LISTENER_PORT"):
+                self.expect("=")
+                clauses["listener_port"] = self.integer()
+            else:
+                self.expect("LISTENER_IP", "=")
+                if self.take("ALL"):
+                    clauses["listener_ip"] = "ALL"
+                else:
+                    text = self.parenthesized() if self.word == "(" else self.string()
+                    clauses["listener_ip"] = text.strip("()' \t\r\n")
+            if not self.take(","):
+                break
+        self.expect(")")
+
+    def _broker_options(self, clauses: Clauses) -> None:
+        if not self.take("("):
+            return
+        while self.word != ")":
+            option = self.expect_any("AUTHENTICATION", "ENCRYPTION", "MESSAGE_FORWARDING", "MESSAGE_FORWARD_SIZE")
+            self.expect("=")
+            if option == "AUTHENTICATION":
+                clauses["authentication"] = self._authentication()
+            elif option == "ENCRYPTION":
+                clauses["encryption"] = self.expect_any("DISABLED", "SUPPORTED", "REQUIRED")
+                if self.take("ALGORITHM"):
+                    self.expect_any("AES", "RC4")  # TLS chooses its own
+                    self.take_any("AES", "RC4")
+            elif option == "MESSAGE_FORWARDING":
+                clauses["message_forwarding"] = self.expect_any("ENABLED", "DISABLED")
+            else:
+                clauses["message_forward_size"] = self.integer()
+            if not self.take(","):
+                break
+        self.expect(")")
+
+    def _authentication(self) -> str:
+        said: list[str] = []
+        while True:
+            if self.take("CERTIFICATE"):
+                said.append("CERTIFICATE")
+                if self.is_identifier() and self.word != "WINDOWS":
+                    said.append(self.identifier())
+            elif self.take("WINDOWS"):
+                said.append("WINDOWS")
+                self.take_any("NTLM", "KERBEROS", "NEGOTIATE")
+            else:
+                break
+        if not said:
+            self.fail()
+        return " ".join(said)
+
+    def object_name(self, verb: str) -> tuple[Name, bool]:
+        """A name of one part, behind IF EXISTS."""
+        if_exists = self.if_exists(verb)
+        return self.own_name(), if_exists
+
+    def authorization(self) -> Clauses:
+        """AUTHORIZATION owner, where it stands here."""
+        return {"authorization": self.own_name().own} if self.take("AUTHORIZATION") else {}

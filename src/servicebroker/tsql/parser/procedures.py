@@ -1,0 +1,187 @@
+"""CREATE PROCEDURE, CREATE TRIGGER and EXEC."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.parser.control import Control
+from servicebroker.tsql.parser.extent import statement_end
+from servicebroker.tsql.syntax import (
+    Argument,
+    Execute,
+    ExecuteAs,
+    ExecuteText,
+    InsertExecute,
+    Name,
+    Operand,
+    Parameter,
+    Procedure,
+    Statement,
+    Trigger,
+    Variable,
+)
+from servicebroker.tsql.tokens import STRING, VARIABLE
+
+
+class Procedures(Control):
+    """What stands in a batch of its own, and what calls it."""
+
+    def create_procedure(self, line: int, action: str, begin: int) -> Statement:
+        """CREATE [OR ALTER] PROCEDURE name @parameters WITH options AS body, to the end of the batch."""
+        self._must_be_first("CREATE/ALTER PROCEDURE", begin)
+        name = self.name()
+        if self.take(";"):
+            self.integer()
+            self.refuse("A numbered procedure", "Give each procedure its own name.")
+        parameters = self._parameters()
+        execute_as = self._module_options()
+        if self.take("FOR", "REPLICATION"):
+            self.refuse("FOR REPLICATION", "Leave it out.")
+        self.expect("AS")
+        if self.word == "EXTERNAL":
+            self.refuse("A .NET procedure (EXTERNAL NAME)", "Write it in T-SQL, or in Python with the package's API.")
+        body = self.statements()
+        text = self.slice(begin, self.at) if self.at > begin else ""
+        return Procedure(line, action, name, parameters, execute_as, body, text)
+
+    def _parameters(self) -> tuple[Parameter, ...]:
+        enclosed = self.take("(")
+        found: list[Parameter] = []
+        while self.tokens.kinds[self.at] == VARIABLE:
+            name = self.variable()
+            self.take("AS")
+            kind = self.type_name()
+            if self.take("VARYING"):
+                self.refuse("A cursor parameter", "Pass values, or use a table.")
+            default = self.expression("OUTPUT", "OUT", "READONLY", "AS", "WITH") if self.take("=") else None
+            output = self.take_any("OUTPUT", "OUT") is not None
+            if self.take("READONLY"):
+                self.refuse("A table-valued parameter", "Use a temporary table.")
+            found.append(Parameter(name, kind, default, output))
+            if not self.take(","):
+                break
+        if enclosed:
+            self.expect(")")
+        return tuple(found)
+
+    def _module_options(self) -> str | None:
+        execute_as = None
+        if self.take("WITH"):
+            while True:
+                if self.take_any("EXECUTE", "EXEC"):
+                    self.expect("AS")
+                    execute_as = self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own.upper()
+                elif not self.take_any("RECOMPILE", "ENCRYPTION", "SCHEMABINDING"):
+                    self.fail()
+                if not self.take(","):
+                    break
+        return execute_as
+
+    def _must_be_first(self, what: str, begin: int) -> None:
+        if begin:
+            raise TsqlError(
+                111, f"'{what}' must be the first statement in a query batch.", severity=15,
+                line=self.tokens.line(begin),
+            )  # fmt: skip
+
+    def create_trigger(self, line: int, action: str, begin: int) -> Statement:
+        """CREATE TRIGGER name ON table AFTER INSERT, UPDATE AS body."""
+        self._must_be_first("CREATE TRIGGER", begin)
+        name = self.name()
+        self.expect("ON")
+        if self.word in ("DATABASE", "ALL"):
+            self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
+        table = self.name()
+        self._module_options()
+        instead_of = self.take("INSTEAD", "OF")
+        if not instead_of:
+            self.expect_any("AFTER", "FOR")
+        events = [self.expect_any("INSERT", "UPDATE", "DELETE")]
+        while self.take(","):
+            events.append(self.expect_any("INSERT", "UPDATE", "DELETE"))
+        self.take("NOT", "FOR", "REPLICATION")
+        self.expect("AS")
+        body = self.statements()
+        return Trigger(line, action, name, table, instead_of, tuple(events), body, self.slice(begin, self.at))
+
+    def execute(self, line: int) -> Statement:
+        """EXEC procedure, EXEC ('text'), EXECUTE AS."""
+        if self.take("AS"):
+            return self._execute_as(line)
+        if self.take("("):
+            text = self.expression()
+            if self.take(","):
+                self.refuse("EXEC with a linked server's parameters", "Use sp_executesql.")
+            self.expect(")")
+            user: Operand | None = None
+            if self.take("AS"):
+                self.expect_any("USER", "LOGIN")
+                self.expect("=")
+                user = self.operand()
+            if self.take("AT"):
+                self.refuse("EXEC ... AT a linked server", "Use a conversation to reach another instance.")
+            return ExecuteText(line, text, user)
+        return self._execute_procedure(line)
+
+    def _execute_as(self, line: int) -> Statement:
+        kind = self.expect_any("USER", "LOGIN", "CALLER")
+        if kind == "CALLER":
+            return ExecuteAs(line, kind, None)
+        self.expect("=")
+        name = self.operand()
+        if self.take("WITH"):
+            if self.take("COOKIE"):
+                self.refuse("WITH COOKIE", "Leave it out; REVERT goes back one EXECUTE AS.")
+            self.expect("NO", "REVERT")
+            self.refuse("WITH NO REVERT", "Leave it out.")
+        return ExecuteAs(line, kind, name)
+
+    def _execute_procedure(self, line: int) -> Execute:
+        returned = None
+        if self.tokens.kinds[self.at] == VARIABLE and self.peek() == "=":
+            returned = self.variable()
+            self.expect("=")
+        procedure: Name | Variable
+        procedure = Variable(self.variable()) if self.tokens.kinds[self.at] == VARIABLE else self.name()
+        arguments: list[Argument] = []
+        if not self._ends_call():
+            while True:
+                arguments.append(self._argument())
+                if not self.take(","):
+                    break
+        if self.word == "WITH" and self.peek() in ("RECOMPILE", "RESULT"):
+            self.at += 1
+            if not self.take("RECOMPILE"):
+                self.refuse("WITH RESULT SETS", "Leave it out.")
+        return Execute(line, procedure, tuple(arguments), returned)
+
+    def _ends_call(self) -> bool:
+        kind = self.tokens.kinds[self.at]
+        if kind in (VARIABLE, STRING) or self.word in ("0", "-", "NULL", "DEFAULT"):
+            return False
+        return not (self.is_identifier() and self.peek() in (",", ";", "", "OUTPUT")) or self._begins_next()
+
+    def _begins_next(self) -> bool:
+        return self.tokens.line(self.at) != self.tokens.line(self.at - 1)
+
+    def _argument(self) -> Argument:
+        name = ""
+        if self.tokens.kinds[self.at] == VARIABLE and self.peek() == "=":
+            name = self.variable()
+            self.expect("=")
+        if self.take("DEFAULT"):
+            return Argument(name, None, False)
+        value = self.operand()
+        return Argument(name, value, self.take_any("OUTPUT", "OUT") is not None)
+
+    def insert(self, line: int) -> Statement:
+        """INSERT, also of what a procedure selects."""
+        begin = self.at
+        end = statement_end(self.tokens, begin)
+        if self.words[end] not in ("EXEC", "EXECUTE"):
+            return self.relational(line)
+        target = self.slice(begin, end)
+        self.at = end + 1
+        source = self.execute(self.tokens.line(end))
+        if not isinstance(source, Execute | ExecuteText):
+            self.fail()
+        return InsertExecute(line, target, source)

@@ -1,0 +1,369 @@
+"""Databases, principals, keys, certificates and permissions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from servicebroker.tsql.parser.procedures import Procedures
+from servicebroker.tsql.syntax import Definition, Name, Permission, Revert, Statement
+from servicebroker.tsql.tokens import STRING
+
+Clauses = dict[str, Any]
+
+_SWITCHES = {
+    "ENABLE_BROKER": "enable_broker",
+    "DISABLE_BROKER": "disable_broker",
+    "NEW_BROKER": "new_broker",
+    "ERROR_BROKER_CONVERSATIONS": "error_broker_conversations",
+}
+_SECURABLES = (
+    "MESSAGE TYPE", "REMOTE SERVICE BINDING", "XML SCHEMA COLLECTION", "SYMMETRIC KEY", "ASYMMETRIC KEY", "SERVICE",
+    "CONTRACT", "ROUTE", "OBJECT", "SCHEMA", "DATABASE", "ENDPOINT", "CERTIFICATE", "LOGIN", "USER", "ROLE", "TYPE",
+)  # fmt: skip
+
+
+class Securing(Procedures):
+    """The words CREATE and LOGIN are read already."""
+
+    def if_exists(self, verb: str) -> bool:
+        """IF EXISTS, of DROP."""
+        return verb == "DROP" and self.take("IF", "EXISTS")
+
+    def database(self, line: int, verb: str) -> Statement:
+        """Of ALTER: the switches of the broker, `termination`, `ignored` options, `name` of MODIFY NAME."""
+        if_exists = self.if_exists(verb)
+        name = self.own_name()
+        clauses: Clauses = {}
+        if verb == "DROP":
+            clauses["names"] = [name.own]
+            while self.take(","):
+                clauses["names"].append(self.own_name().own)
+        elif verb == "CREATE":
+            self._database_files(clauses)
+        else:
+            self._alter_database(clauses)
+        return Definition(line, verb, "DATABASE", name, clauses, if_exists)
+
+    def _database_files(self, clauses: Clauses) -> None:
+        """ON (NAME = ..., FILENAME = ...) LOG ON (...) COLLATE: PostgreSQL keeps its files itself."""
+        if self.take("CONTAINMENT", "="):
+            self.expect_any("NONE", "PARTIAL")
+        while self.word in ("ON", "LOG", "COLLATE", "WITH", "FOR"):
+            if self.take("COLLATE"):
+                clauses["collate"] = self.own_name().own
+            elif self.take("WITH"):
+                while True:
+                    option = self.own_name().own.upper()
+                    if option in _SWITCHES:
+                        clauses[_SWITCHES[option]] = True
+                    else:
+                        self.own_name()
+                    if not self.take(","):
+                        break
+            elif self.take("FOR"):
+                self.refuse("FOR ATTACH", "Restore PostgreSQL's backup, see the page on backups.")
+            else:
+                self.at += 2 if self.word == "LOG" else 1
+                self.take("PRIMARY")
+                while self.word == "(":
+                    self.parenthesized()
+                    if not self.take(","):
+                        break
+                    if self.take("FILEGROUP"):
+                        self.own_name()
+
+    def _alter_database(self, clauses: Clauses) -> None:
+        if self.take("MODIFY", "NAME"):
+            self.refuse("ALTER DATABASE MODIFY NAME", "Create a database of the new name.")
+        if self.take("COLLATE"):
+            clauses["ignored"] = [f"COLLATE {self.own_name().own}"]
+            return
+        self.expect("SET")
+        ignored: list[str] = []
+        while True:
+            option = self.own_name().own.upper()
+            if option in _SWITCHES:
+                clauses[_SWITCHES[option]] = True
+            elif option == "HONOR_BROKER_PRIORITY":
+                clauses["honor_broker_priority"] = self.on_off()
+            else:
+                ignored.append(self._other_option(option))
+            if not self.take(","):
+                break
+        clauses["ignored"] = ignored
+        if self.word == "WITH" and self.peek() in ("ROLLBACK", "NO_WAIT"):
+            self.at += 1
+            if self.take("NO_WAIT"):
+                clauses["no_wait"] = True
+            elif self.take("ROLLBACK", "IMMEDIATE"):
+                clauses["rollback_after"] = 0
+            else:
+                self.expect("ROLLBACK", "AFTER")
+                clauses["rollback_after"] = self.integer()
+                self.take_any("SECONDS", "SECOND")
+
+    def _other_option(self, option: str) -> str:
+        begin = self.at
+        self.take("=")
+        if self.word == "(":
+            self.parenthesized()
+        elif self.word not in (",", ";", "", "WITH") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
+            self.at += 1
+            if self.word == "(":
+                self.parenthesized()
+        return f"{option} {self.slice(begin, self.at)}" if self.at > begin else option
+
+    # ------------------------------------------------------------ principals
+
+    def login(self, line: int, verb: str) -> Statement:
+        """`password`, `windows`, `certificate`, `state` (ENABLE or DISABLE), `default_database`."""
+        name, if_exists = self._principal(verb)
+        clauses: Clauses = {}
+        if verb == "DROP":
+            return Definition(line, verb, "LOGIN", name, clauses, if_exists)
+        state = self.take_any("ENABLE", "DISABLE") if verb == "ALTER" else None
+        if state:
+            clauses["state"] = state
+        elif self.take("FROM"):
+            if self.take("WINDOWS"):
+                clauses["windows"] = True
+                if self.take("WITH"):
+                    self._pairs(clauses)
+            elif self.take("ASYMMETRIC"):
+                self.refuse("A login of an asymmetric key", "Use a certificate.")
+            else:
+                self.expect("CERTIFICATE")
+                clauses["certificate"] = self.own_name().own
+        else:
+            self.expect("WITH")
+            self._pairs(clauses)
+        return Definition(line, verb, "LOGIN", name, clauses, if_exists)
+
+    def _pairs(self, clauses: Clauses) -> None:
+        """PASSWORD = '...' MUST_CHANGE, DEFAULT_DATABASE = [x], CHECK_POLICY = OFF, ..."""
+        while True:
+            option = self.own_name().own.lower()
+            self.expect("=")
+            if self.tokens.kinds[self.at] == STRING:
+                clauses[option] = self.string()
+            elif self.word in ("0", "-"):
+                clauses[option] = self.constant().value
+            else:
+                clauses[option] = self.own_name().own
+            while self.take_any("HASHED", "MUST_CHANGE", "UNLOCK"):
+                pass
+            if option == "password" and self.take("OLD_PASSWORD", "="):
+                self.string()
+            if not self.take(","):
+                return
+
+    def user(self, line: int, verb: str) -> Statement:
+        """`login`, `without_login`, `certificate`, `default_schema`, `name`."""
+        name, if_exists = self._principal(verb)
+        clauses: Clauses = {}
+        if verb == "DROP":
+            return Definition(line, verb, "USER", name, clauses, if_exists)
+        if self.take_any("FOR", "FROM"):
+            if self.take("LOGIN"):
+                clauses["login"] = self.own_name().own
+            elif self.take("ASYMMETRIC"):
+                self.refuse("A user of an asymmetric key", "Use a certificate.")
+            else:
+                self.expect("CERTIFICATE")
+                clauses["certificate"] = self.own_name().own
+        elif self.take("WITHOUT", "LOGIN"):
+            clauses["without_login"] = True
+        if self.take("WITH"):
+            self._pairs(clauses)
+        return Definition(line, verb, "USER", name, clauses, if_exists)
+
+    def role(self, line: int, verb: str) -> Statement:
+        """`authorization`; of ALTER `add_member`, `drop_member` or `name`."""
+        name, if_exists = self._principal(verb)
+        clauses: Clauses = {}
+        if verb == "CREATE" and self.take("AUTHORIZATION"):
+            clauses["authorization"] = self.own_name().own
+        if verb == "ALTER":
+            change = self.expect_any("ADD", "DROP", "WITH")
+            if change == "WITH":
+                self.refuse("ALTER ROLE WITH NAME", "Create a role of the new name.")
+            self.expect("MEMBER")
+            clauses[f"{change.lower()}_member"] = self.own_name().own
+        return Definition(line, verb, "ROLE", name, clauses, if_exists)
+
+    def schema(self, line: int, verb: str) -> Statement:
+        """`authorization`."""
+        if_exists = self.if_exists(verb)
+        clauses: Clauses = {}
+        name = Name(("",)) if self.word == "AUTHORIZATION" else self.own_name()
+        if self.take("AUTHORIZATION"):
+            clauses["authorization"] = self.own_name().own
+            name = name if name.own else Name((clauses["authorization"],))
+        if verb == "ALTER":
+            self.refuse("ALTER SCHEMA TRANSFER", "Create the object in the other schema.")
+        return Definition(line, verb, "SCHEMA", name, clauses, if_exists)
+
+    def _principal(self, verb: str) -> tuple[Name, bool]:
+        if_exists = self.if_exists(verb)
+        return self.own_name(), if_exists
+
+    # ------------------------------------------------------------ keys and certificates
+
+    def master_key(self, line: int, verb: str) -> Statement:
+        """`password`; of ALTER also `action`: REGENERATE, FORCE REGENERATE, ADD or DROP."""
+        clauses: Clauses = {}
+        if verb == "ALTER":
+            force = self.take("FORCE")
+            action = self.expect_any("REGENERATE", "ADD", "DROP")
+            clauses["action"] = f"FORCE {action}" if force else action
+            if action == "REGENERATE":
+                self.expect("WITH")
+        if verb == "CREATE" or verb == "ALTER":
+            if self.take("ENCRYPTION", "BY", "PASSWORD"):
+                self.expect("=")
+                clauses["password"] = self.string()
+            elif verb == "ALTER":
+                self.expect("ENCRYPTION", "BY", "SERVICE", "MASTER", "KEY")
+                clauses["service_master_key"] = True
+        return Definition(line, verb, "MASTER KEY", Name(("",)), clauses)
+
+    def certificate(self, line: int, verb: str) -> Statement:
+        """`subject`, `start_date`, `expiry_date`, `file`, `private_key`, `password`, `active_for_begin_dialog`."""
+        name, if_exists = self._principal(verb)
+        clauses: Clauses = {}
+        if verb == "CREATE":
+            if self.take("AUTHORIZATION"):
+                clauses["authorization"] = self.own_name().own
+            if self.take("FROM"):
+                self._certificate_source(clauses)
+            elif self.take("ENCRYPTION", "BY", "PASSWORD", "="):
+                clauses["password"] = self.string()
+        elif verb == "ALTER" and self.take("REMOVE", "PRIVATE", "KEY"):
+            clauses["remove_private_key"] = True
+        while True:
+            if self.take("WITH") or self.take(","):
+                if self.take("PRIVATE", "KEY"):
+                    clauses["private_key"] = self._private_key()
+                elif not self.take("ACTIVE", "FOR", "BEGIN_DIALOG"):
+                    option = self.expect_any("SUBJECT", "START_DATE", "EXPIRY_DATE")
+                    self.expect("=")
+                    clauses[option.lower()] = self.string()
+                else:
+                    clauses["active_for_begin_dialog"] = self.on_off()
+            elif self.take("ACTIVE", "FOR", "BEGIN_DIALOG"):
+                clauses["active_for_begin_dialog"] = self.on_off()
+            else:
+                return Definition(line, verb, "CERTIFICATE", name, clauses, if_exists)
+
+    def _certificate_source(self, clauses: Clauses) -> None:
+        if self.take("ASSEMBLY"):
+            self.refuse("A certificate FROM ASSEMBLY", "Use FROM FILE.")
+        if self.take("EXECUTABLE"):
+            self.refuse("A certificate FROM EXECUTABLE FILE", "Use FROM FILE.")
+        if self.take("BINARY"):
+            self.expect("=")
+            clauses["binary"] = self.constant()
+            return
+        self.expect("FILE", "=")
+        clauses["file"] = self.string()
+
+    def _private_key(self) -> Clauses:
+        self.expect("(")
+        found: Clauses = {}
+        while True:
+            if self.take("FILE"):
+                self.expect("=")
+                found["file"] = self.string()
+            elif self.take("BINARY"):
+                self.expect("=")
+                found["binary"] = self.constant()
+            else:
+                way = self.expect_any("DECRYPTION", "ENCRYPTION")
+                self.expect("BY", "PASSWORD", "=")
+                found[f"{way.lower()}_password"] = self.string()
+            if not self.take(","):
+                break
+        self.expect(")")
+        return found
+
+    def backup(self, line: int) -> Statement:
+        """BACKUP CERTIFICATE name TO FILE = '...' WITH PRIVATE KEY (...), BACKUP MASTER KEY."""
+        if self.take("CERTIFICATE"):
+            name = self.own_name()
+            self.expect("TO", "FILE", "=")
+            clauses: Clauses = {"file": self.string()}
+            if self.take("WITH"):
+                self.take("FORMAT", "=")
+                self.expect("PRIVATE", "KEY")
+                clauses["private_key"] = self._private_key()
+            return Definition(line, "BACKUP", "CERTIFICATE", name, clauses)
+        if self.take("MASTER", "KEY"):
+            self.expect("TO", "FILE", "=")
+            clauses = {"file": self.string()}
+            self.expect("ENCRYPTION", "BY", "PASSWORD", "=")
+            clauses["password"] = self.string()
+            return Definition(line, "BACKUP", "MASTER KEY", Name(("",)), clauses)
+        raise self.refusal(f"BACKUP {self.word}", "Back up the PostgreSQL database, see the page on backups.")
+
+    def open_key(self, line: int) -> Statement:
+        """OPEN MASTER KEY DECRYPTION BY PASSWORD."""
+        self.expect("MASTER", "KEY", "DECRYPTION", "BY", "PASSWORD", "=")
+        return Definition(line, "OPEN", "MASTER KEY", Name(("",)), {"password": self.string()})
+
+    def close_key(self, line: int) -> Statement:
+        """CLOSE MASTER KEY."""
+        self.expect("MASTER", "KEY")
+        return Definition(line, "CLOSE", "MASTER KEY", Name(("",)))
+
+    # ------------------------------------------------------------ permissions
+
+    def permission(self, line: int, verb: str) -> Statement:
+        """GRANT, DENY, REVOKE."""
+        grant_option = verb == "REVOKE" and self.take("GRANT", "OPTION", "FOR")
+        permissions = [self._permission_words()]
+        while self.take(","):
+            permissions.append(self._permission_words())
+        kind, name = "", None
+        if self.take("ON"):
+            kind, name = self._securable()
+        self.expect_any("TO", "FROM")
+        principals = [self.own_name().own]
+        while self.take(","):
+            principals.append(self.own_name().own)
+        if verb == "GRANT" and self.take("WITH", "GRANT", "OPTION"):
+            grant_option = True
+        cascade = verb != "GRANT" and self.take("CASCADE")
+        if self.take("AS"):
+            self.refuse("AS grantor", "Work as that user with EXECUTE AS.")
+        return Permission(line, verb, tuple(permissions), kind, name, tuple(principals), grant_option, cascade)
+
+    def _permission_words(self) -> str:
+        said: list[str] = []
+        while self.word not in (",", "ON", "TO", "FROM", "", ";", "("):
+            said.append(self.own_name().own.upper())
+        if self.word == "(":
+            self.refuse("A permission on columns", "Grant it on the table.")
+        if not said:
+            self.fail()
+        return " ".join(said)
+
+    def _securable(self) -> tuple[str, Name]:
+        for kind in _SECURABLES:
+            words = (*kind.split(), "::")
+            if self.take(*words):
+                return kind, self.name() if self.is_identifier() else self.own_name()
+        return "OBJECT", self.name()
+
+    def alter_authorization(self, line: int) -> Statement:
+        """ALTER AUTHORIZATION ON kind::name TO owner."""
+        self.expect("ON")
+        kind, name = self._securable()
+        self.expect("TO")
+        owner = "dbo" if self.take("SCHEMA", "OWNER") else self.own_name().own
+        return Definition(line, "ALTER", "AUTHORIZATION", name, {"kind": kind, "owner": owner})
+
+    def revert(self, line: int) -> Statement:
+        """REVERT."""
+        if self.take("WITH"):
+            self.refuse("REVERT WITH COOKIE", "Leave it out; REVERT goes back one EXECUTE AS.")
+        return Revert(line)

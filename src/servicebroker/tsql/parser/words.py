@@ -1,0 +1,58 @@
+"""Words that begin a statement, and words that are no names."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.tokens import NUMBER, VARIABLE, Tokens
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a list."""
+    return frozenset(text.split())
+
+
+# reserved words that begin a statement wherever they stand, outside of parentheses
+_STARTERS = words(
+    "SELECT INSERT UPDATE DELETE MERGE CREATE ALTER DROP TRUNCATE DECLARE SET IF WHILE BEGIN END ELSE "
+    "PRINT RAISERROR EXEC EXECUTE RETURN BREAK CONTINUE GOTO WAITFOR COMMIT ROLLBACK SAVE USE GRANT DENY "
+    "REVOKE REVERT BACKUP RESTORE DBCC OPEN CLOSE FETCH DEALLOCATE KILL WITH CHECKPOINT RECONFIGURE "
+    "SHUTDOWN"
+)
+# words that anybody may use as names, which begin a statement together with what follows
+_FOLLOWED = {
+    "SEND": ("ON",),
+    "GET": ("CONVERSATION",),
+    "MOVE": ("CONVERSATION",),
+    "ADD": ("SIGNATURE",),
+    "ENABLE": ("TRIGGER",),
+    "DISABLE": ("TRIGGER",),
+}
+STARTERS = _STARTERS | set(_FOLLOWED) | {"THROW", "RECEIVE"}
+
+RESERVED = _STARTERS | words(
+    "ADD ALL AND ANY AS ASC AUTHORIZATION BETWEEN BY CASCADE CASE CHECK COLLATE COLUMN CONSTRAINT CONVERT "
+    "CROSS CURRENT CURSOR DATABASE DEFAULT DESC DISTINCT ESCAPE EXCEPT EXISTS EXTERNAL FILE FOR FOREIGN "
+    "FROM FULL FUNCTION GROUP HAVING HOLDLOCK IDENTITY IN INDEX INNER INTERSECT INTO IS JOIN KEY LEFT "
+    "LIKE NOT NULL OF OFF ON OPTION OR ORDER OUTER OVER PERCENT PIVOT PLAN PRIMARY PROC PROCEDURE PUBLIC "
+    "REFERENCES REPLICATION RIGHT RULE SCHEMA SOME TABLE THEN TO TOP TRAN TRANSACTION TRIGGER UNION "
+    "UNIQUE UNPIVOT USER VALUES VIEW WHEN WHERE"
+)
+
+
+def begins_statement(tokens: Tokens, at: int) -> bool:
+    """Whether the word at this place, one of `STARTERS`, begins a statement, whatever stands before it."""
+    word = tokens.words[at]
+    following = tokens.words[at + 1] if at + 1 < len(tokens.words) else ""
+    if word in _FOLLOWED:
+        return following in _FOLLOWED[word]
+    if word == "THROW":
+        return following in ("", ";", "END") or tokens.kinds[at + 1] in (NUMBER, VARIABLE)
+    if word == "RECEIVE":
+        return following in ("TOP", "*", "@")
+    if word == "UPDATE":
+        return following != "("  # IF UPDATE (column)
+    if word == "WITH":
+        third = tokens.words[at + 2] if at + 2 < len(tokens.words) else ""
+        return following == "XMLNAMESPACES" or (
+            following not in ("(", "TIES", "CHECK", "NOCHECK") and third in ("AS", "(")
+        )
+    return True

@@ -1,0 +1,453 @@
+"""Statements as plain values. What is relational stays a slice of the text, with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A scalar or boolean expression as it is written."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name of up to four parts, without brackets; a part that is left out is empty."""
+
+    parts: tuple[str, ...]
+
+    @property
+    def own(self) -> str:
+        """The last part."""
+        return self.parts[-1]
+
+    @property
+    def schema(self) -> str:
+        """The part before the last, "" when it is left out."""
+        return self.parts[-2] if len(self.parts) > 1 else ""
+
+    @property
+    def database(self) -> str:
+        """The part before the schema, "" when it is left out."""
+        return self.parts[-3] if len(self.parts) > 2 else ""
+
+    def __str__(self) -> str:
+        return ".".join(self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A variable, in lower case and with its @."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A string, number or NULL of the text."""
+
+    value: object
+
+
+Operand: TypeAlias = Name | Variable | Constant | Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Any statement; `line` is where it begins."""
+
+    line: int
+
+
+# ---------------------------------------------------------------- control flow
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Statement):
+    """BEGIN ... END."""
+
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class If(Statement):
+    """IF condition then ELSE otherwise."""
+
+    condition: Expression
+    then: Statement
+    otherwise: Statement | None
+
+
+@dataclass(frozen=True, slots=True)
+class While(Statement):
+    """WHILE condition body."""
+
+    condition: Expression
+    body: Statement
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Statement):
+    """BREAK."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue(Statement):
+    """CONTINUE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return(Statement):
+    """RETURN, with the return code of a procedure."""
+
+    value: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class TryCatch(Statement):
+    """BEGIN TRY ... END TRY BEGIN CATCH ... END CATCH."""
+
+    body: tuple[Statement, ...]
+    handler: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported(Statement):
+    """A statement that is read and refused when its turn comes."""
+
+    what: str
+    instead: str
+
+
+# ---------------------------------------------------------------- variables, messages, options
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareVariable(Statement):
+    """DECLARE @name type = value."""
+
+    name: str
+    type: str
+    value: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareTable(Statement):
+    """DECLARE @name TABLE (columns)."""
+
+    name: str
+    columns: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetVariable(Statement):
+    """SET @name = value; `operator` is + for +=, "" for =."""
+
+    name: str
+    operator: str
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class SetOption(Statement):
+    """SET option ON, OFF or a value; `options` in upper case."""
+
+    options: tuple[str, ...]
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Print(Statement):
+    """PRINT value."""
+
+    value: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Raiserror(Statement):
+    """RAISERROR (message, severity, state, arguments) WITH options."""
+
+    message: Expression
+    severity: Expression
+    state: Expression
+    arguments: tuple[Expression, ...]
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Throw(Statement):
+    """THROW number, message, state; all None to throw again what was caught."""
+
+    number: Expression | None = None
+    message: Expression | None = None
+    state: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Use(Statement):
+    """USE database."""
+
+    database: str
+
+
+# ---------------------------------------------------------------- transactions
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTransaction(Statement):
+    """BEGIN TRANSACTION name."""
+
+    name: Operand | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitTransaction(Statement):
+    """COMMIT TRANSACTION."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackTransaction(Statement):
+    """ROLLBACK TRANSACTION, of all or to a savepoint."""
+
+    name: Operand | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveTransaction(Statement):
+    """SAVE TRANSACTION name."""
+
+    name: Operand
+
+
+# ---------------------------------------------------------------- procedures and relational text
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of EXEC; `value` is None for DEFAULT."""
+
+    name: str
+    value: Operand | None
+    output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Execute(Statement):
+    """EXEC @returned = procedure arguments."""
+
+    procedure: Name | Variable
+    arguments: tuple[Argument, ...]
+    returned: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteText(Statement):
+    """EXEC ('text' + @more) AS USER = 'name'."""
+
+    text: Expression
+    user: Operand | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relational(Statement):
+    """SELECT, INSERT, UPDATE, DELETE, CREATE TABLE ...: `verb` is its first word, or two."""
+
+    verb: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class InsertExecute(Statement):
+    """INSERT INTO target EXEC ...: `target` is the text up to EXEC."""
+
+    target: str
+    source: Execute | ExecuteText
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A procedure's parameter; `default` is None when it must be given."""
+
+    name: str
+    type: str
+    default: Expression | None
+    output: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Procedure(Statement):
+    """CREATE or ALTER PROCEDURE. `action` is CREATE, ALTER or CREATE OR ALTER; `text` the whole batch."""
+
+    action: str
+    name: Name
+    parameters: tuple[Parameter, ...]
+    execute_as: str | None
+    body: tuple[Statement, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger(Statement):
+    """CREATE or ALTER TRIGGER on a table; `events` are INSERT, UPDATE and DELETE."""
+
+    action: str
+    name: Name
+    table: Name
+    instead_of: bool
+    events: tuple[str, ...]
+    body: tuple[Statement, ...]
+    text: str
+
+
+# ---------------------------------------------------------------- conversations
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDialog(Statement):
+    """BEGIN DIALOG CONVERSATION."""
+
+    handle: str
+    from_service: Operand
+    to_service: Operand
+    broker_instance: Operand | None = None
+    contract: Operand | None = None
+    related_conversation: Operand | None = None
+    related_conversation_group: Operand | None = None
+    lifetime: Operand | None = None
+    encryption: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTimer(Statement):
+    """BEGIN CONVERSATION TIMER (handle) TIMEOUT = seconds."""
+
+    handle: Operand
+    timeout: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Statement):
+    """SEND ON CONVERSATION handles MESSAGE TYPE type (body); `body` None when it is omitted."""
+
+    handles: tuple[Operand, ...]
+    message_type: Operand | None
+    body: Expression | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveItem:
+    """One entry of RECEIVE's list: an assignment, or a column of the result with its name."""
+
+    value: Expression
+    variable: str | None = None
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(Statement):
+    """RECEIVE TOP (n) items FROM queue INTO @table WHERE column = value; `items` is empty for *."""
+
+    queue: Name
+    items: tuple[ReceiveItem, ...]
+    top: Expression | None = None
+    into: str | None = None
+    where: str | None = None
+    value: Operand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetConversationGroup(Statement):
+    """GET CONVERSATION GROUP @group FROM queue."""
+
+    group: str
+    queue: Name
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForMessage(Statement):
+    """WAITFOR (RECEIVE or GET CONVERSATION GROUP), TIMEOUT milliseconds."""
+
+    statement: Receive | GetConversationGroup
+    timeout: Operand | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForTime(Statement):
+    """WAITFOR DELAY or TIME."""
+
+    kind: str
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class MoveConversation(Statement):
+    """MOVE CONVERSATION handle TO group."""
+
+    handle: Operand
+    group: Operand
+
+
+@dataclass(frozen=True, slots=True)
+class EndConversation(Statement):
+    """END CONVERSATION handle WITH ERROR = code DESCRIPTION = text, or WITH CLEANUP."""
+
+    handle: Operand
+    code: Operand | None = None
+    description: Operand | None = None
+    cleanup: bool = False
+
+
+# ---------------------------------------------------------------- objects
+
+
+@dataclass(frozen=True, slots=True)
+class Definition(Statement):
+    """CREATE, ALTER or DROP of an object: `clauses` holds what the text says, under the words it says it with.
+
+    Attributes:
+        verb: CREATE, ALTER or DROP.
+        kind: MESSAGE TYPE, QUEUE, CERTIFICATE ...
+        name: of the object.
+        clauses: see the parser of the kind.
+        if_exists: whether DROP may find nothing.
+    """
+
+    verb: str
+    kind: str
+    name: Name
+    clauses: Mapping[str, Any] = field(default_factory=dict)
+    if_exists: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Permission(Statement):
+    """GRANT, DENY or REVOKE of permissions on an object to principals.
+
+    `kind` is MESSAGE TYPE, SERVICE, OBJECT, SCHEMA ..., "" for the database; `name` then is None.
+    """
+
+    verb: str
+    permissions: tuple[str, ...]
+    kind: str
+    name: Name | None
+    principals: tuple[str, ...]
+    grant_option: bool
+    cascade: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteAs(Statement):
+    """EXECUTE AS USER or LOGIN = name; `kind` CALLER has no name."""
+
+    kind: str
+    name: Operand | None
+
+
+@dataclass(frozen=True, slots=True)
+class Revert(Statement):
+    """REVERT."""
