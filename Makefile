@@ -63,6 +63,7 @@ simulate: install
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
+	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

@@ -131,7 +131,7 @@ def statuses(database: sb.Database) -> set[str]:
 def leftovers(database: sb.Database) -> dict[str, int]:
     """The rows that conversations have left behind anywhere in the instance, by table."""
     tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
-    tables += ["shared_bodies", "shared_body_readers"]
+    tables += ["shared_bodies", "shared_body_readers", "session_answers"]
     for (number,) in query(database, "select queue_id from servicebroker.queues"):
         tables += [f"queue_{number}", f"retained_{number}"]
     counts = {table: query(database, f"select count(*) from servicebroker.{table}")[0][0] for table in tables}

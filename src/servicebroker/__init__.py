@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from servicebroker.activation.procedures import procedure
     from servicebroker.api.aio.database import AsyncDatabase
     from servicebroker.api.aio.instance import AsyncInstance
+    from servicebroker.api.aio.pool import AsyncConversationPool
     from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
     from servicebroker.api.database import Database
     from servicebroker.api.instance import Instance
     from servicebroker.api.open import open_async
     from servicebroker.api.open import open_instance as open
+    from servicebroker.api.pool import ConversationPool
     from servicebroker.api.transaction import JoinedTransaction, Transaction
     from servicebroker.engine.activation import Activation
 
@@ -34,12 +36,14 @@ __all__ = [
     "END_DIALOG",
     "ERROR",
     "Activation",
+    "AsyncConversationPool",
     "AsyncDatabase",
     "AsyncInstance",
     "AsyncJoinedTransaction",
     "AsyncTransaction",
     "BrokerError",
     "BrokerEvent",
+    "ConversationPool",
     "Database",
     "Events",
     "Instance",
@@ -57,10 +61,12 @@ __all__ = [
 # Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.
 _LATER = {
     "Activation": ("servicebroker.engine.activation", "Activation"),
+    "AsyncConversationPool": ("servicebroker.api.aio.pool", "AsyncConversationPool"),
     "AsyncDatabase": ("servicebroker.api.aio.database", "AsyncDatabase"),
     "AsyncInstance": ("servicebroker.api.aio.instance", "AsyncInstance"),
     "AsyncJoinedTransaction": ("servicebroker.api.aio.transaction", "AsyncJoinedTransaction"),
     "AsyncTransaction": ("servicebroker.api.aio.transaction", "AsyncTransaction"),
+    "ConversationPool": ("servicebroker.api.pool", "ConversationPool"),
     "Database": ("servicebroker.api.database", "Database"),
     "Instance": ("servicebroker.api.instance", "Instance"),
     "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),

@@ -126,6 +126,12 @@ def check_procedure(procedure: object) -> None:
         raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
 
 
+def check_count(name: str, count: object) -> None:
+    """A number of things, at least one."""
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:
+        raise BrokerError(402, name, repr(count), "an int of 1 or more")
+
+
 def check_end(handle: object, error: object, cleanup: bool) -> None:
     """The three forms of END CONVERSATION.
 
