@@ -26,8 +26,8 @@ from servicebroker.broker.links import Arrival
 from servicebroker.broker.network import Inbox, Lost, Network, Reached, Unreached
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
-from servicebroker.engine.departing import Here
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
+from servicebroker.engine.site import Here
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks

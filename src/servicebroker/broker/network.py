@@ -30,8 +30,10 @@ from servicebroker.protocol.routing import Address
 
 INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay before the streams are not read any more
 CONNECT_TIME = 15.0  # seconds
-TRY_AGAIN = 2.0  # seconds after a failed attempt before the next one
-TICK = 1.0  # seconds
+FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
+WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
+OWNERS = 10_000  # addresses of which it is remembered who answered there
+TICK = 0.5  # seconds
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -47,6 +49,14 @@ class Reached(NamedTuple):
     """There is a link to this address."""
 
     address: Address
+
+
+class Attempt(NamedTuple):
+    """The last one to reach an address has failed: when the next one comes, after which pause, and why."""
+
+    again_at: float
+    pause: float
+    status: str
 
 
 class Unreached(NamedTuple):
@@ -91,6 +101,9 @@ class Inbox:
         return len(self._items)
 
 
+_NONE = Attempt(0.0, 0.0, "")
+
+
 class Network:
     """The connections of one instance: those it opens, and those it accepts where it listens, as its policy says."""
 
@@ -103,7 +116,9 @@ class Network:
         self.streams: set[Stream] = set()
         self._lock = threading.Lock()
         self._peers: dict[Address, UUID] = {}  # who answered there, while its link is online
-        self._attempts: dict[Address, tuple[float, str]] = {}  # when to try again, and why it failed
+        self._attempts: dict[Address, Attempt] = {}
+        self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
+        self._owners: dict[Address, UUID] = {}  # who answered there last
         self._connecting: set[Address] = set()
         self._wanted: set[Address] = set()  # asked for while nothing could leave
         self._plain: set[Address] = set()  # where a peer takes no TLS
@@ -145,11 +160,12 @@ class Network:
             if self.policy.silence:
                 self._wanted.add(address)
                 return _text(self.policy.silence, "Service Broker")
-            again, why = self._attempts.get(address, (0.0, ""))
-            if address not in self._connecting and time.monotonic() >= again:
-                self._connecting.add(address)
-                asyncio.run_coroutine_threadsafe(self._connect(address), self._loop)
-            return why
+            now = time.monotonic()
+            self._asked[address] = now
+            attempt = self._attempts.get(address, _NONE)
+            if now >= attempt.again_at:
+                self._begin_connecting(address)
+            return attempt.status
 
     def resume(self) -> None:
         """The inbox has room again."""
@@ -193,6 +209,22 @@ class Network:
                 raise InstanceError(_text(9692, port)) from None
             raise InstanceError(_text(9693, problem.strerror or problem)) from None
 
+    def _begin_connecting(self, address: Address) -> None:
+        """The caller has the lock."""
+        if address not in self._connecting:
+            self._connecting.add(address)
+            asyncio.run_coroutine_threadsafe(self._connect(address), self._loop)
+
+    def _try_again(self) -> None:
+        """Connect to those that are wanted and were not reached: whoever waits need not ask first."""
+        now = time.monotonic()
+        with self._lock:
+            self._asked = {address: at for address, at in self._asked.items() if at + WANTED > now}
+            self._attempts = {address: one for address, one in self._attempts.items() if address in self._asked}
+            for address in () if self.policy.silence else self._asked:
+                if now >= self._attempts.get(address, _NONE).again_at:
+                    self._begin_connecting(address)
+
     async def _connect(self, address: Address) -> None:
         journal.connection("Connecting", str(address))
         try:
@@ -226,7 +258,9 @@ class Network:
         journal.connection("Connect Failed", str(address), status)
         with self._lock:
             self._connecting.discard(address)
-            self._attempts[address] = time.monotonic() + TRY_AGAIN, status
+            before = self._attempts.get(address, _NONE)
+            pause = min(before.pause * 2, LAST_PAUSE) or FIRST_PAUSE
+            self._attempts[address] = Attempt(time.monotonic() + pause, pause, status)
         self.inbox.put(Unreached(address, status))
 
     def online(self, stream: Stream, event: Online) -> None:
@@ -236,11 +270,24 @@ class Network:
             if stream.address is not None:
                 self._connecting.discard(stream.address)
                 self._attempts.pop(stream.address, None)
+                self._asked.pop(stream.address, None)
                 self._peers[stream.address] = event.instance
+                self._owners.pop(stream.address, None)
+                self._owners[stream.address] = event.instance
+                if len(self._owners) > OWNERS:
+                    del self._owners[next(iter(self._owners))]
+            else:
+                self._peer_is_back(event.instance)
         if loser is not None:
             loser.shut(28033, RULES[28033].text)
         if stream.address is not None:
             self.inbox.put(Reached(stream.address))
+
+    def _peer_is_back(self, instance: UUID) -> None:
+        """It has connected to us: where it was not reached lately it may be now. The caller has the lock."""
+        for address in self._asked:
+            if self._owners.get(address) == instance:
+                self._begin_connecting(address)
 
     def over(self, stream: Stream, closed: Closed, *, was_online: bool) -> None:
         """A connection has ended."""
@@ -258,6 +305,7 @@ class Network:
     def _tick(self) -> None:
         for stream in list(self.streams):
             stream.tick()
+        self._try_again()
         self._loop.call_later(TICK, self._tick)
 
     def _resume(self) -> None:

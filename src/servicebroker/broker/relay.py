@@ -21,7 +21,8 @@ from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.memory import CAPACITY, Entry, Memory
 from servicebroker.engine import arriving, departing, enqueue, remote
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.departing import Here, Leaving, Reading, Snapshot, Waiting
+from servicebroker.engine.departing import Leaving, Reading, Snapshot, Waiting
+from servicebroker.engine.site import Here
 from servicebroker.model.errors import RULES
 from servicebroker.protocol.dialog import SENDS, Acknowledged, Dropped, Failed, Sending
 from servicebroker.protocol.envelope import (

@@ -13,12 +13,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine import enqueue
-from servicebroker.engine.catalog import Catalog, Usages, find_routes, find_usages
+from servicebroker.engine.catalog import Catalog, Usages, find_usages
 from servicebroker.engine.endpoints import close_endpoints
 from servicebroker.engine.enqueue import RANK_DATA, RANK_ERROR
 from servicebroker.engine.failure import drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.priorities import PRIORITY
 from servicebroker.engine.remote import lock_alone, lock_shared
+from servicebroker.engine.site import Home, find_site
 from servicebroker.engine.validation import Sender, rejection
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -26,7 +27,7 @@ from servicebroker.model.rejection import Rejection
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
 from servicebroker.protocol.envelope import Content, Header, Opening, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
-from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, Site, classify
+from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
 from servicebroker.store import locks
 from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
@@ -74,27 +75,12 @@ def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> 
     )
     if not rows[0][0]:  # the service is being made or altered: the peer tries again
         return Unroutable(9797)
-    rows = yield Statement(
-        "select d.service_broker_guid::text, d.database_id, d.is_broker_enabled, lower(d.name) = 'msdb', "
-        "d.routes_version, s.service_id, s.queue_id, c.service_contract_id, u.service_id is not null "
-        "from servicebroker.databases d "
-        "left join servicebroker.services s on s.database_id = d.database_id and s.name = $1 "
-        "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $2 "
-        "left join servicebroker.service_contract_usages u "
-        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id",
-        (header.to_service, opening.contract),
-    )
-    outside = RoutingTable(())
-    for _, database_id, _, is_msdb, version, *_ in rows:
-        if is_msdb:
-            outside = yield from find_routes(catalog, database_id, version)
-    enabled = {row[0]: row for row in rows if row[2]}
-    homes = [broker for broker, row in enabled.items() if row[5] is not None]
+    located = yield from find_site([header.to_service], contract=opening.contract)
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
         RoutingTable(()),
-        outside,
-        Site({header.to_service: homes}, frozenset(enabled), asked=frozenset({header.to_service})),
+        (yield from located.outside(catalog)),
+        located.site,
         now,
         pick,
     )
@@ -103,15 +89,13 @@ def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> 
         return _failed(BrokerError(destination.number, header.to_service))
     if not isinstance(destination, Local):
         return Unroutable(getattr(destination, "number", 9750))
-    _, database_id, _, _, _, service_id, queue_id, contract_id, accepted = enabled[destination.broker_instance]
-    if not accepted:
+    home = located.homes[header.to_service, destination.broker_instance]
+    if not home.accepted:
         return _failed(BrokerError(8408, header.to_service, opening.contract))
-    return (yield from _insert_target(header, opening, database_id, service_id, queue_id, contract_id, now))
+    return (yield from _insert_target(header, opening, home, now))
 
 
-def _insert_target(
-    header: Header, opening: Opening, database_id: int, service_id: int, queue_id: int, contract_id: int, now: datetime
-) -> Steps[UUID | Unroutable]:
+def _insert_target(header: Header, opening: Opening, home: Home, now: datetime) -> Steps[UUID | Unroutable]:
     rows = yield Statement(
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
@@ -126,10 +110,10 @@ def _insert_target(
         "select conversation_handle from target",
         (
             header.conversation_id,
-            database_id,
-            service_id,
-            contract_id,
-            queue_id,
+            home.database_id,
+            home.service_id,
+            home.contract_id,
+            home.queue_id,
             opening.encryption,
             now + timedelta(seconds=opening.lifetime),
             header.from_service,

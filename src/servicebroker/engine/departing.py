@@ -11,15 +11,16 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.catalog import Catalog, find_routes
+from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import close_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_with
 from servicebroker.engine.remote import Remote, lock_alone, lock_shared
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.engine.site import Here, find_site
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.envelope import Content, Failure
-from servicebroker.protocol.routing import Address, Conversation, Decision, Pick, RoutingTable, Site, classify
+from servicebroker.protocol.routing import Conversation, Decision, Pick, RoutingTable, classify
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -57,14 +58,6 @@ class Leaving(NamedTuple):
     content: Content
     size: int
     body: bytes | None
-
-
-class Here(NamedTuple):
-    """What routing has to know of this instance and the network, beside what its tables say."""
-
-    addresses: frozenset[Address] = frozenset()
-    forwards: bool = False
-    unreachable: frozenset[Address] = frozenset()
 
 
 def look(seen: Snapshot | None) -> Steps[Look]:
@@ -118,34 +111,17 @@ def route(
     catalog: Catalog, departures: Sequence[Remote], here: Here, now: datetime, pick: Pick
 ) -> Steps[dict[UUID, Decision]]:
     """Where each of these goes, by the routes of its database; what leads back here by those of msdb."""
-    rows = yield Statement(
-        "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
-        "array(select s.name from servicebroker.services s where s.database_id = d.database_id and s.name = any ($1)), "
-        "lower(d.name) = 'msdb' from servicebroker.databases d",
-        ([departure.far_service for departure in departures],),
-    )
-    homes: dict[str, list[str]] = {}
-    for _, _, broker, enabled, services, _ in rows:
-        for service in services if enabled else ():
-            homes.setdefault(service, []).append(broker)
-    brokers = frozenset(broker for _, _, broker, enabled, _, _ in rows if enabled)
-    # a dynamic routing service is not asked yet: the routes that are there decide
-    asked = frozenset(departure.far_service for departure in departures)
-    site = Site(homes, brokers, here.addresses, here.forwards, asked, here.unreachable)
+    located = yield from find_site(list({departure.far_service for departure in departures}), here)
     tables: dict[int, RoutingTable] = {}
-    outside = RoutingTable(())
-    wanted = {departure.database_id for departure in departures}
-    for database_id, version, _, _, _, is_msdb in rows:
-        if database_id in wanted or is_msdb:
-            tables[database_id] = yield from find_routes(catalog, database_id, version)
-        if is_msdb:
-            outside = tables[database_id]
+    for database_id in {departure.database_id for departure in departures}:
+        tables[database_id] = yield from located.routes(catalog, database_id)
+    outside = yield from located.outside(catalog)
     return {
         one.conversation_handle: classify(
             Conversation(one.far_service, one.far_broker, str(one.own_broker), not one.is_initiator),
             tables[one.database_id],
             outside,
-            site,
+            located.site,
             now,
             pick,
         )

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from servicebroker.engine.authorization import refused_arrival
-from servicebroker.engine.catalog import Catalog, find_routes
+from servicebroker.engine.catalog import Catalog, find_labels
 from servicebroker.engine.endpoints import Endpoint, never_opened
 from servicebroker.engine.priorities import PRIORITY
+from servicebroker.engine.site import find_site, picking
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.routing import (
     Ask,
     Conversation,
-    Destination,
     Local,
-    Pick,
     Refused,
     Remote,
     RoutingTable,
-    Site,
     classify,
 )
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 NO_TRANSPORT = RULES[9748].text.format("Service Broker")
-
-Targets = Mapping[str, tuple[Any, ...]]  # what the statement says of a service, by its database's identifier
 
 
 class Outcome(NamedTuple):
@@ -61,7 +56,17 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         return Outcome(refusal=BrokerError(8462))
     if initiator.obstacle:
         return Outcome(waits=initiator.obstacle)
-    destination, targets = yield from _classify(catalog, initiator, now)
+    contract = yield from _contract_name(catalog, initiator)
+    located = yield from find_site([initiator.far_service], contract=contract)
+    decision = classify(
+        Conversation(initiator.far_service, initiator.far_broker_instance, located.broker(initiator.database_id)),
+        (yield from located.routes(catalog, initiator.database_id)),
+        RoutingTable(()),
+        located.site,
+        now,
+        picking(located.chance),
+    )
+    destination = decision.destination
     if isinstance(destination, Refused):
         return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
     if isinstance(destination, Remote):
@@ -69,12 +74,12 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if not isinstance(destination, Local):
         number = 9770 if isinstance(destination, Ask) else destination.number
         return Outcome(waits=RULES[number].text.format(initiator.far_service))
-    service_id, queue_id, database_id, contract_id, accepted, contract, is_open = targets[destination.broker_instance]
-    if refused := (yield from refused_arrival(initiator, service_id)):
+    home = located.homes[initiator.far_service, destination.broker_instance]
+    if refused := (yield from refused_arrival(initiator, home.service_id)):
         return Outcome(refusal=refused)
-    if not accepted:
+    if not home.accepted:
         return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
-    if not is_open:
+    if not home.is_open:
         return Outcome(waits=waiting.TARGET_QUEUE_OFF)
     yield Statement(
         "with target as ("
@@ -99,54 +104,13 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         "far_contract_id = t.service_contract_id, far_priority = t.priority, far_broker_instance = "
         "(select service_broker_guid::text from servicebroker.databases where database_id = $2) "
         "from target t where e.conversation_handle = $1",
-        (initiator.conversation_handle, database_id, service_id, contract_id, queue_id),
+        (initiator.conversation_handle, home.database_id, home.service_id, home.contract_id, home.queue_id),
     )
     return Outcome()
 
 
-def _classify(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[tuple[Destination, Targets]]:
-    """Where the routes lead, and the services of that name in this instance by the identifier of their database."""
-    rows = yield Statement(
-        "select own.service_broker_guid::text, own.routes_version, random(), "
-        "array(select service_broker_guid::text from servicebroker.databases where is_broker_enabled), "
-        "d.service_broker_guid::text, s.service_id, s.queue_id, s.database_id, c.service_contract_id, "
-        "u.service_id is not null, mine.name, q.is_enqueue_enabled "
-        "from servicebroker.databases own "
-        "left join servicebroker.service_contracts mine "
-        "  on mine.database_id = own.database_id and mine.service_contract_id = $3 "
-        "left join (servicebroker.services s "
-        "  join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
-        "  join servicebroker.queues q on q.queue_id = s.queue_id) on s.name = $1 "
-        "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = mine.name "
-        "left join servicebroker.service_contract_usages u "
-        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id "
-        "where own.database_id = $2",
-        (initiator.far_service, initiator.database_id, initiator.service_contract_id),
-    )
-    broker, version, chance, brokers, *_ = rows[0]
-    targets = {row[4]: row[5:] for row in rows if row[4] is not None}
-    service = initiator.far_service
-    # nobody answers for a dynamic routing service here: the routes that are there decide
-    site = Site({service: list(targets)}, frozenset(brokers), asked=frozenset({service}))
-    decision = classify(
-        Conversation(service, initiator.far_broker_instance, broker),
-        (yield from find_routes(catalog, initiator.database_id, version)),
-        RoutingTable(()),
-        site,
-        now,
-        _pick(chance),
-    )
-    return decision.destination, targets
-
-
-def _pick(chance: float) -> Pick:
-    """Picks out of one number from 0 to 1: each uses up its share of it."""
-
-    def pick(count: int) -> int:
-        nonlocal chance
-        chance *= count
-        found = min(int(chance), count - 1)
-        chance -= found
-        return found
-
-    return pick
+def _contract_name(catalog: Catalog, initiator: Endpoint) -> Steps[str]:
+    labels = yield from find_labels(catalog, initiator.database_id)
+    if initiator.service_contract_id not in labels.contracts:
+        labels = yield from find_labels(catalog, initiator.database_id, anew=True)
+    return labels.contracts[initiator.service_contract_id]
