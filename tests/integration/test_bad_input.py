@@ -62,6 +62,7 @@ def calls(database: sb.Database) -> Calls:
         "alter_service": {"name": STOCK, "add_contracts": [sb.DEFAULT]},
         "alter_broker_priority": {"name": "there", "priority_level": 3},
         "alter_route": {"name": ROUTE, "address": "LOCAL"},
+        "explain_route": {"service": STOCK},
         "alter_authorization": {"service": STOCK, "owner": APP},
         **{
             f"drop_{kind}": {"name": "missing"}

@@ -24,7 +24,7 @@ from support import (
     refused,
 )
 
-ROUTES = {"create_route", "alter_route", "drop_route"}
+ROUTES = {"create_route", "alter_route", "drop_route", "explain_route"}
 RIGHTS = {"create_user", "drop_user", "create_role", "drop_role", "add_role_member", "drop_role_member"}
 RIGHTS |= {"grant", "deny", "revoke", "alter_authorization"}
 SCHEMAS = {"create_xml_schema_collection", "alter_xml_schema_collection", "drop_xml_schema_collection"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import ssl
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ from servicebroker.engine.network_endpoints import (
 from servicebroker.engine.transport_certificates import Certificate, all_certificates
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.routing import Address
+from servicebroker.store.addresses import own_addresses
 from servicebroker.store.running import run
 
 _log = logging.getLogger("servicebroker.broker")
@@ -52,8 +52,7 @@ class Policy(NamedTuple):
         """Where routes mean this instance."""
         if self.port is None:
             return frozenset()
-        hosts = (self.host,) if self.host else ("localhost", "127.0.0.1", "::1", socket.gethostname())
-        return frozenset(Address(host.lower(), self.port) for host in hosts)
+        return own_addresses(self.host, self.port)
 
 
 OFF = Policy(silence=9666)  # no endpoint, or not the daemon that serves the instance

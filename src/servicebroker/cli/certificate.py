@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from servicebroker.api.instance import Instance, utc_now
-from servicebroker.api.open import open_instance
+from servicebroker.api.instance import utc_now
 from servicebroker.broker import certificates
 from servicebroker.broker.certificates import KeyFolder
+from servicebroker.cli.existing import open_existing
 from servicebroker.cli.keys import key_folder
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.engine.transport_certificates import (
@@ -27,9 +25,6 @@ from servicebroker.engine.transport_certificates import (
     drop_certificate,
     find_certificate,
 )
-from servicebroker.model.errors import InstanceError
-from servicebroker.store.connection import is_url
-from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import run, run_alone
 
 app = typer.Typer(no_args_is_help=True, help="Certificates: who this instance is to others, and whom it lets in.")
@@ -46,7 +41,7 @@ def create(
 ) -> None:
     """Make a certificate of this instance, with its private key."""
     facts, secret = certificates.make(name, utc_now(), days)
-    with _open(instance) as opened:
+    with open_existing(instance) as opened:
         folder = KeyFolder(key_folder(opened, instance, keys))
         folder.write(facts.thumbprint, secret)
         try:
@@ -66,7 +61,7 @@ def export(
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """Write a certificate, without its key, for others to import."""
-    with _open(instance) as opened, opened.connection() as connection:
+    with open_existing(instance) as opened, opened.connection() as connection:
         pem = certificates.as_pem(run(connection, find_certificate("find", name)).facts.der)
     if file is None:
         typer.echo(pem, nl=False)
@@ -83,7 +78,7 @@ def import_(
 ) -> None:
     """Let in the instance that has this certificate."""
     facts = certificates.read(file.read_bytes())
-    with _open(instance) as opened, opened.connection() as connection:
+    with open_existing(instance) as opened, opened.connection() as connection:
         run_alone(connection, add_certificate(name, facts, is_own=False))
     typer.echo(f"The peer with certificate {name} is let in until {_day(facts.expiry_date)}.")
     typer.echo(f"Compare its SHA-256 with the one that its owner sees: {facts.thumbprint.hex()}")
@@ -92,7 +87,7 @@ def import_(
 @app.command("list")
 def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the certificates of this instance and those of its peers."""
-    with _open(instance) as opened, opened.connection() as connection:
+    with open_existing(instance) as opened, opened.connection() as connection:
         found = run(connection, all_certificates())
     if as_json:
         typer.echo(json.dumps([_told(one) for one in found]))
@@ -113,21 +108,12 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
 @app.command()
 def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None) -> None:
     """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
-    with _open(instance) as opened:
+    with open_existing(instance) as opened:
         with opened.connection() as connection:
             dropped = run_alone(connection, drop_certificate(name))
         if dropped.is_own:
             KeyFolder(key_folder(opened, instance, keys)).remove(dropped.facts.thumbprint)
     typer.echo(f"Certificate {dropped.name} is removed.")
-
-
-@contextmanager
-def _open(target: str) -> Iterator[Instance]:
-    """An instance that exists: certificates of a mistyped folder would help nobody."""
-    if not is_url(target) and not EmbeddedServer.exists(target):
-        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
-    with open_instance(target, upkeep=None) as opened:
-        yield opened
 
 
 def _told(one: Certificate) -> dict[str, object]:

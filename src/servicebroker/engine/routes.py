@@ -8,14 +8,17 @@ from uuid import UUID
 
 from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.site import Here, find_site
 from servicebroker.engine.transmission import lock_delivery, match_again
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
 from servicebroker.model.permissions import DBO, Kind
+from servicebroker.protocol.explanation import Explanation, explain
 from servicebroker.protocol.routing import (
     DYNAMIC_ROUTING_SERVICE,
     LOCAL,
     TRANSPORT,
+    Conversation,
     Route,
     parse_address,
 )
@@ -116,6 +119,30 @@ def drop_route(catalog: Catalog, database_id: int, name: str, now: datetime) -> 
         raise BrokerError(15151, "drop", "route", name)
     yield forget_permissions(database_id, Kind.ROUTE, rows[0][0])
     return (yield from _changed(catalog, database_id, now))
+
+
+def explain_route(
+    catalog: Catalog,
+    database_id: int | None,
+    service: str,
+    broker_instance: str | UUID | None,
+    here: Here,
+    now: datetime,
+) -> Steps[Explanation]:
+    """What routing decides about a conversation that begins in that database, or with None arrives from outside.
+
+    Raises:
+        BrokerError: 1093 no broker identifier, 402 no name of a service.
+    """
+    if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
+        raise BrokerError(402, "SERVICE_NAME", repr(service), "the name of a service")
+    instance = _identifier("", broker_instance)
+    located = yield from find_site([service], here)
+    outside = yield from located.outside(catalog)
+    own, broker = outside, None
+    if database_id is not None:
+        own, broker = (yield from located.routes(catalog, database_id)), located.broker(database_id)
+    return explain(Conversation(service, instance, broker), own, outside, located.site, now)
 
 
 def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:

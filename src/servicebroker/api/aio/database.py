@@ -12,6 +12,7 @@ import psycopg
 
 from servicebroker.api.aio.exclusive import alone
 from servicebroker.api.aio.processing import process
+from servicebroker.api.aio.routing import AsyncRouting
 from servicebroker.api.aio.security import AsyncSecurity
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -23,7 +24,6 @@ from servicebroker.engine import (
     message_types,
     principals,
     priorities,
-    routes,
     schemas,
     services,
     transmission,
@@ -53,7 +53,7 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class AsyncDatabase(AsyncVerbs, AsyncSecurity):
+class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
@@ -479,78 +479,6 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity):
             BrokerError: 15151 no such priority.
         """
         await self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
-
-    async def create_route(
-        self,
-        name: str,
-        *,
-        service_name: str | None = None,
-        broker_instance: str | UUID | None = None,
-        lifetime: int | None = None,
-        address: str,
-        mirror_address: str | None = None,
-        authorization: str | None = None,
-    ) -> None:
-        """CREATE ROUTE: where the services of that name are reached, for conversations that begin in this database.
-
-        Args:
-            name: of the route, compared without case.
-            service_name: of the service, compared byte by byte; any service when it is not given.
-            broker_instance: identifier of the database that has the service; any when it is not given.
-            lifetime: seconds from now after which the route is ignored; never when it is not given.
-            address: TCP://host:port, "LOCAL" for this instance, or "TRANSPORT" for the address with which the
-                service's own name begins.
-            mirror_address: of the other broker of a mirrored pair.
-            authorization: the owner; the user that this object works as when it is not given.
-
-        Raises:
-            BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747, 1093, 2714 name taken, 15151 no such
-                owner, 262.
-        """
-        clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
-
-        def steps() -> Steps[list[UUID]]:
-            owner = yield from principals.find_owner(self.user, authorization)
-            now = self.instance.clock()
-            return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
-
-        await self._deliver(steps(), "CREATE ROUTE")
-
-    async def alter_route(
-        self,
-        name: str,
-        *,
-        service_name: str | None = None,
-        broker_instance: str | UUID | None = None,
-        lifetime: int | None = None,
-        address: str | None = None,
-        mirror_address: str | None = None,
-    ) -> None:
-        """ALTER ROUTE: what is given changes, also for what already waits. A lifetime counts from now.
-
-        There is no way back to any service, any instance or no lifetime: drop the route and create it anew.
-
-        Raises:
-            BrokerError: as `create_route`, and 15151 no such route.
-        """
-        clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
-        await self._deliver(
-            routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
-            "ALTER ROUTE",
-            rights.route(name),
-        )
-
-    async def drop_route(self, name: str) -> None:
-        """DROP ROUTE; conversations that would have taken it wait for another one.
-
-        Raises:
-            BrokerError: 15151 no such route.
-        """
-        await self._deliver(
-            routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
-            "DROP ROUTE",
-            rights.route(name),
-        )
 
     async def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages, then the conversations that somebody was sending on."""

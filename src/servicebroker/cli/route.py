@@ -1,0 +1,193 @@
+"""`servicebroker route list | create | alter | drop | explain`: where services are reached, and why there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from servicebroker.api.database import Database
+from servicebroker.cli.existing import open_existing
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.engine.databases import SYSTEM_DATABASE
+from servicebroker.protocol.explanation import Explanation, words
+from servicebroker.protocol.routing import Decision
+
+app = typer.Typer(no_args_is_help=True, help="Routes: where services are reached, and why a message goes there.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The route's name in its database.")]
+DatabaseOption = Annotated[
+    str, typer.Option("--database", metavar="D", help="The broker database; msdb for what arrives from outside.")
+]
+ServiceOption = Annotated[str | None, typer.Option("--service", help="Of this service; without it, of any.")]
+BrokerOption = Annotated[
+    str | None, typer.Option("--broker-instance", metavar="GUID", help="The database that has the service.")
+]
+LifetimeOption = Annotated[int | None, typer.Option(help="Seconds from now; without it, for ever.")]
+MirrorOption = Annotated[str | None, typer.Option("--mirror-address", help="Of the other broker of a mirrored pair.")]
+ADDRESS = "TCP://host:port, LOCAL or TRANSPORT."
+
+_COLUMNS = "name", "remote_service_name", "broker_instance", "lifetime", "address", "mirror_address", "broker_database"
+
+
+@app.command("list")
+def list_(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    database: Annotated[str | None, typer.Option(metavar="D", help="Only of this broker database.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the routes; an expired one is ignored until it is altered."""
+    with open_existing(instance) as opened, opened.connection() as connection:
+        if database is not None:
+            opened.database(database)
+        rows = connection.execute(
+            "select name, remote_service_name, broker_instance, lifetime, address, mirror_address, broker_database, "
+            "lifetime <= %s from sys.routes where %s::text is null or lower(broker_database) = lower(%s) "
+            "order by broker_database, route_id",
+            (opened.clock(), database, database),
+        ).fetchall()
+    if as_json:
+        told = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
+        typer.echo(json.dumps(told, default=str))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("database", "name", "service", "address", "broker instance", "until"):
+        table.add_column(heading, overflow="fold")
+    for name, service, broker, until, address, mirror, of, expired in rows:
+        where = address if mirror is None else f"{address}\nmirror {mirror}"
+        ends = "" if until is None else f"{until:%Y-%m-%d %H:%M:%S} UTC" + (" (expired)" if expired else "")
+        table.add_row(of, name, service or "any", where, broker or "any", ends)
+    Console().print(table if rows else "No routes: every conversation waits.")
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    address: Annotated[str, typer.Option(help=ADDRESS)],
+    database: DatabaseOption,
+    service: ServiceOption = None,
+    broker_instance: BrokerOption = None,
+    lifetime: LifetimeOption = None,
+    mirror_address: MirrorOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """CREATE ROUTE; what waits for it goes at once."""
+    with _database(instance, database) as opened:
+        opened.create_route(
+            name,
+            service_name=service,
+            broker_instance=broker_instance,
+            lifetime=lifetime,
+            address=address,
+            mirror_address=mirror_address,
+        )
+    _done("created", name, database, as_json=as_json)
+
+
+@app.command()
+def alter(
+    name: NameArgument,
+    database: DatabaseOption,
+    address: Annotated[str | None, typer.Option(help=ADDRESS)] = None,
+    service: ServiceOption = None,
+    broker_instance: BrokerOption = None,
+    lifetime: LifetimeOption = None,
+    mirror_address: MirrorOption = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """ALTER ROUTE: what is given changes. A lifetime counts from now and revives an expired route."""
+    with _database(instance, database) as opened:
+        opened.alter_route(
+            name,
+            service_name=service,
+            broker_instance=broker_instance,
+            lifetime=lifetime,
+            address=address,
+            mirror_address=mirror_address,
+        )
+    _done("altered", name, database, as_json=as_json)
+
+
+@app.command()
+def drop(
+    name: NameArgument,
+    database: DatabaseOption,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """DROP ROUTE: conversations that would have taken it wait for another one."""
+    with _database(instance, database) as opened:
+        opened.drop_route(name)
+    _done("dropped", name, database, as_json=as_json)
+
+
+@app.command()
+def explain(
+    service: Annotated[str, typer.Option(help="The service that the message is for, byte by byte.")],
+    from_database: Annotated[
+        str | None, typer.Option("--from-database", metavar="D", help="Where the conversation begins.")
+    ] = None,
+    from_outside: Annotated[
+        bool, typer.Option("--from-outside", help="It arrives from another instance: the routes of msdb count.")
+    ] = False,
+    broker_instance: Annotated[
+        str | None, typer.Option("--broker-instance", metavar="GUID", help="That BEGIN DIALOG names, if any.")
+    ] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which routes match, which is chosen and why, and where the message goes. Nothing is sent."""
+    if (from_database is None) != from_outside:
+        raise typer.BadParameter("give either --from-database or --from-outside")
+    with _database(instance, from_database or SYSTEM_DATABASE) as opened:
+        explanation = opened.explain_route(service, broker_instance, from_outside=from_outside)
+        with opened.instance.connection() as connection:
+            rows = connection.execute("select service_broker_guid::text, broker_database from sys.databases").fetchall()
+    sentences = words(explanation, dict(rows))
+    if as_json:
+        typer.echo(json.dumps(_told(explanation, sentences), default=str))
+    else:
+        typer.echo("\n".join(sentences))
+
+
+@contextmanager
+def _database(target: str, name: str) -> Iterator[Database]:
+    with open_existing(target) as opened:
+        yield opened.database(name)
+
+
+def _done(done: str, name: str, database: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"route": name, "database": database, "done": done}))
+    else:
+        typer.echo(f"Route {name} of database {database} is {done}.")
+
+
+def _told(explanation: Explanation, sentences: list[str]) -> dict[str, Any]:
+    return {
+        "conversation": explanation.conversation._asdict(),
+        "decisions": [_decision(one) for one in explanation.decisions],
+        "expired": [route._asdict() for route in explanation.expired],
+        "words": sentences,
+    }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    destination = decision.destination
+    fields = destination._asdict().items()
+    return {
+        "rule": decision.rule.name,
+        "matched": [route.name for route in decision.matched],
+        "chosen": decision.chosen.name if decision.chosen else None,
+        "through_outside": decision.through_outside,
+        "destination": type(destination).__name__,
+        **{name: value if isinstance(value, int | None) else str(value) for name, value in fields},
+    }

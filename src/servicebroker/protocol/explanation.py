@@ -1,0 +1,180 @@
+"""Why a conversation goes where it goes: every outcome that chance may have, and each in words."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.model.errors import RULES
+from servicebroker.protocol.routing import (
+    DYNAMIC_ROUTING_SERVICE,
+    LOCAL,
+    TRANSPORT,
+    Ask,
+    Conversation,
+    Decision,
+    Delayed,
+    Dropped,
+    Local,
+    Refused,
+    Remote,
+    Route,
+    RoutingTable,
+    Rule,
+    Site,
+    classify,
+)
+
+MOST_OUTCOMES = 100
+
+
+class Explanation(NamedTuple):
+    """What routing decides about a conversation now.
+
+    Attributes:
+        conversation: what was asked about.
+        decisions: each that chance may lead to, at most `MOST_OUTCOMES`; equally likely where it is one choice.
+        expired: routes that would have matched and are ignored.
+        is_here: a database of the instance has the service, and its broker is enabled.
+    """
+
+    conversation: Conversation
+    decisions: tuple[Decision, ...]
+    expired: tuple[Route, ...]
+    is_here: bool
+
+
+def explain(
+    conversation: Conversation, own: RoutingTable, outside: RoutingTable, site: Site, now: datetime
+) -> Explanation:
+    """All that `classify` may decide, whatever the random number."""
+    table = outside if conversation.database is None else own
+    expired = tuple(
+        route
+        for route in table.routes
+        if route.expires is not None
+        and route.expires <= now
+        and route.service in (conversation.service, None)
+        and route.broker_instance in (conversation.broker_instance, None)
+    )
+    found: list[Decision] = []
+    paths: list[list[int]] = [[]]
+    while paths and len(found) < MOST_OUTCOMES:
+        path = paths.pop()
+        taken: list[int] = []
+
+        def pick(count: int, path: list[int] = path, taken: list[int] = taken) -> int:
+            place = len(taken)
+            if place == len(path):  # nobody has been here: the others are for later
+                paths.extend([*path, other] for other in range(min(count, MOST_OUTCOMES) - 1, 0, -1))
+                path.append(0)
+            taken.append(path[place])
+            return path[place]
+
+        decision = classify(conversation, own, outside, site, now, pick)
+        if decision not in found:
+            found.append(decision)
+    return Explanation(conversation, tuple(found), expired, bool(site.homes(conversation.service)))
+
+
+def words(explanation: Explanation, databases: dict[str, str]) -> list[str]:
+    """The explanation, sentence by sentence; `databases` are the names of this instance's, by broker identifier."""
+    one, decisions = explanation.conversation, explanation.decisions
+    origin = "from outside" if one.database is None else f"from database {_name(one.database, databases)}"
+    whom = f"broker instance {one.broker_instance}" if one.broker_instance else "no broker instance given"
+    told = [f"A conversation {origin} to service {one.service}, {whom}."]
+    if explanation.expired:
+        told.append(f"Ignored, because they have expired: {_list(explanation.expired)}.")
+    if len(decisions) > 1:
+        told.append(f"Chance decides for each conversation which of these {len(decisions)} it is:")
+    for decision in decisions:
+        sentence = " ".join(_decision(decision, explanation, databases))
+        told.append(sentence if len(decisions) == 1 else f"- {sentence}")
+    return told
+
+
+def _decision(decision: Decision, explanation: Explanation, databases: dict[str, str]) -> list[str]:
+    table = "sys.routes of msdb" if explanation.conversation.database is None else "sys.routes of that database"
+    told = []
+    if decision.through_outside:
+        table = "sys.routes of msdb"
+        told.append("The route leads to this very instance, so it is treated as if it came from outside.")
+    told.append(_matched(decision, table))
+    if decision.chosen is not None:
+        told.append(_chosen(decision, explanation.is_here))
+    elif decision.matched:
+        told.append(f"None of them can be taken: {_unusable(decision, explanation.is_here)}.")
+    told.append(_destination(decision, explanation.conversation.service, databases))
+    return told
+
+
+_RULES = {
+    Rule.REPLY: "It is a reply, and its broker instance is a database of this instance: no route is needed.",
+    Rule.DYNAMIC: f"No route names the service, but there is one to {DYNAMIC_ROUTING_SERVICE}, which is asked.",
+    Rule.HERE: "No route matches; a broker instance is given and the service is here, which counts as a LOCAL route.",
+    Rule.NONE: "No route matches.",
+}
+
+
+def _matched(decision: Decision, table: str) -> str:
+    if decision.rule in _RULES:
+        return _RULES[decision.rule]
+    return f"Matched in {table} are the {decision.rule.value}: {_list(decision.matched)}."
+
+
+def _chosen(decision: Decision, is_here: bool) -> str:
+    chosen = decision.chosen
+    assert chosen is not None
+    passed = ""
+    if chosen.mirror_address is not None:
+        why = "it has a mirror address"
+    elif chosen.address.upper() == LOCAL:
+        why = "its address is LOCAL and the service is in this instance"
+    else:
+        why = (
+            "the service's name begins with an address" if chosen.address.upper() == TRANSPORT else "it has an address"
+        )
+        if not is_here and any(route.address.upper() == LOCAL for route in decision.matched):
+            passed = ", and LOCAL is passed over because the service is not in this instance"
+    return f"Chosen is {chosen.name}: {why}{passed}."
+
+
+def _unusable(decision: Decision, is_here: bool) -> str:
+    reasons = []
+    if not is_here and any(route.address.upper() == LOCAL for route in decision.matched):
+        reasons.append("LOCAL needs the service in this instance, which has none of that name")
+    if any(route.address.upper() == TRANSPORT for route in decision.matched):
+        reasons.append("TRANSPORT needs a service whose name begins with TCP://host:port")
+    return "; ".join(reasons)
+
+
+def _destination(decision: Decision, service: str, databases: dict[str, str]) -> str:
+    destination = decision.destination
+    match destination:
+        case Local(broker):
+            return f"It is delivered in this instance, to database {_name(broker, databases)}."
+        case Remote(address, None):
+            return f"It is sent to {address}."
+        case Remote(address, mirror):
+            return f"It is sent to {address} or {mirror}, whichever says that it is the principal."
+        case Ask():
+            return f"It waits for the answer: {RULES[9770].text}"
+        case Refused(number):
+            return f"The conversation fails with Error -{number}: {RULES[number].text.format(service)}"
+        case Delayed(number):
+            return f"It waits and is matched again, with the status: {RULES[number].text.format(service)}"
+        case Dropped(number):
+            return f"It is dropped, and its sender sends it again: {RULES[number].text.format(service)}"
+
+
+def _list(routes: tuple[Route, ...]) -> str:
+    return ", ".join(f"{route.name} ({_address(route)})" for route in routes)
+
+
+def _address(route: Route) -> str:
+    at = route.address if route.mirror_address is None else f"{route.address}, mirror {route.mirror_address}"
+    return at if route.broker_instance is None else f"{at}, broker instance {route.broker_instance}"
+
+
+def _name(broker: str, databases: dict[str, str]) -> str:
+    return databases.get(broker, broker)

@@ -1,0 +1,102 @@
+"""`servicebroker route ...`, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import servicebroker as sb
+from servicebroker.cli.main import app
+from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, bodies, query
+
+NOWHERE = "//test/Nowhere"
+
+
+@pytest.fixture
+def url(instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("SERVICEBROKER_INSTANCE", instance.url)
+    monkeypatch.setenv("COLUMNS", "250")
+    return instance.url
+
+
+def route(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["route", *arguments])
+
+
+def said(*arguments: str) -> str:
+    done = route(*arguments)
+    assert done.exit_code == 0, done.exception or done.output
+    return done.output
+
+
+@pytest.mark.usefixtures("url")
+def test_routes_are_created_shown_altered_and_dropped(database: sb.Database) -> None:
+    name = database.name
+    to = ("--database", name)
+    assert f"Route Far of database {name} is created." in said(
+        "create", "Far", *to, "--service", NOWHERE, "--address", "TCP://far:4022", "--lifetime", "60"
+    )
+    assert "(expired)" not in said("list", *to)
+    database.create_route("Old", address="LOCAL", lifetime=1)
+    query(database, "update servicebroker.routes set lifetime = '2020-01-01' where name = 'Old' returning 1")
+    assert "UTC (expired)" in said("list", *to)
+    said("drop", "Old", *to)
+    assert json.loads(said("alter", "far", *to, "--address", "TCP://farther:4022", "--json"))["done"] == "altered"
+    routes = {one["name"]: one for one in json.loads(said("list", *to, "--json"))}
+    assert set(routes) == {"AutoCreatedLocal", "Far"}
+    assert (routes["Far"]["address"], routes["Far"]["remote_service_name"]) == ("TCP://farther:4022", NOWHERE)
+    assert {one["broker_database"] for one in json.loads(said("list", "--json"))} >= {name, "msdb"}
+    said("drop", "Far", *to)
+    assert [one["name"] for one in json.loads(said("list", *to, "--json"))] == ["AutoCreatedLocal"]
+    said("drop", "AutoCreatedLocal", *to)
+    assert "No routes: every conversation waits." in said("list", *to)
+
+
+@pytest.mark.usefixtures("url")
+def test_what_waits_goes_when_the_route_is_created(database: sb.Database) -> None:
+    database.drop_route("AutoCreatedLocal")
+    database.send(begin(database), ORDER, b"1")
+    said("create", "Here", "--database", database.name, "--address", "LOCAL")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.usefixtures("url")
+def test_a_refusal_has_its_number(database: sb.Database) -> None:
+    done = route("create", "r", "--database", database.name, "--address", "somewhere")
+    assert isinstance(done.exception, sb.BrokerError)
+    assert done.exception.number == 9744
+
+
+@pytest.mark.usefixtures("url")
+def test_it_explains_where_a_message_goes(database: sb.Database) -> None:
+    name = database.name
+    here = said("explain", "--from-database", name, "--service", STOCK)
+    assert "Chosen is AutoCreatedLocal" in here
+    assert f"It is delivered in this instance, to database {name}." in here
+    database.create_route("Far", service_name=STOCK, address="TCP://far:4022")
+    assert "It is sent to TCP://far:4022." in said("explain", "--from-database", name, "--service", STOCK)
+    told = json.loads(said("explain", "--from-database", name, "--service", STOCK, "--json"))
+    (decision,) = told["decisions"]
+    assert (decision["rule"], decision["chosen"], decision["address"]) == ("SERVICE", "Far", "TCP://far:4022")
+    assert "Dropped" in said("explain", "--from-outside", "--service", NOWHERE, "--json")
+    done = route("explain", "--from-database", name, "--service", STOCK, "--broker-instance", "nobody")
+    assert isinstance(done.exception, sb.BrokerError)
+    assert done.exception.number == 1093
+    assert route("explain", "--service", STOCK).exit_code == 2
+
+
+@pytest.mark.usefixtures("url")
+def test_the_explanation_says_what_happens(database: sb.Database) -> None:
+    """What is explained for a service, and what a SEND to it then shows as its status."""
+    explained = database.explain_route(NOWHERE)
+    handle = database.begin_dialog(ORDERS, NOWHERE)
+    database.send(handle, body=b"1")
+    (status,) = query(
+        database, "select transmission_status from sys.transmission_queue where broker_database = %s", database.name
+    )
+    destination = explained.decisions[0].destination
+    assert f"{destination!r}" == "Delayed(number=9796)"
+    assert "matched a LOCAL route" in status[0]

@@ -1,0 +1,88 @@
+"""Why a conversation goes where it goes: all outcomes, in words."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from servicebroker.protocol.explanation import MOST_OUTCOMES, explain, words
+from servicebroker.protocol.routing import Address, Conversation, Local, Remote, Route, RoutingTable, Site
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+OLD = NOW - timedelta(seconds=1)
+NOWHERE = Site({}, frozenset({"here"}))
+HERE = Site({"s": ["here"]}, frozenset({"here"}), frozenset({Address("me", 1)}))
+ANY_LOCAL = Route("AutoCreatedLocal", None, None, None, "LOCAL")
+
+
+def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outside: tuple[Route, ...] = ()) -> str:
+    conversation = Conversation("s", broker, "here")
+    found = explain(conversation, RoutingTable(routes), RoutingTable(outside), site, NOW)
+    return "\n".join(words(found, {"here": "Warehouse"}))
+
+
+@pytest.mark.parametrize(
+    ("routes", "site", "expected"),
+    [
+        ([], NOWHERE, "No route matches. It waits and is matched again, with the status: No route matches the"),
+        ([ANY_LOCAL], HERE, "Chosen is AutoCreatedLocal: its address is LOCAL and the service is in this instance."),
+        ([ANY_LOCAL], HERE, "It is delivered in this instance, to database Warehouse."),
+        ([ANY_LOCAL], NOWHERE, "None of them can be taken: LOCAL needs the service in this instance"),
+        (
+            [ANY_LOCAL, Route("far", None, None, None, "TCP://far:4022")],
+            NOWHERE,
+            "Chosen is far: it has an address, and LOCAL is passed over because the service is not in this instance.",
+        ),
+        ([Route("far", "s", None, None, "TCP://far:4022")], HERE, "It is sent to TCP://far:4022."),
+        ([Route("old", "s", None, OLD, "LOCAL")], HERE, "Ignored, because they have expired: old (LOCAL)."),
+        (
+            [Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")],
+            NOWHERE,
+            "It is sent to TCP://a:1 or TCP://b:1, whichever says that it is the principal.",
+        ),
+        ([Route("t", None, None, None, "TRANSPORT")], NOWHERE, "TRANSPORT needs a service whose name begins with"),
+        ([Route("cfg", "SQL/ServiceBroker/BrokerConfiguration", None, None, "LOCAL")], NOWHERE, "which is asked"),
+    ],
+)
+def test_it_is_said_what_matched_what_was_chosen_and_where_it_goes(
+    routes: list[Route], site: Site, expected: str
+) -> None:
+    assert expected in told(*routes, site=site)
+
+
+def test_an_identifier_of_ours_without_the_service_fails() -> None:
+    assert "fails with Error -8490: Cannot find the remote service 's'" in told(ANY_LOCAL, broker="here")
+
+
+def test_what_leads_back_here_is_explained_by_the_routes_of_msdb() -> None:
+    back = Route("back", "s", None, None, "TCP://ME:1")
+    said = told(back, site=HERE, outside=(ANY_LOCAL,))
+    assert "The route leads to this very instance, so it is treated as if it came from outside." in said
+    assert "Matched in sys.routes of msdb" in said
+
+
+def test_every_outcome_of_chance_is_found() -> None:
+    routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(3)]
+    routes += [Route("r0again", "s", "b0", None, "TCP://other:1")]
+    found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
+    hosts = {one.destination.address.host for one in found.decisions if isinstance(one.destination, Remote)}
+    assert hosts == {"h0", "h1", "h2", "other"}
+    assert "Chance decides for each conversation which of these 4 it is:" in words(found, {})[1]
+
+
+def test_more_outcomes_than_anybody_reads_are_cut() -> None:
+    routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(5_000)]
+    found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
+    assert len(found.decisions) == MOST_OUTCOMES
+
+
+def test_what_arrives_from_outside() -> None:
+    found = explain(Conversation("s"), RoutingTable(()), RoutingTable([ANY_LOCAL]), HERE, NOW)
+    assert found.decisions[0].destination == Local("here")
+    assert words(found, {})[0] == "A conversation from outside to service s, no broker instance given."
+    (decision,) = explain(
+        Conversation("s"), RoutingTable(()), RoutingTable([Route("f", "s", None, None, "TCP://far:1")]), HERE, NOW
+    ).decisions
+    said = words(found._replace(decisions=(decision,)), {})
+    assert "It is dropped, and its sender sends it again: Could not forward the message because forwarding" in said[1]
