@@ -44,6 +44,9 @@ def calls(database: sb.Database) -> Calls:
     database.create_broker_priority("there", local_service_name=ORDERS)
     schema = '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"><xs:element name="%s"/></xs:schema>'
     database.create_xml_schema_collection("Shapes", schema % "shape")
+    database.create_master_key("correct horse")
+    database.create_certificate("mine")
+    database.create_remote_service_binding("bound", to_service="//elsewhere", user=APP)
     on_service = {"permission": "SEND", "principal": APP, "service": STOCK}
     return {
         "create_message_type": {"name": "%d"},
@@ -55,6 +58,16 @@ def calls(database: sb.Database) -> Calls:
         "create_broker_priority": {"name": "%d", "contract_name": CONTRACT},
         "create_route": {"name": "%d", "address": "LOCAL"},
         "create_user": {"name": "%d"},
+        "create_master_key": {"password": "battery staple"},
+        "open_master_key": {"password": "correct horse"},
+        "close_master_key": {},
+        "alter_master_key": {"service_master_key": True},
+        "create_certificate": {"name": "%d", "subject": "CN=x"},
+        "alter_certificate": {"name": "mine", "active_for_begin_dialog": True},
+        "backup_certificate": {"name": "mine", "file": "/missing/folder/x"},
+        "create_remote_service_binding": {"name": "%d", "to_service": "%d", "user": APP},
+        "alter_remote_service_binding": {"name": "bound", "anonymous": True},
+        "get_transmission_status": {"handle": handle},
         "create_role": {"name": "%d"},
         "alter": {},
         "alter_message_type": {"name": MARK, "validation": "EMPTY"},
@@ -68,9 +81,10 @@ def calls(database: sb.Database) -> Calls:
             f"drop_{kind}": {"name": "missing"}
             for kind in (
                 *("message_type", "contract", "queue", "service", "broker_priority", "route", "user", "role"),
-                "xml_schema_collection",
+                *("xml_schema_collection", "certificate", "remote_service_binding"),
             )
         },
+        "drop_master_key": {},
         "add_role_member": {"role": "Readers", "member": APP},
         "drop_role_member": {"role": "Readers", "member": APP},
         "grant": on_service,
@@ -144,12 +158,15 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
         ("revoke", "grant_option_for"),
         ("begin_dialog", "encryption"),
         ("end_conversation", "cleanup"),
+        ("alter_master_key", "service_master_key"),
+        ("create_certificate", "active_for_begin_dialog"),
+        ("create_remote_service_binding", "anonymous"),
     ],
 )
 def test_a_switch_is_true_or_false(database: sb.Database, calls: Calls, method: str, name: str, value: Any) -> None:
     """Nobody's broker is disabled by `disable_broker="no"`."""
     with refused(402):
-        getattr(database, method)(**calls[method], **{name: value})
+        getattr(database, method)(**{**calls[method], name: value})
 
 
 def test_nobody_is_no_owner(database: sb.Database, calls: Calls) -> None:

@@ -59,7 +59,8 @@ def test_from_create_to_drop(fresh_instance: sb.Instance, terminal: Terminal, tm
     tables = query(
         fresh_instance.database("msdb"),
         "select table_name from information_schema.columns "
-        "where table_schema = 'servicebroker' and column_name ~ 'key|secret|private' and table_name ~ 'certificate'",
+        "where table_schema = 'servicebroker' "
+        "and column_name ~ 'key|secret|private' and table_name = 'transport_certificates'",
     )
     assert tables == []
     terminal("drop", "west")

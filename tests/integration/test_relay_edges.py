@@ -11,12 +11,10 @@ from msgspec.structs import replace
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, begin, leftovers
 from servicebroker.broker.relay import Relay
-from servicebroker.engine.transmission import get_transmission_status
 from servicebroker.protocol.envelope import encode, open_payload, parse
 from servicebroker.protocol.routing import parse_address
 from servicebroker.protocol.security import CHECKSUM
 from servicebroker.store import locks
-from servicebroker.store.running import run
 from support import (
     CONTRACT,
     ORDER,
@@ -147,7 +145,7 @@ def test_a_disabled_broker_sends_and_takes_nothing_until_it_is_enabled(pair: Pai
     pair.rounds()
     status = "The broker is disabled in the sender's database."
     assert query(pair.west.database, "select transmission_status from sys.transmission_queue") == [(status,)]
-    assert run(pair.west.connection, get_transmission_status(handle)) == status  # type: ignore[arg-type]
+    assert pair.west.database.get_transmission_status(handle) == status
     pair.west.database.alter(enable_broker=True)
     pair.east.database.alter(disable_broker=True)
     pair.rounds()
@@ -156,7 +154,7 @@ def test_a_disabled_broker_sends_and_takes_nothing_until_it_is_enabled(pair: Pai
     pair.pass_time(1.0)
     pair.rounds()
     assert waiting_messages(pair.west.database) == 0
-    assert run(pair.west.connection, get_transmission_status(handle)) == ""  # type: ignore[arg-type]
+    assert pair.west.database.get_transmission_status(handle) == ""
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
 
 

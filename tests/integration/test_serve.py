@@ -18,8 +18,8 @@ import psycopg
 import pytest
 
 from daemons import Served, Site, Two
-from servicebroker.broker import certificates
 from servicebroker.engine.transport_certificates import add_certificate
+from servicebroker.store import certificates
 from servicebroker.store.running import run_alone
 from support import ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, eventually, in_thread, query, waiting_messages
 
@@ -254,11 +254,11 @@ def tls_client(identity: Path | None, newest: ssl.TLSVersion = ssl.TLSVersion.TL
 
 def made(site: Site, folder: Path, name: str, now: datetime, days: int = 10) -> Path:
     """A certificate with its key that an instance lets in."""
-    facts, pem = certificates.make(name, now, days)
+    facts, key = certificates.make(name, now, days)
     with site.instance.connection() as connection:
         run_alone(connection, add_certificate(name, facts, is_own=False))
     file = folder / f"{name}.key"
-    file.write_bytes(pem)
+    file.write_bytes(certificates.key_pem(key) + certificates.as_pem(facts.der))
     return file
 
 

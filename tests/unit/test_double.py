@@ -28,7 +28,10 @@ ROUTES = {"create_route", "alter_route", "drop_route", "explain_route"}
 RIGHTS = {"create_user", "drop_user", "create_role", "drop_role", "add_role_member", "drop_role_member"}
 RIGHTS |= {"grant", "deny", "revoke", "alter_authorization"}
 SCHEMAS = {"create_xml_schema_collection", "alter_xml_schema_collection", "drop_xml_schema_collection"}
-LACKING = ROUTES | RIGHTS | SCHEMAS | {"release_locks"}
+KEYS = {f"{verb}_master_key" for verb in ("create", "open", "close", "alter", "drop")}
+KEYS |= {f"{verb}_certificate" for verb in ("create", "alter", "drop", "backup")}
+KEYS |= {f"{verb}_remote_service_binding" for verb in ("create", "alter", "drop")}
+LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | {"release_locks"}
 LACKING_OPTIONS = {
     "authorization",
     "retention",

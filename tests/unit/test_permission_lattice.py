@@ -36,8 +36,10 @@ SERVICE = Securable(Kind.SERVICE, 65_537, OWNER, "//shop")
 CONTRACT = Securable(Kind.CONTRACT, 65_538, OWNER, "//contract")
 TYPE = Securable(Kind.MESSAGE_TYPE, 65_539, OWNER, "//type")
 ROUTE = Securable(Kind.ROUTE, 65_540, OWNER, "AutoCreatedLocal")
+BINDING = Securable(Kind.REMOTE_SERVICE_BINDING, 65_541, OWNER, "ToStock")
+CERTIFICATE = Securable(Kind.CERTIFICATE, 65_542, OWNER, "stock")
 BUILT_IN = Securable(Kind.CONTRACT, 6, DBO, "DEFAULT")
-OBJECTS = {one.kind: one for one in (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE)}
+OBJECTS = {one.kind: one for one in (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE, BINDING, CERTIFICATE)}
 
 
 def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Entry:
@@ -68,6 +70,9 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("ALTER", QUEUE, [entry("G", "ALTER ANY SCHEMA", DATABASE)], True),
         ("ALTER", SERVICE, [entry("G", "ALTER ANY SERVICE", DATABASE)], True),
         ("ALTER", SERVICE, [entry("G", "ALTER ANY CONTRACT", DATABASE)], False),
+        ("ALTER", BINDING, [entry("G", "ALTER ANY REMOTE SERVICE BINDING", DATABASE)], True),
+        ("CONTROL", CERTIFICATE, [entry("G", "ALTER ANY CERTIFICATE", DATABASE)], False),
+        ("CREATE CERTIFICATE", DATABASE, [entry("G", "ALTER ANY CERTIFICATE", DATABASE)], True),
         ("ALTER", CONTRACT, [entry("G", "ALTER", DATABASE)], True),
         ("REFERENCES", TYPE, [entry("G", "REFERENCES", DATABASE)], True),
         ("SEND", SERVICE, [entry("G", "REFERENCES", DATABASE)], False),

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from servicebroker.broker import certificates
-from servicebroker.broker.certificates import KeyFolder
 from servicebroker.broker.tls import Channel, Tls
 from servicebroker.engine.transport_certificates import Certificate
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.store import certificates
+from servicebroker.store.keys import KeyFolder
 
 NOW = datetime.now(UTC)
 Make = Callable[..., tuple[Certificate, Path]]
@@ -24,10 +24,10 @@ def make(tmp_path: Path) -> Make:
     """A certificate and the file with its key."""
 
     def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
-        facts, pem = certificates.make(name, now, 10)
+        facts, key = certificates.make(name, now, 10)
         keys = KeyFolder(tmp_path / "keys")
-        keys.write(facts.thumbprint, pem)
-        return Certificate(len(name), name, True, facts), keys.file(facts.thumbprint)
+        keys.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+        return Certificate(len(name), name, True, None, True, facts), keys.file(facts.thumbprint)
 
     return make
 
@@ -43,6 +43,20 @@ def exchange(opener: Channel, acceptor: Channel, portion: int = 2**20) -> bytes:
             heard += acceptor.receive(there[start : start + portion])
         for start in range(0, len(back), portion):
             heard += opener.receive(back[start : start + portion])
+
+
+@pytest.mark.feature(148)
+def test_a_peer_whose_login_may_not_connect(make: Make) -> None:
+    (west, west_file), (east, east_file) = make("west"), make("east!")
+    west = west._replace(login="Western", may_connect=False)
+    opener = Tls(west_file, [east]).channel(is_opener=True)
+    acceptor = Tls(east_file, [west]).channel(is_opener=False)
+    opener.begin()
+    with pytest.raises(BrokerError) as caught:
+        exchange(opener, acceptor)
+    assert caught.value.number == 28034
+    assert "'Western' does not have CONNECT" in str(caught.value)
+    assert acceptor.peer is None
 
 
 @pytest.mark.parametrize("portion", [1, 7, 2**20])
@@ -121,7 +135,7 @@ def test_a_changed_byte_is_noticed(make: Make) -> None:
 def test_certificates_are_read_in_both_forms_and_nothing_else(make: Make) -> None:
     facts = make("west")[0].facts
     assert certificates.read(facts.der) == facts
-    assert certificates.read(certificates.as_pem(facts.der).encode()) == facts
+    assert certificates.read(certificates.as_pem(facts.der)) == facts
     assert facts.subject == "CN=west"
     for garbage in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", facts.der[:-9]):
         with pytest.raises(BrokerError) as caught:

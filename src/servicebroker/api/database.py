@@ -11,6 +11,8 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.bindings import Bindings
+from servicebroker.api.certificates import Certificates
 from servicebroker.api.exclusive import alone
 from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
@@ -54,7 +56,7 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class Database(Verbs, Security, Routing):
+class Database(Verbs, Security, Routing, Certificates, Bindings):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:

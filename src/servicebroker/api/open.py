@@ -15,18 +15,20 @@ def open_instance(
     clock: Clock = utc_now,
     upkeep: float | None = UPKEEP,
     maximum_body: int = MAXIMUM_BODY,
+    keys: str | os.PathLike[str] | None = None,
 ) -> Instance:
     """Open an instance: a data folder (an embedded PostgreSQL is made or joined there) or a PostgreSQL URL.
 
     Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
     from, and removes closed endpoints; None for no such thread. A body of more than `maximum_body` bytes, 512 MB
-    unless given and 900 MB at most, is refused by SEND (8459).
+    unless given and 900 MB at most, is refused by SEND (8459). `keys` is the folder of private keys; `keys` in the data
+    folder when it is not given, for a server one in the user's own data.
 
     Raises:
         BrokerError: 402 an impossible `maximum_body`.
         InstanceError: it cannot be made, reached or used; the message says why.
     """
-    return Instance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body).open()
+    return Instance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body, keys=keys).open()
 
 
 def open_async(
@@ -35,9 +37,10 @@ def open_async(
     clock: Clock = utc_now,
     upkeep: float | None = UPKEEP,
     maximum_body: int = MAXIMUM_BODY,
+    keys: str | os.PathLike[str] | None = None,
 ) -> AsyncInstance:
     """The same for asyncio: `async with open_async(...) as instance`, or `instance = await open_async(...)`.
 
     The instance belongs to the event loop that it is opened in. Arguments and errors are those of `open`.
     """
-    return AsyncInstance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body)
+    return AsyncInstance(target, clock=clock, upkeep=upkeep, maximum_body=maximum_body, keys=keys)

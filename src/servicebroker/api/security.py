@@ -18,8 +18,8 @@ T = TypeVar("T")
 class Security(ABC):
     """CREATE and DROP of users and roles; GRANT, DENY, REVOKE; ALTER AUTHORIZATION.
 
-    The object of a permission is named by one of the keywords `service`, `queue`, `contract`, `message_type`
-    and `route`; without any it is the database.
+    The object of a permission is named by one of the keywords `service`, `queue`, `contract`, `message_type`,
+    `route`, `remote_service_binding` and `certificate`; without any it is the database.
     """
 
     user: User
@@ -28,15 +28,16 @@ class Security(ABC):
     def _alone(self, steps: Steps[T]) -> T:
         """Run the steps of DDL; they see for themselves whether the user may."""
 
-    def create_user(self, name: str, postgres_role: str | None = None) -> None:
+    def create_user(self, name: str, postgres_role: str | None = None, *, for_login: str | None = None) -> None:
         """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
 
-        Who opens the instance as `postgres_role` is this user by default.
+        Who opens the instance as `postgres_role` is this user by default. `for_login` is a login of
+        `Instance.create_login`. A user with neither is one WITHOUT LOGIN, for the certificate of a remote service.
 
         Raises:
-            BrokerError: 15023 name taken, 15007 no such PostgreSQL role, 15063 the role has a user already, 15247.
+            BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15063 it has a user already, 15247.
         """
-        self._alone(principals.create_user(self.user, name, postgres_role))
+        self._alone(principals.create_user(self.user, name, postgres_role, for_login))
 
     def drop_user(self, name: str) -> None:
         """DROP USER. What somebody does as the user from now on is refused with 15517.
@@ -88,6 +89,8 @@ class Security(ABC):
         contract: str | None = None,
         message_type: str | None = None,
         route: str | None = None,
+        remote_service_binding: str | None = None,
+        certificate: str | None = None,
         with_grant_option: bool = False,
     ) -> None:
         """GRANT permission ON object TO principal; it takes back a DENY.
@@ -95,7 +98,7 @@ class Security(ABC):
         Raises:
             BrokerError: 4606 no such permission on such an object, 4613, 4617, 4624, 9663, 15151.
         """
-        target = _target(service, queue, contract, message_type, route)
+        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
         self._alone(grants.grant(self.user, permission, principal, target, with_grant_option=with_grant_option))
 
     def deny(
@@ -108,6 +111,8 @@ class Security(ABC):
         contract: str | None = None,
         message_type: str | None = None,
         route: str | None = None,
+        remote_service_binding: str | None = None,
+        certificate: str | None = None,
         cascade: bool = False,
     ) -> None:
         """DENY permission ON object TO principal: counts more than any GRANT, to it or to a role that it is in.
@@ -117,7 +122,7 @@ class Security(ABC):
         Raises:
             BrokerError: as `grant`, and 4611 the principal may grant it and `cascade` is not set.
         """
-        target = _target(service, queue, contract, message_type, route)
+        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
         self._alone(grants.deny(self.user, permission, principal, target, cascade=cascade))
 
     def revoke(
@@ -130,6 +135,8 @@ class Security(ABC):
         contract: str | None = None,
         message_type: str | None = None,
         route: str | None = None,
+        remote_service_binding: str | None = None,
+        certificate: str | None = None,
         cascade: bool = False,
         grant_option_for: bool = False,
     ) -> None:
@@ -140,7 +147,7 @@ class Security(ABC):
         Raises:
             BrokerError: as `deny`.
         """
-        target = _target(service, queue, contract, message_type, route)
+        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
         self._alone(
             grants.revoke(self.user, permission, principal, target, cascade=cascade, grant_option_for=grant_option_for)
         )
@@ -154,18 +161,26 @@ class Security(ABC):
         contract: str | None = None,
         message_type: str | None = None,
         route: str | None = None,
+        remote_service_binding: str | None = None,
+        certificate: str | None = None,
     ) -> None:
         """ALTER AUTHORIZATION ON object TO owner. All permissions on the object are dropped.
 
         Raises:
             BrokerError: 15151 unknown names or no right, 9663 built-in, 15405 public or guest, 402 no object given.
         """
-        target = _target(service, queue, contract, message_type, route)
+        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
         self._alone(grants.alter_authorization(self.user, target, owner))
 
 
 def _target(
-    service: str | None, queue: str | None, contract: str | None, message_type: str | None, route: str | None
+    service: str | None,
+    queue: str | None,
+    contract: str | None,
+    message_type: str | None,
+    route: str | None,
+    binding: str | None,
+    certificate: str | None,
 ) -> Target:
     targets = [
         Target(kind, name, lookup)
@@ -175,9 +190,11 @@ def _target(
             (Kind.CONTRACT, contract, authorization.contracts([contract])),
             (Kind.MESSAGE_TYPE, message_type, authorization.message_types([message_type])),
             (Kind.ROUTE, route, authorization.route(route)),
+            (Kind.REMOTE_SERVICE_BINDING, binding, authorization.remote_service_binding(binding)),
+            (Kind.CERTIFICATE, certificate, authorization.certificate(certificate)),
         )
         if name is not None
     ]
     if len(targets) > 1:
-        raise BrokerError(402, "the object", "more than one", "one of service, queue, contract, message_type and route")
+        raise BrokerError(402, "the object", "more than one", "one service, queue, contract or whatever it is")
     return targets[0] if targets else Target(Kind.DATABASE, "")

@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.engine import authorization as rights
-from servicebroker.engine import begin, end, move, multicast, receive, send
+from servicebroker.engine import begin, end, move, multicast, receive, send, transmission
 from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
@@ -291,6 +291,17 @@ class Verbs(ABC):
             yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
 
         self._do(steps())
+
+    def get_transmission_status(self, handle: UUID) -> str:
+        """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
+
+        The same text as in sys.transmission_queue; '' when nothing waits, when it was not tried yet, and for a handle
+        that is unknown in this database.
+
+        Raises:
+            BrokerError: 8418, 402 what is no handle.
+        """
+        return self._do(transmission.get_transmission_status(self.database.database_id, handle))
 
     def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
         """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.

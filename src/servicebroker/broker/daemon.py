@@ -20,7 +20,6 @@ from uuid import UUID, uuid4
 import psycopg
 
 from servicebroker.broker import connections
-from servicebroker.broker.certificates import KeyFolder
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.network import Inbox, Lost, Network, Reached, Unreached
@@ -32,6 +31,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect, one_line
+from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import execute
 
 PACE = 0.005  # seconds between rounds that follow each other

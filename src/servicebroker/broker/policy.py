@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from servicebroker.broker.certificates import KeyFolder
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.network_endpoints import (
     DISABLED,
@@ -23,6 +22,7 @@ from servicebroker.engine.transport_certificates import Certificate, all_certifi
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.routing import Address
 from servicebroker.store.addresses import own_addresses
+from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import run
 
 _log = logging.getLogger("servicebroker.broker")
@@ -120,7 +120,7 @@ class PolicyWatch:
 
 def _choose(endpoint: NetworkEndpoint | None, certificates: list[Certificate], now: datetime) -> Certificate | None:
     """Our certificate: the one that the endpoint names, else the oldest, as long as it is valid."""
-    valid = [one for one in certificates if one.is_own and one.facts.start_date <= now < one.facts.expiry_date]
+    valid = [one for one in certificates if one.is_own and one.facts.is_valid(now)]
     if endpoint is not None and endpoint.certificate_id is not None:
         valid = [one for one in valid if one.certificate_id == endpoint.certificate_id]
     return min(valid, key=lambda one: one.certificate_id, default=None)

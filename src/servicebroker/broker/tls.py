@@ -75,7 +75,7 @@ class Channel:
         """What the peer has said, as far as it can be read.
 
         Raises:
-            BrokerError: 28035, 28038 the peer is not let in; 9751 it does not let us in; 9758 this is no TLS 1.3.
+            BrokerError: 28034, 28035, 28038 the peer is not let in; 9751 it does not let us in; 9758 no TLS 1.3.
         """
         self._incoming.write(data)
         if self.peer is None:
@@ -101,9 +101,12 @@ class Channel:
         except ssl.SSLError as problem:
             raise self._refusal(problem) from None
         der = self._object.getpeercert(binary_form=True) or b""
-        self.peer = self._peers.get(hashlib.sha256(der).digest())
-        if self.peer is None:
+        peer = self._peers.get(hashlib.sha256(der).digest())
+        if peer is None:
             raise BrokerError(28035, _reason(0))
+        if not peer.may_connect:
+            raise BrokerError(28034, peer.login)
+        self.peer = peer
 
     def _refusal(self, problem: ssl.SSLError) -> BrokerError:
         why = (problem.reason or str(problem)).lower().replace("_", " ")

@@ -12,45 +12,36 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from servicebroker.api.instance import utc_now
-from servicebroker.broker import certificates
-from servicebroker.broker.certificates import KeyFolder
+from servicebroker.api.instance import Instance, utc_now
 from servicebroker.cli.existing import open_existing
-from servicebroker.cli.keys import key_folder
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.engine.transport_certificates import (
-    Certificate,
-    add_certificate,
-    all_certificates,
-    drop_certificate,
-    find_certificate,
-)
-from servicebroker.store.running import run, run_alone
+from servicebroker.engine.transport_certificates import Certificate, all_certificates, find_certificate
+from servicebroker.store.certificates import DAYS, as_pem
+from servicebroker.store.running import run
 
 app = typer.Typer(no_args_is_help=True, help="Certificates: who this instance is to others, and whom it lets in.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The certificate's name in this instance.")]
 
 
+LoginOption = Annotated[
+    str | None, typer.Option("--login", help="The login that this peer is; it then needs CONNECT on the endpoint.")
+]
+
+
 @app.command()
 def create(
     name: NameArgument,
     instance: InstanceOption = DEFAULT_INSTANCE,
-    days: Annotated[int, typer.Option(help="How long it is valid.")] = certificates.DAYS,
+    days: Annotated[int, typer.Option(help="How long it is valid.")] = DAYS,
     keys: KeysOption = None,
 ) -> None:
     """Make a certificate of this instance, with its private key."""
-    facts, secret = certificates.make(name, utc_now(), days)
-    with open_existing(instance) as opened:
-        folder = KeyFolder(key_folder(opened, instance, keys))
-        folder.write(facts.thumbprint, secret)
-        try:
-            with opened.connection() as connection:
-                run_alone(connection, add_certificate(name, facts, is_own=True))
-        except BaseException:
-            folder.remove(facts.thumbprint)
-            raise
-    typer.echo(f"Certificate {name} is valid until {_day(facts.expiry_date)}; its key is in {folder.path}.")
+    with open_existing(instance, keys) as opened:
+        opened.create_certificate(name, days=days)
+        folder = opened.key_folder()
+        found = _found(opened, name)
+    typer.echo(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")
     typer.echo(f"Next: servicebroker certificate export {name} {name}.pem, and import that file at each peer.")
 
 
@@ -61,12 +52,12 @@ def export(
     instance: InstanceOption = DEFAULT_INSTANCE,
 ) -> None:
     """Write a certificate, without its key, for others to import."""
-    with open_existing(instance) as opened, opened.connection() as connection:
-        pem = certificates.as_pem(run(connection, find_certificate("find", name)).facts.der)
+    with open_existing(instance) as opened:
+        pem = as_pem(_found(opened, name).facts.der)
     if file is None:
         typer.echo(pem, nl=False)
     else:
-        file.write_text(pem)
+        file.write_bytes(pem)
         typer.echo(f"Certificate {name} is in {file}.")
 
 
@@ -75,13 +66,18 @@ def import_(
     name: NameArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate that a peer has exported.")],
     instance: InstanceOption = DEFAULT_INSTANCE,
+    login: LoginOption = None,
 ) -> None:
     """Let in the instance that has this certificate."""
-    facts = certificates.read(file.read_bytes())
-    with open_existing(instance) as opened, opened.connection() as connection:
-        run_alone(connection, add_certificate(name, facts, is_own=False))
-    typer.echo(f"The peer with certificate {name} is let in until {_day(facts.expiry_date)}.")
-    typer.echo(f"Compare its SHA-256 with the one that its owner sees: {facts.thumbprint.hex()}")
+    with open_existing(instance) as opened:
+        thumbprint = opened.create_certificate(name, file=file, authorization=login)
+        found = _found(opened, name)
+    until = _day(found.facts.expiry_date)
+    if found.may_connect:
+        typer.echo(f"The peer with certificate {name} is let in until {until}.")
+    else:
+        typer.echo(f"The peer with certificate {name}, valid until {until}, needs CONNECT on the endpoint for {login}.")
+    typer.echo(f"Compare its SHA-256 with the one that its owner sees: {thumbprint.hex()}")
 
 
 @app.command("list")
@@ -108,12 +104,14 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
 @app.command()
 def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None) -> None:
     """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
-    with open_existing(instance) as opened:
-        with opened.connection() as connection:
-            dropped = run_alone(connection, drop_certificate(name))
-        if dropped.is_own:
-            KeyFolder(key_folder(opened, instance, keys)).remove(dropped.facts.thumbprint)
-    typer.echo(f"Certificate {dropped.name} is removed.")
+    with open_existing(instance, keys) as opened:
+        opened.drop_certificate(name)
+    typer.echo(f"Certificate {name} is removed.")
+
+
+def _found(opened: Instance, name: str) -> Certificate:
+    with opened.connection() as connection:
+        return run(connection, find_certificate("find", name))
 
 
 def _told(one: Certificate) -> dict[str, object]:

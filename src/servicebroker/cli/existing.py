@@ -13,13 +13,13 @@ from servicebroker.store.embedded import EmbeddedServer
 
 
 @contextmanager
-def open_existing(target: str) -> Iterator[Instance]:
-    """An instance that exists: a new one in a mistyped folder would help nobody.
+def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
+    """An instance that exists: a new one in a mistyped folder would help nobody. `keys`: see `open`.
 
     Raises:
         InstanceError: there is none.
     """
     if not is_url(target) and not EmbeddedServer.exists(target):
         raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
-    with open_instance(target, upkeep=None) as opened:
+    with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened

@@ -13,9 +13,7 @@ from typing import Any
 
 from servicebroker.api.instance import utc_now
 from servicebroker.api.open import open_instance
-from servicebroker.broker.certificates import KeyFolder
 from servicebroker.broker.daemon import Daemon
-from servicebroker.cli.keys import key_folder
 from servicebroker.engine.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -49,9 +47,8 @@ def serve(target: str, listen: str | None, encryption: str, keys: str | None, *,
         raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
     while not stopping.asked:
         try:
-            with open_instance(target) as instance:
-                folder = KeyFolder(key_folder(instance, target, keys))
-                daemon = Daemon(instance.url, utc_now, listener=listener, keys=folder)
+            with open_instance(target, keys=keys) as instance:
+                daemon = Daemon(instance.url, utc_now, listener=listener, keys=instance.key_folder())
                 stopping.stops(daemon)
                 daemon.run()
                 return

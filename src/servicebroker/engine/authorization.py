@@ -183,16 +183,29 @@ def service(name: object) -> Lookup:
 
 def route(name: object) -> Lookup:
     """The route of this name, compared without case."""
+    return _without_case(Kind.ROUTE, "routes", "route_id", name)
 
+
+def remote_service_binding(name: object) -> Lookup:
+    """The remote service binding of this name, compared without case."""
+    return _without_case(Kind.REMOTE_SERVICE_BINDING, "remote_service_bindings", "remote_service_binding_id", name)
+
+
+def certificate(name: object) -> Lookup:
+    """The certificate of this name, compared without case."""
+    return _without_case(Kind.CERTIFICATE, "certificates", "certificate_id", name)
+
+
+def _without_case(kind: Kind, table: str, column: str, name: object) -> Lookup:
     def look(user: User) -> Steps[list[Securable]]:
         if not _can_be_a_name(name):
             return []
         rows = yield Statement(
-            "select route_id, owner_id, name from servicebroker.routes "
+            f"select {column}, owner_id, name from servicebroker.{table} "
             "where database_id = $1 and lower(name) = lower($2)",
             (user.database_id, name),
         )
-        return [Securable(Kind.ROUTE, *row) for row in rows]
+        return [Securable(kind, *row) for row in rows]
 
     return look
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.alter import renew_versions
 from servicebroker.engine.authorization import demand, find_rights
+from servicebroker.engine.logins import PUBLIC as PUBLIC_LOGIN
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, KIND_WORDS, PUBLIC, Kind, User
@@ -92,11 +93,11 @@ def find_principal(action: str, database_id: int, name: str, kind: str = "user")
 # ---------------------------------------------------------------- users
 
 
-def create_user(user: User, name: str, postgres_role: str | None = None) -> Steps[None]:
-    """CREATE USER name [FOR LOGIN postgres_role]: it may CONNECT, and nothing else.
+def create_user(user: User, name: str, postgres_role: str | None = None, for_login: str | None = None) -> Steps[None]:
+    """CREATE USER name [FOR LOGIN login, or for a role of PostgreSQL]: it may CONNECT, and nothing else.
 
     Raises:
-        BrokerError: 15023 name taken, 15007 no such PostgreSQL role, 15063 the role has a user already, 15247.
+        BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15063 it has a user already, 15247.
     """
     names.checked("user", name)
     yield from demand(user, "CREATE USER")
@@ -111,11 +112,26 @@ def create_user(user: User, name: str, postgres_role: str | None = None) -> Step
             raise BrokerError(15007, postgres_role)
         if rows[0][0]:
             raise BrokerError(15063)
-    principal_id = yield from _create(user.database_id, name, False, postgres_role)
+    login_id = None if for_login is None else (yield from _login(user.database_id, for_login))
+    principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
     yield Statement(
         "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
         (user.database_id, Kind.DATABASE.value, principal_id, DBO, GRANT),
     )
+
+
+def _login(database_id: int, name: str) -> Steps[int]:
+    """A login that has no user in the database."""
+    rows = yield Statement(
+        "select login_id, exists (select from servicebroker.principals p where p.database_id = $1 "
+        "and p.login_id = l.login_id) from servicebroker.logins l where lower(name) = lower($2) and login_id <> $3",
+        (database_id, names.checked("login", name), PUBLIC_LOGIN),
+    )
+    if not rows:
+        raise BrokerError(15007, name)
+    if rows[0][1]:
+        raise BrokerError(15063)
+    return int(rows[0][0])
 
 
 def drop_user(user: User, name: str) -> Steps[None]:
@@ -142,7 +158,7 @@ def create_role(user: User, name: str) -> Steps[None]:
     """
     names.checked("role", name)
     yield from demand(user, "CREATE ROLE")
-    yield from _create(user.database_id, name, True, None)
+    yield from _create(user.database_id, name, True)
 
 
 def drop_role(user: User, name: str) -> Steps[None]:
@@ -229,11 +245,13 @@ def _find(database_id: int, name: str) -> Steps[Principal | None]:
     return Principal(*rows[0]) if rows else None
 
 
-def _create(database_id: int, name: str, is_role: bool, postgres_role: str | None) -> Steps[int]:
+def _create(
+    database_id: int, name: str, is_role: bool, postgres_role: str | None = None, login_id: int | None = None
+) -> Steps[int]:
     rows = yield Statement(
-        "insert into servicebroker.principals (database_id, name, is_role, postgres_role) values ($1, $2, $3, $4) "
-        "on conflict do nothing returning principal_id",
-        (database_id, name, is_role, postgres_role),
+        "insert into servicebroker.principals (database_id, name, is_role, postgres_role, login_id) "
+        "values ($1, $2, $3, $4, $5) on conflict do nothing returning principal_id",
+        (database_id, name, is_role, postgres_role, login_id),
     )
     if not rows:
         raise BrokerError(15023, name)
@@ -250,6 +268,12 @@ def _drop(database_id: int, principal: Principal) -> Steps[None]:
         )
         if owned:
             raise BrokerError(15138, KIND_WORDS[kind])
+    bound = yield Statement(
+        "select from servicebroker.remote_service_bindings where database_id = $1 and remote_principal_id = $2 limit 1",
+        (database_id, principal.principal_id),
+    )
+    if bound:
+        raise BrokerError(15138, KIND_WORDS[Kind.REMOTE_SERVICE_BINDING])
     granted = yield Statement(
         "select from servicebroker.permissions where database_id = $1 and grantor_id = $2 limit 1",
         (database_id, principal.principal_id),
@@ -268,5 +292,7 @@ OWNED = {
     Kind.CONTRACT: "service_contracts",
     Kind.QUEUE: "queues",
     Kind.SERVICE: "services",
+    Kind.REMOTE_SERVICE_BINDING: "remote_service_bindings",
     Kind.ROUTE: "routes",
+    Kind.CERTIFICATE: "certificates",
 }

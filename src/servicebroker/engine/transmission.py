@@ -28,7 +28,8 @@ from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, NEW_READER, purge
 from servicebroker.engine.validation import rejection, sender_of
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.arguments import check_handle
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import on_both_sides
 from servicebroker.store import locks
@@ -92,15 +93,24 @@ def discard(endpoint: Endpoint, count: int) -> Steps[int]:
     return endpoint.send_sequence
 
 
-def get_transmission_status(handle: UUID) -> Steps[str]:
-    """GET_TRANSMISSION_STATUS: why the oldest message that was sent on the endpoint waits (reference 03 section 7).
+def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
+    """GET_TRANSMISSION_STATUS: why the endpoint's oldest row of sys.transmission_queue waits (reference 03 section 7).
 
     '' when nothing waits, when it was not tried yet, and for an unknown handle.
+
+    Raises:
+        BrokerError: 8418, 402 what is no handle.
     """
+    check_handle(handle)
     rows = yield Statement(
-        "select transmission_status from servicebroker.transmission_queue where conversation_handle = $1 "
-        "order by message_sequence_number limit 1",
-        (handle,),
+        "select coalesce("
+        "(select transmission_status from servicebroker.transmission_queue t "
+        "  where t.conversation_handle = e.conversation_handle order by message_sequence_number limit 1), "
+        "(select $3 from servicebroker.arrivals a join servicebroker.arrived_fragments f using (conversation_handle) "
+        "  where a.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence "
+        "  limit 1), '') "
+        "from servicebroker.conversation_endpoints e where conversation_handle = $1 and database_id = $2",
+        (handle, database_id, RULES[9749].text),
     )
     return str(rows[0][0]) if rows else ""
 

@@ -377,3 +377,22 @@ def priority_level(priority: str, given: object) -> int | None:
     if not 1 <= given <= 10:
         raise BrokerError(33302, priority)
     return given
+
+
+# ---------------------------------------------------------------- keys
+
+
+SHORTEST_PASSWORD = 8  # characters
+
+
+def checked_password(clause: str, password: object, *, is_new: bool = False) -> str:
+    """A password, which must not be too short when something is to be encrypted by it.
+
+    Raises:
+        BrokerError: 402 no text that UTF-8 can carry, 15116 too short.
+    """
+    if not isinstance(password, str) or not names.is_encodable(password):
+        raise BrokerError(402, clause, type(password).__name__, "str")
+    if is_new and len(password) < SHORTEST_PASSWORD:
+        raise BrokerError(15116, hint=f"It has at least {SHORTEST_PASSWORD} characters.")
+    return password

@@ -209,6 +209,9 @@ RULES: dict[int, Rule] = {
         "The message cannot be sent because the service queue '{0}' associated with the dialog is currently disabled "
         "and retention is on."
     ),
+    9619: Rule(
+        "Failed to create remote service binding '{0}'. A remote service binding for service '{1}' already exists."
+    ),
     9648: Rule(
         "The queue '{0}' has been enabled for activation, but the MAX_QUEUE_READERS is zero. No procedures will be "
         "activated. Consider increasing the number of MAX_QUEUE_READERS.",
@@ -238,8 +241,6 @@ RULES: dict[int, Rule] = {
     9711: Rule("The transmission queue is referencing the invalid conversation handle '{0}'."),
     9715: Rule("The conversation endpoint with conversation ID '{0}' and is_initiator: {1} is inconsistent."),
     9716: Rule("The conversation group '{0}' references no conversation."),
-    9719: Rule("The database for this conversation endpoint is attached or restored."),
-    9720: Rule("The database for the remote conversation endpoint is attached or restored."),
     9717: Rule(
         "Cannot enable stored procedure activation on queue '{0}'. Event notification for queue_activation is already "
         "configured on this queue."
@@ -248,6 +249,8 @@ RULES: dict[int, Rule] = {
         'Cannot create event notification for queue_activation on queue "{0}". Stored procedure activation is already '
         "configured on this queue."
     ),
+    9719: Rule("The database for this conversation endpoint is attached or restored."),
+    9720: Rule("The database for the remote conversation endpoint is attached or restored."),
     9724: Rule("The activated proc '{0}' running on queue '{1}' output the following: '{2}'.", 10),
     9742: Rule(
         "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
@@ -342,9 +345,14 @@ RULES: dict[int, Rule] = {
     ),
     15007: Rule("'{0}' is not a valid login or you do not have permission."),
     15023: Rule("User, group, or role '{0}' already exists in the current database."),
+    15025: Rule("The server principal '{0}' already exists."),
     15063: Rule("The login already has an account under a different user name."),
     15081: Rule("Membership of the public role cannot be changed."),
+    15116: Rule(
+        "Password validation failed. The password does not meet the policy requirements because it is too short."
+    ),
     15138: Rule("The database principal owns a {0} in the database, and cannot be dropped."),
+    15141: Rule("The server principal owns a {0} and cannot be dropped."),
     15144: Rule("The role has members. It must be empty before it can be dropped."),
     15150: Rule("Cannot {0} the {1} '{2}'."),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
@@ -353,15 +361,29 @@ RULES: dict[int, Rule] = {
         "or you do not have permissions for it."
     ),
     15232: Rule("A certificate with name '{0}' already exists or this certificate already has been added."),
+    15240: Rule(
+        "Cannot write into file '{0}'. Verify that you have write permissions, that the file path is valid, "
+        "and that the file does not already exist."
+    ),
     15247: Rule("User does not have permission to perform this action."),
     15284: Rule(
         "The database principal has granted or denied permissions to objects in the database and cannot be dropped."
     ),
+    15313: Rule("The key is not encrypted using the specified decryptor."),
+    15315: Rule("The key '{0}' is not open. Please open the key before using it."),
     15405: Rule("Cannot use the special principal '{0}'.", 11),
     15413: Rule("Cannot make a role a member of itself.", 11),
+    15465: Rule("The private key password is invalid."),
     15517: Rule(
         'Cannot execute as the database principal because the principal "{0}" does not exist, '
         "this type of principal cannot be impersonated, or you do not have permission."
+    ),
+    15556: Rule("Cannot decrypt or encrypt using the specified {0}, because it has no private key."),
+    15578: Rule("There is already a master key in the database. Please drop it before performing this statement."),
+    15580: Rule("Cannot drop {0} because {1} '{2}' is encrypted by it."),
+    15581: Rule(
+        "Please create a master key in the database or open the master key in the session "
+        "before performing this operation."
     ),
     17001: Rule("Failure to send an event notification instance of type '{0}' on the conversation '{1}': {2}."),
     17003: Rule("The event notification '{0}' was dropped: its conversation was closed with an error."),
@@ -389,6 +411,11 @@ RULES: dict[int, Rule] = {
     28036: Rule("Connection handshake failed. The certificate used by this endpoint was not found.", 10),
     28038: Rule("Connection handshake failed. The verification of the peer failed: {0}.", 10),
     28080: Rule("Connection handshake failed. The Service Broker endpoint is not configured.", 10),
+    28083: Rule(
+        "The database principal '{0}' cannot be used in a remote service binding because it cannot own certificates. "
+        "Remote service bindings cannot be associated with 1) roles, 2) groups or 3) principals mapped to "
+        "certificates or asymmetric keys."
+    ),
     28084: Rule(
         "An error occurred in Service Broker internal activation while trying to scan the user queue '{0}' for its "
         "status. Error: {1}, State: {2}.",

@@ -23,7 +23,9 @@ class Kind(IntEnum):
     MESSAGE_TYPE = 15
     CONTRACT = 16
     SERVICE = 17
+    REMOTE_SERVICE_BINDING = 18
     ROUTE = 19
+    CERTIFICATE = 25
 
 
 KIND_WORDS = {
@@ -32,7 +34,9 @@ KIND_WORDS = {
     Kind.MESSAGE_TYPE: "message type",
     Kind.CONTRACT: "service contract",
     Kind.SERVICE: "service",
+    Kind.REMOTE_SERVICE_BINDING: "remote service binding",
     Kind.ROUTE: "route",
+    Kind.CERTIFICATE: "certificate",
 }
 
 
@@ -56,8 +60,9 @@ FIXED_PRINCIPALS = (
         True,
         frozenset(
             {
-                *("ALTER ANY CONTRACT", "ALTER ANY MESSAGE TYPE", "ALTER ANY ROUTE", "ALTER ANY SCHEMA"),
-                *("ALTER ANY SERVICE", "CREATE QUEUE", "CREATE XML SCHEMA COLLECTION", "REFERENCES"),
+                *("ALTER ANY CONTRACT", "ALTER ANY MESSAGE TYPE", "ALTER ANY REMOTE SERVICE BINDING"),
+                *("ALTER ANY ROUTE", "ALTER ANY SCHEMA", "ALTER ANY SERVICE", "ALTER ANY CERTIFICATE"),
+                *("CREATE QUEUE", "CREATE XML SCHEMA COLLECTION", "REFERENCES"),
             }
         ),
     ),
@@ -116,11 +121,16 @@ def _lattice() -> dict[Right, tuple[Right, ...]]:
         **{(database, name): (control,) for name in ("ALTER", "CONNECT", "REFERENCES", "VIEW DEFINITION")},
         **{
             (database, f"ALTER ANY {what}"): ((database, "ALTER"),)
-            for what in ("CONTRACT", "MESSAGE TYPE", "ROLE", "ROUTE", "SCHEMA", "SERVICE", "USER")
+            for what in (
+                *("CERTIFICATE", "CONTRACT", "MESSAGE TYPE", "REMOTE SERVICE BINDING", "ROLE", "ROUTE", "SCHEMA"),
+                *("SERVICE", "USER"),
+            )
         },
         **{
             (database, f"CREATE {what}"): ((database, f"ALTER ANY {what}"),)
-            for what in ("CONTRACT", "MESSAGE TYPE", "ROLE", "ROUTE", "SERVICE")
+            for what in (
+                *("CERTIFICATE", "CONTRACT", "MESSAGE TYPE", "REMOTE SERVICE BINDING", "ROLE", "ROUTE", "SERVICE"),
+            )
         },
         (database, "CREATE QUEUE"): ((database, "ALTER"),),
         (database, "CREATE XML SCHEMA COLLECTION"): ((database, "ALTER"),),
@@ -132,7 +142,7 @@ def _lattice() -> dict[Right, tuple[Right, ...]]:
         lattice[kind, "ALTER"] = (whole, (database, any_of_kind))
         lattice[kind, "VIEW DEFINITION"] = (whole, (database, "VIEW DEFINITION"))
         lattice |= {(kind, name): (whole,) for name in ("TAKE OWNERSHIP", *own.get(kind, ()))}
-        if kind not in (Kind.SERVICE, Kind.ROUTE):
+        if kind not in (Kind.SERVICE, Kind.ROUTE, Kind.REMOTE_SERVICE_BINDING):
             lattice[kind, "REFERENCES"] = (whole, (database, "REFERENCES"))
     return lattice
 
@@ -143,7 +153,9 @@ ALTER_ANY = {
     Kind.MESSAGE_TYPE: "ALTER ANY MESSAGE TYPE",
     Kind.CONTRACT: "ALTER ANY CONTRACT",
     Kind.SERVICE: "ALTER ANY SERVICE",
+    Kind.REMOTE_SERVICE_BINDING: "ALTER ANY REMOTE SERVICE BINDING",
     Kind.ROUTE: "ALTER ANY ROUTE",
+    Kind.CERTIFICATE: "ALTER ANY CERTIFICATE",
 }
 IMPLIED_BY = _lattice()  # every permission that exists, with those that imply it in one step
 
@@ -243,7 +255,9 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "CREATE CONTRACT": _create("CONTRACT", Kind.MESSAGE_TYPE),
     "CREATE QUEUE": _create("QUEUE"),
     "CREATE SERVICE": _create("SERVICE", Kind.QUEUE, Kind.CONTRACT),
+    "CREATE REMOTE SERVICE BINDING": _create("REMOTE SERVICE BINDING"),
     "CREATE ROUTE": _create("ROUTE"),
+    "CREATE CERTIFICATE": _create("CERTIFICATE"),
     "ALTER MESSAGE TYPE": (Need(Kind.MESSAGE_TYPE, "ALTER", 15151),),
     "ALTER QUEUE": (Need(Kind.QUEUE, "ALTER", 15151),),
     "ALTER SERVICE": (
@@ -251,12 +265,17 @@ NEEDS: dict[str, tuple[Need, ...]] = {
         Need(Kind.QUEUE, "REFERENCES", 15151),
         Need(Kind.CONTRACT, "REFERENCES", 15151),
     ),
+    "ALTER REMOTE SERVICE BINDING": (Need(Kind.REMOTE_SERVICE_BINDING, "ALTER", 15151),),
     "ALTER ROUTE": (Need(Kind.ROUTE, "ALTER", 15151),),
+    "ALTER CERTIFICATE": (Need(Kind.CERTIFICATE, "ALTER", 15151),),
+    "BACKUP CERTIFICATE": (Need(Kind.CERTIFICATE, "CONTROL", 15151),),
     "DROP MESSAGE TYPE": _drop(Kind.MESSAGE_TYPE),
     "DROP CONTRACT": _drop(Kind.CONTRACT),
     "DROP QUEUE": _drop(Kind.QUEUE),
     "DROP SERVICE": _drop(Kind.SERVICE),
+    "DROP REMOTE SERVICE BINDING": _drop(Kind.REMOTE_SERVICE_BINDING),
     "DROP ROUTE": _drop(Kind.ROUTE),
+    "DROP CERTIFICATE": _drop(Kind.CERTIFICATE),
     "ALTER AUTHORIZATION": tuple(Need(kind, "TAKE OWNERSHIP", 15151) for kind in ALTER_ANY),
     # of a collection that a message type names; on the database, where the permissions of a schema stand
     "FIND XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "REFERENCES", 15151),),
@@ -268,6 +287,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "CREATE BROKER PRIORITY": _ALTER_DATABASE,
     "ALTER BROKER PRIORITY": _ALTER_DATABASE,
     "DROP BROKER PRIORITY": _ALTER_DATABASE,
+    "MASTER KEY": (Need(Kind.DATABASE, "CONTROL", 15247),),
     "CREATE USER": (Need(Kind.DATABASE, "ALTER ANY USER", 15247),),
     "DROP USER": (Need(Kind.DATABASE, "ALTER ANY USER", 15151),),
     "CREATE ROLE": (Need(Kind.DATABASE, "CREATE ROLE", 15247),),

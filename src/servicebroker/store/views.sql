@@ -285,7 +285,8 @@ select m.role_id as role_principal_id,
 create or replace view sys.database_permissions with (security_invoker = true) as
 select p.class,
        case p.class when 0 then 'DATABASE' when 1 then 'OBJECT_OR_COLUMN' when 15 then 'MESSAGE_TYPE'
-                    when 16 then 'SERVICE_CONTRACT' when 17 then 'SERVICE' when 19 then 'ROUTE' end as class_desc,
+                    when 16 then 'SERVICE_CONTRACT' when 17 then 'SERVICE'
+                    when 18 then 'REMOTE_SERVICE_BINDING' when 19 then 'ROUTE' when 25 then 'CERTIFICATE' end as class_desc,
        p.major_id,
        0 as minor_id,
        p.grantee_id as grantee_principal_id,
@@ -294,6 +295,8 @@ select p.class,
             when 'ALTER' then 'AL' when 'CONTROL' then 'CL' when 'CONNECT' then 'CO' when 'RECEIVE' then 'RC'
             when 'REFERENCES' then 'RF' when 'SEND' then 'SN' when 'TAKE OWNERSHIP' then 'TO'
             when 'VIEW DEFINITION' then 'VW'
+            when 'ALTER ANY CERTIFICATE' then 'ALCF' when 'ALTER ANY REMOTE SERVICE BINDING' then 'ALSB'
+            when 'CREATE CERTIFICATE' then 'CRCF' when 'CREATE REMOTE SERVICE BINDING' then 'CRSB'
             when 'ALTER ANY CONTRACT' then 'ALSC' when 'ALTER ANY MESSAGE TYPE' then 'ALMT'
             when 'ALTER ANY ROLE' then 'ALRL' when 'ALTER ANY ROUTE' then 'ALRT'
             when 'ALTER ANY SCHEMA' then 'ALSM'
@@ -309,7 +312,84 @@ select p.class,
   from servicebroker.permissions p
   join servicebroker.shown_databases shown using (database_id);
 
+create or replace view sys.certificates with (security_invoker = true) as
+select c.name,
+       c.certificate_id,
+       c.owner_id as principal_id,
+       case c.key_encryption when 'N' then 'NA' when 'M' then 'MK' else 'PW' end as pvt_key_encryption_type,
+       case c.key_encryption when 'N' then 'NO_PRIVATE_KEY' when 'M' then 'ENCRYPTED_BY_MASTER_KEY'
+                             else 'ENCRYPTED_BY_PASSWORD' end as pvt_key_encryption_type_desc,
+       c.is_active_for_begin_dialog::integer::smallint as is_active_for_begin_dialog,
+       c.issuer_name,
+       c.serial_number as cert_serial_number,
+       c.subject,
+       c.expiry_date,
+       c.start_date,
+       c.thumbprint,
+       shown.broker_database
+  from servicebroker.certificates c
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.remote_service_bindings with (security_invoker = true) as
+select b.name,
+       b.remote_service_binding_id,
+       b.owner_id as principal_id,
+       b.remote_service_name,
+       0 as service_contract_id,  -- every contract
+       b.remote_principal_id,
+       b.is_anonymous_on::integer::smallint as is_anonymous_on,
+       shown.broker_database
+  from servicebroker.remote_service_bindings b
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.symmetric_keys with (security_invoker = true) as
+select '##MS_DatabaseMasterKey##'::text as name,
+       1 as principal_id,
+       101 as symmetric_key_id,
+       256 as key_length,
+       'A3'::text as key_algorithm,
+       'AES_256'::text as algorithm_desc,
+       k.create_date,
+       k.modify_date,
+       k.key_guid,
+       shown.broker_database
+  from servicebroker.master_keys k
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.key_encryptions with (security_invoker = true) as
+select 101 as key_id,
+       null::bytea as thumbprint,
+       encryption.crypt_type,
+       encryption.crypt_type_desc,
+       shown.broker_database
+  from servicebroker.master_keys k
+  join servicebroker.shown_databases shown using (database_id)
+ cross join (values ('ESKP', 'ENCRYPTION BY PASSWORD'),
+                    ('ESKM', 'ENCRYPTION BY MASTER KEY')) encryption (crypt_type, crypt_type_desc)
+ where encryption.crypt_type = 'ESKP' or k.by_service_master_key is not null;
+
 -- What belongs to the instance, and to no broker database.
+
+create or replace view sys.server_principals with (security_invoker = true) as
+select l.name,
+       l.login_id as principal_id,
+       case when l.login_id = 2 then 'R' else 'S' end as type,
+       case when l.login_id = 2 then 'SERVER_ROLE' else 'SQL_LOGIN' end as type_desc,
+       l.create_date
+  from servicebroker.logins l;
+
+create or replace view sys.server_permissions with (security_invoker = true) as
+select 105::smallint as class,
+       'ENDPOINT'::text as class_desc,
+       p.endpoint_id as major_id,
+       0 as minor_id,
+       p.login_id as grantee_principal_id,
+       1 as grantor_principal_id,
+       'CO'::text as type,
+       'CONNECT'::text as permission_name,
+       p.state::text as state,
+       case p.state when 'G' then 'GRANT' else 'DENY' end as state_desc
+  from servicebroker.endpoint_permissions p;
 
 create or replace view sys.endpoints with (security_invoker = true) as
 select e.name,

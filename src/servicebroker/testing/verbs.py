@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_switch, check_wait
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_handle, check_switch, check_wait
 from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
@@ -147,6 +147,15 @@ class Verbs(ABC):
         """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue."""
         with self._verb() as session:
             dialogs.begin_conversation_timer(session, handle, timeout)
+
+    def get_transmission_status(self, handle: UUID) -> str:
+        """GET_TRANSMISSION_STATUS."""
+        check_handle(handle)
+        with self._verb() as session:
+            rows = views.transmission_queue(session, self.database.broker)
+        waiting = [row for row in rows if row["conversation_handle"] == handle]
+        oldest = min(waiting, key=lambda row: row["message_sequence_number"], default=None)
+        return "" if oldest is None else str(oldest["transmission_status"])
 
     # ------------------------------------------------------------ what a test looks at
 

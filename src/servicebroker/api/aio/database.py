@@ -10,6 +10,8 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.api.aio.bindings import AsyncBindings
+from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.exclusive import alone
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
@@ -53,7 +55,7 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting):
+class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:

@@ -17,11 +17,11 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.doorbell import Doorbell
+from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.transaction import release_kept
 from servicebroker.api.aio.upkeep import Upkeep
 from servicebroker.api.preparation import prepare
-from servicebroker.engine import network_endpoints
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
@@ -34,8 +34,9 @@ from servicebroker.model.permissions import User
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
-from servicebroker.store.aio.running import run, run_alone
+from servicebroker.store.aio.running import execute, run, run_alone
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.keys import KeyFolder
 
 Clock = Callable[[], datetime]
 
@@ -56,12 +57,18 @@ def checked_target(target: object) -> str:
     return target
 
 
+def _key_folder(target: str, given: str | os.PathLike[str] | None) -> Path | None:
+    if given is not None:
+        return Path(given)
+    return None if is_url(target) else Path(target) / "keys"
+
+
 def utc_now() -> datetime:
     """The clock of everyday use."""
     return datetime.now(UTC)
 
 
-class AsyncInstance:
+class AsyncInstance(AsyncNetwork):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
@@ -79,6 +86,7 @@ class AsyncInstance:
         connections: int = 20,
         upkeep: float | None = UPKEEP,
         maximum_body: int = MAXIMUM_BODY,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self.clock = clock
         self.maximum_body = checked_maximum(maximum_body)
@@ -87,6 +95,7 @@ class AsyncInstance:
         self.events = Events()
         self.poison = PoisonDetector(self.connection, clock, self.events)
         self.url = checked_target(target)
+        self._keys = _key_folder(self.url, keys)
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
@@ -133,6 +142,18 @@ class AsyncInstance:
             database_id = await run_alone(connection, find(name))
             return AsyncDatabase(self, name, await run_alone(connection, find_user(database_id, user)))
 
+    async def key_folder(self) -> KeyFolder:
+        """Where the private keys of the instance are: what it was opened with, or `keys` in its data folder.
+
+        For a server by URL it is a folder of the instance's own in the user's data.
+        """
+        if self._keys is None:
+            async with self.connection() as connection:
+                ((identifier,),) = await execute(connection, "select instance_id from servicebroker.instance")
+            data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+            self._keys = Path(data) / "servicebroker" / str(identifier) / "keys"
+        return KeyFolder(self._keys)
+
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""
         return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
@@ -159,78 +180,6 @@ class AsyncInstance:
         """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
         async with self.connection() as connection:
             return await run(connection, check(self.clock()))
-
-    async def create_endpoint(
-        self,
-        name: str,
-        *,
-        listener_port: int,
-        listener_ip: str = "ALL",
-        state: str = "STOPPED",
-        authentication: str = "CERTIFICATE",
-        encryption: str = "REQUIRED",
-        message_forwarding: str = "DISABLED",
-        message_forward_size: int = 10,
-    ) -> None:
-        """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
-
-        `state` is STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error);
-        `authentication` is CERTIFICATE, or CERTIFICATE and the name of one of this instance; `encryption` REQUIRED,
-        SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys it.
-
-        Raises:
-            BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one
-                already, 15151 unknown certificate, 402 anything else that a clause may not say.
-        """
-        clauses = network_endpoints.Clauses(
-            listener_port,
-            listener_ip,
-            state,
-            authentication,
-            encryption,
-            message_forwarding,
-            message_forward_size,
-        )
-        async with self.connection() as connection:
-            await run_alone(connection, network_endpoints.create_endpoint(name, clauses))
-
-    async def alter_endpoint(
-        self,
-        name: str,
-        *,
-        listener_port: int | None = None,
-        listener_ip: str | None = None,
-        state: str | None = None,
-        authentication: str | None = None,
-        encryption: str | None = None,
-        message_forwarding: str | None = None,
-        message_forward_size: int | None = None,
-    ) -> None:
-        """ALTER ENDPOINT name ...: what is given changes; the daemon follows within a second.
-
-        Raises:
-            BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
-        """
-        clauses = network_endpoints.Clauses(
-            listener_port,
-            listener_ip,
-            state,
-            authentication,
-            encryption,
-            message_forwarding,
-            message_forward_size,
-        )
-        async with self.connection() as connection:
-            await run_alone(connection, network_endpoints.alter_endpoint(name, clauses))
-
-    async def drop_endpoint(self, name: str) -> None:
-        """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
-
-        Raises:
-            BrokerError: 15151 when there is none of that name.
-        """
-        async with self.connection() as connection:
-            await run_alone(connection, network_endpoints.drop_endpoint(name))
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""

@@ -1,0 +1,254 @@
+"""The certificates of a broker database as methods. Files are those of the machine where this runs."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from servicebroker.api.aio.master_keys import AsyncMasterKeys
+from servicebroker.engine import authorization as rights
+from servicebroker.engine import certificates, principals
+from servicebroker.engine.certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
+from servicebroker.engine.master_keys import PRIVATE_KEY
+from servicebroker.model.arguments import check_switch, checked_password
+from servicebroker.model.certificates import Facts
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.aio.concurrency import in_thread
+from servicebroker.store.certificates import (
+    DAYS,
+    PrivateKey,
+    as_pem,
+    issue,
+    key_bytes,
+    key_pem,
+    load_key,
+    read,
+    read_key,
+)
+from servicebroker.store.keys import write_private
+from servicebroker.store.sealing import seal, seal_by_password, unseal, unseal_by_password
+from servicebroker.store.statements import Steps
+
+T = TypeVar("T")
+File = str | os.PathLike[str]
+
+
+class AsyncCertificates(AsyncMasterKeys):
+    """CREATE, ALTER, DROP and BACKUP CERTIFICATE: who a user of the database is in secure conversations.
+
+    A private key is encrypted by the master key of the database, or by a password; the broker can use only the former.
+    """
+
+    async def create_certificate(
+        self,
+        name: str,
+        *,
+        authorization: str | None = None,
+        subject: str | None = None,
+        start_date: datetime | None = None,
+        expiry_date: datetime | None = None,
+        active_for_begin_dialog: bool = True,
+        encryption_password: str | None = None,
+        file: File | None = None,
+        private_key_file: File | None = None,
+        decryption_password: str | None = None,
+    ) -> None:
+        """CREATE CERTIFICATE name AUTHORIZATION user [FROM FILE = ... [WITH PRIVATE KEY (FILE = ...)]] ...
+
+        Without `file` a new one that signs itself, with a key on the curve P-256.
+
+        Args:
+            name: compared without case.
+            authorization: the user whose certificate it is; the one that this object works as when it is not given.
+            subject: "CN=...", or just a name; that of the certificate when it is not given.
+            start_date: valid from then on, with a time zone; from now on when it is not given.
+            expiry_date: valid until then; for a year when it is not given.
+            active_for_begin_dialog: whether conversations that begin may use it.
+            encryption_password: encrypts the private key, instead of the master key.
+            file: a certificate in PEM or DER.
+            private_key_file: its private key in PKCS #8; without it the certificate is somebody else's.
+            decryption_password: of the file of the private key.
+
+        Raises:
+            BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
+                it should be, 15465 wrong password, 15581 there is no master key, or it is not open, 15116 the password
+                is too short, 15151 no such user, 262, 402.
+        """
+        if file is None:
+            if private_key_file is not None or decryption_password is not None:
+                raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
+            start = self.instance.clock() if start_date is None else start_date
+            expiry = _after(start, DAYS) if expiry_date is None else expiry_date
+            facts, key = issue(name if subject is None else subject, start, expiry)
+            kept = await self._keep(key, encryption_password)
+        else:
+            if any(one is not None for one in (subject, start_date, expiry_date)):
+                raise BrokerError(402, "SUBJECT, START_DATE or EXPIRY_DATE", "given with a file", "left out")
+            facts = read(await in_thread(read_file, file))
+            kept = await self._read_key(facts, private_key_file, decryption_password, encryption_password)
+
+        def steps() -> Steps[None]:
+            yield from rights.authorize(self.user, "CREATE CERTIFICATE")
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from certificates.create_certificate(
+                self.user.database_id, name, owner, facts, kept, is_active=active_for_begin_dialog
+            )
+
+        await self._alone(steps())
+
+    async def alter_certificate(
+        self,
+        name: str,
+        *,
+        active_for_begin_dialog: bool | None = None,
+        remove_private_key: bool = False,
+        private_key_file: File | None = None,
+        decryption_password: str | None = None,
+        encryption_password: str | None = None,
+    ) -> None:
+        """ALTER CERTIFICATE name: WITH ACTIVE FOR BEGIN_DIALOG, REMOVE PRIVATE KEY, or WITH PRIVATE KEY (...).
+
+        With `private_key_file` the key comes from there. Without, `decryption_password` opens the one that is there,
+        or the master key does, and it is encrypted anew, by `encryption_password` or by the master key.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 15208, 15465, 15556 there is no private key, 15581, 15116, 402.
+        """
+        check_switch("REMOVE PRIVATE KEY", remove_private_key)
+        changes_key = any(one is not None for one in (private_key_file, decryption_password, encryption_password))
+        if active_for_begin_dialog is None and not remove_private_key and not changes_key:
+            raise BrokerError(402, "ALTER CERTIFICATE", "empty", "at least one clause")
+        if remove_private_key and changes_key:
+            raise BrokerError(402, "WITH PRIVATE KEY", "given with REMOVE PRIVATE KEY", "left out")
+        kept = KeptKey() if remove_private_key else None
+        if changes_key:
+            found = await self._find_certificate("ALTER CERTIFICATE", name)
+            if private_key_file is not None:
+                kept = await self._read_key(found.facts, private_key_file, decryption_password, encryption_password)
+            else:
+                kept = await self._keep(await self._open(found, decryption_password), encryption_password)
+        steps = certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
+        await self._alone(rights.authorized(steps, self.user, "ALTER CERTIFICATE", rights.certificate(name)))
+
+    async def drop_certificate(self, name: str) -> None:
+        """DROP CERTIFICATE. Conversations that have their session keys go on.
+
+        Raises:
+            BrokerError: 15151 no such certificate.
+        """
+        steps = certificates.drop_certificate(self.user.database_id, name)
+        await self._alone(rights.authorized(steps, self.user, "DROP CERTIFICATE", rights.certificate(name)))
+
+    async def backup_certificate(
+        self,
+        name: str,
+        file: File,
+        *,
+        private_key_file: File | None = None,
+        encryption_password: str | None = None,
+        decryption_password: str | None = None,
+    ) -> None:
+        """BACKUP CERTIFICATE name TO FILE = ... [WITH PRIVATE KEY (FILE = ..., ENCRYPTION BY PASSWORD = ...)].
+
+        The certificate alone is for others; the private key is for nobody else. `decryption_password` is that of a
+        private key which is kept under a password.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 there is
+                no private key, 15465, 15581, 15116, 402.
+        """
+        if (private_key_file is None) != (encryption_password is None):
+            raise BrokerError(402, "WITH PRIVATE KEY", "half given", "a file and the password that encrypts it")
+        found = await self._find_certificate("BACKUP CERTIFICATE", name)
+        secret = None
+        if encryption_password is not None:
+            checked_password("ENCRYPTION BY PASSWORD", encryption_password, is_new=True)
+            key = await self._open(found, decryption_password)
+            secret = await in_thread(key_pem, key, encryption_password)
+        await in_thread(write_file, file, as_pem(found.facts.der))
+        if private_key_file is not None and secret is not None:
+            try:
+                await in_thread(write_file, private_key_file, secret)
+            except BrokerError:
+                await in_thread(Path(file).unlink)
+                raise
+
+    async def _find_certificate(self, statement: str, name: str) -> certificates.Certificate:
+        action = statement.split()[0].lower()
+        steps = certificates.find_certificate(action, self.user.database_id, name)
+        return await self._alone(rights.authorized(steps, self.user, statement, rights.certificate(name)))
+
+    async def _read_key(
+        self, facts: Facts, file: File | None, decryption_password: str | None, encryption_password: str | None
+    ) -> KeptKey:
+        """What is kept of the private key in a file; nothing without one."""
+        if decryption_password is not None:
+            checked_password("DECRYPTION BY PASSWORD", decryption_password)
+        if file is None:
+            return KeptKey()
+        data = await in_thread(read_file, file)
+        return await self._keep(await in_thread(read_key, data, decryption_password, facts), encryption_password)
+
+    async def _keep(self, key: PrivateKey, password: str | None) -> KeptKey:
+        """The private key as it is stored."""
+        if password is None:
+            return KeptKey(BY_MASTER_KEY, seal(await self._master_key(), key_bytes(key), PRIVATE_KEY))
+        checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
+        return KeptKey(BY_PASSWORD, await in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
+
+    async def _open(self, certificate: certificates.Certificate, password: str | None) -> PrivateKey:
+        """The private key that is stored."""
+        encryption, sealed = certificate.key
+        if sealed is None:
+            raise BrokerError(15556, f"certificate '{certificate.name}'")
+        if encryption == BY_MASTER_KEY:
+            der = unseal(await self._master_key(), sealed, PRIVATE_KEY)
+        else:
+            given = checked_password("DECRYPTION BY PASSWORD", password)
+            der = await in_thread(unseal_by_password, given, sealed, PRIVATE_KEY)
+        if der is None:
+            raise BrokerError(15465)
+        return load_key(der)
+
+
+def _after(start: datetime, days: int) -> datetime:
+    try:
+        return start + timedelta(days=days)
+    except (TypeError, OverflowError):
+        raise BrokerError(402, "START_DATE", repr(start), "datetime with a time zone") from None
+
+
+def read_file(file: File) -> bytes:
+    """What is in a file.
+
+    Raises:
+        BrokerError: 402 no name of a file, 15208 it cannot be read.
+    """
+    try:
+        return _path(file).read_bytes()
+    except (OSError, ValueError) as problem:
+        raise BrokerError(15208, hint=_why(problem)) from None
+
+
+def write_file(file: File, data: bytes) -> None:
+    """A new file that only its owner may read.
+
+    Raises:
+        BrokerError: 402 no name of a file, 15240 it is there already, or cannot be written.
+    """
+    try:
+        write_private(_path(file), data)
+    except (OSError, ValueError) as problem:
+        raise BrokerError(15240, file, hint=_why(problem)) from None
+
+
+def _why(problem: OSError | ValueError) -> str:
+    return f"{problem.strerror}." if isinstance(problem, OSError) else "That can be no file."
+
+
+def _path(file: object) -> Path:
+    if not isinstance(file, str | os.PathLike):
+        raise BrokerError(402, "FILE", type(file).__name__, "str or os.PathLike")
+    return Path(os.fsdecode(file))

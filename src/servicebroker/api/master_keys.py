@@ -1,0 +1,109 @@
+# Made from aio/master_keys.py by tools/make_sync.py: change that file, then run `make sync`.
+"""The master key of a broker database as methods; who opens it, and with what."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, TypeVar
+
+from servicebroker.engine import master_keys
+from servicebroker.engine.master_keys import ABOUT, MasterKey
+from servicebroker.model.arguments import check_switch, checked_password
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
+from servicebroker.store.concurrency import in_thread
+from servicebroker.store.sealing import new_key, seal, seal_by_password, unseal, unseal_by_password
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.instance import Instance
+
+T = TypeVar("T")
+
+
+class MasterKeys(ABC):
+    """CREATE, OPEN, CLOSE, ALTER and DROP MASTER KEY.
+
+    The master key encrypts the private keys of the database's certificates and the session keys of its conversations.
+    It is opened by the service master key, a file in the instance's key folder, or for this object by its password.
+    """
+
+    instance: Instance
+    user: User
+    _opened: tuple[bytes, bytes] | None = None  # what was opened by its password: as it is stored, and in clear
+
+    @abstractmethod
+    def _alone(self, steps: Steps[T]) -> T:
+        """Run the steps of DDL."""
+
+    def create_master_key(self, password: str) -> None:
+        """CREATE MASTER KEY ENCRYPTION BY PASSWORD; it is encrypted by the service master key too.
+
+        Raises:
+            BrokerError: 15578 there is one already, 15116 the password is too short, 15247, 402.
+        """
+        checked_password("PASSWORD", password, is_new=True)
+        key = new_key()
+        by_password = in_thread(seal_by_password, password, key, ABOUT)
+        service_key = in_thread((self.instance.key_folder()).ensure_service_master_key)
+        self._alone(master_keys.create_master_key(self.user, MasterKey(by_password, seal(service_key, key, ABOUT))))
+
+    def open_master_key(self, password: str) -> None:
+        """OPEN MASTER KEY DECRYPTION BY PASSWORD: this object can use it until `close_master_key`.
+
+        Raises:
+            BrokerError: 15581 there is none, 15313 the password is another one, 15247, 402.
+        """
+        checked_password("PASSWORD", password)
+        found = self._alone(master_keys.require_master_key(self.user))
+        key = in_thread(unseal_by_password, password, found.by_password, ABOUT)
+        if key is None:
+            raise BrokerError(15313)
+        self._opened = (found.by_password, key)
+
+    def close_master_key(self) -> None:
+        """CLOSE MASTER KEY.
+
+        Raises:
+            BrokerError: 15315 `open_master_key` has not opened it.
+        """
+        if self._opened is None:
+            raise BrokerError(15315, "master key")
+        self._opened = None
+
+    def alter_master_key(self, *, service_master_key: bool) -> None:
+        """ALTER MASTER KEY ADD ENCRYPTION BY SERVICE MASTER KEY, or with False DROP ENCRYPTION.
+
+        Without that encryption `servicebroker serve` cannot use the key: secure conversations wait (28054).
+
+        Raises:
+            BrokerError: 15581 there is none, or it is not open, 15247, 402.
+        """
+        check_switch("ENCRYPTION BY SERVICE MASTER KEY", service_master_key)
+        key = self._master_key()
+        sealed = None
+        if service_master_key:
+            folder = self.instance.key_folder()
+            sealed = seal(in_thread(folder.ensure_service_master_key), key, ABOUT)
+        self._alone(master_keys.set_service_encryption(self.user, sealed))
+
+    def drop_master_key(self) -> None:
+        """DROP MASTER KEY. Conversations that have session keys lose them, and wait.
+
+        Raises:
+            BrokerError: 15151 there is none, 15580 a certificate's private key is encrypted by it, 15247.
+        """
+        self._alone(master_keys.drop_master_key(self.user))
+        self._opened = None
+
+    def _master_key(self) -> bytes:
+        """The master key in clear."""
+        found = self._alone(master_keys.require_master_key(self.user))
+        if self._opened is not None and self._opened[0] == found.by_password:
+            return self._opened[1]
+        service_key = in_thread((self.instance.key_folder()).service_master_key)
+        if service_key is not None and found.by_service_master_key is not None:
+            key = unseal(service_key, found.by_service_master_key, ABOUT)
+            if key is not None:
+                return key
+        raise BrokerError(15581)

@@ -1,0 +1,231 @@
+# Made from aio/network.py by tools/make_sync.py: change that file, then run `make sync`.
+"""The network of an instance as methods: its endpoint, its certificates, and who its peers are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import TypeVar
+
+from servicebroker.api.certificates import File, read_file, write_file
+from servicebroker.engine import logins, network_endpoints, transport_certificates
+from servicebroker.engine.alter import lock_catalog
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.certificates import DAYS, as_pem, key_pem, make, read, read_key
+from servicebroker.store.concurrency import in_thread
+from servicebroker.store.direct import DirectConnection
+from servicebroker.store.keys import KeyFolder
+from servicebroker.store.running import run_alone
+from servicebroker.store.statements import Steps
+
+T = TypeVar("T")
+
+
+class Network(ABC):
+    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and CONNECT ON ENDPOINT.
+
+    All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
+    within a second.
+    """
+
+    clock: Callable[[], datetime]
+
+    @abstractmethod
+    def connection(self) -> AbstractContextManager[DirectConnection]:
+        """A connection of the pool."""
+
+    @abstractmethod
+    def key_folder(self) -> KeyFolder:
+        """Where the private keys are."""
+
+    def create_endpoint(
+        self,
+        name: str,
+        *,
+        listener_port: int,
+        listener_ip: str = "ALL",
+        state: str = "STOPPED",
+        authentication: str = "CERTIFICATE",
+        encryption: str = "REQUIRED",
+        message_forwarding: str = "DISABLED",
+        message_forward_size: int = 10,
+    ) -> None:
+        """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
+
+        `state` is STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error);
+        `authentication` is CERTIFICATE, or CERTIFICATE and the name of one of this instance; `encryption` REQUIRED,
+        SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys it.
+
+        Raises:
+            BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one
+                already, 15151 unknown certificate, 402 anything else that a clause may not say.
+        """
+        clauses = network_endpoints.Clauses(
+            listener_port,
+            listener_ip,
+            state,
+            authentication,
+            encryption,
+            message_forwarding,
+            message_forward_size,
+        )
+        self._administer(network_endpoints.create_endpoint(name, clauses))
+
+    def alter_endpoint(
+        self,
+        name: str,
+        *,
+        listener_port: int | None = None,
+        listener_ip: str | None = None,
+        state: str | None = None,
+        authentication: str | None = None,
+        encryption: str | None = None,
+        message_forwarding: str | None = None,
+        message_forward_size: int | None = None,
+    ) -> None:
+        """ALTER ENDPOINT name ...: what is given changes; the daemon follows within a second.
+
+        Raises:
+            BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
+        """
+        clauses = network_endpoints.Clauses(
+            listener_port,
+            listener_ip,
+            state,
+            authentication,
+            encryption,
+            message_forwarding,
+            message_forward_size,
+        )
+        self._administer(network_endpoints.alter_endpoint(name, clauses))
+
+    def drop_endpoint(self, name: str) -> None:
+        """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
+
+        Raises:
+            BrokerError: 15151 when there is none of that name.
+        """
+        self._administer(network_endpoints.drop_endpoint(name))
+
+    def create_login(self, name: str) -> None:
+        """CREATE LOGIN: a name for a peer. It has no password: nobody opens a session as a login.
+
+        Raises:
+            BrokerError: 15025 name taken, 15247.
+        """
+        self._administer(logins.create_login(name))
+
+    def drop_login(self, name: str) -> None:
+        """DROP LOGIN, with what was granted to it.
+
+        Raises:
+            BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
+        """
+        self._administer(logins.drop_login(name))
+
+    def grant_connect(self, endpoint: str, login: str) -> None:
+        """GRANT CONNECT ON ENDPOINT::endpoint TO login, which may be public: peers that are this login are let in.
+
+        Raises:
+            BrokerError: 15151 no such endpoint or login, 15247.
+        """
+        self._administer(logins.set_connect(endpoint, login, logins.GRANT))
+
+    def deny_connect(self, endpoint: str, login: str) -> None:
+        """DENY CONNECT ON ENDPOINT::endpoint TO login: counts more than what was granted to public.
+
+        Raises:
+            BrokerError: as `grant_connect`.
+        """
+        self._administer(logins.set_connect(endpoint, login, logins.DENY))
+
+    def revoke_connect(self, endpoint: str, login: str) -> None:
+        """REVOKE CONNECT ON ENDPOINT::endpoint FROM login, granted or denied; nothing there is no error.
+
+        Raises:
+            BrokerError: as `grant_connect`.
+        """
+        self._administer(logins.set_connect(endpoint, login, None))
+
+    def create_certificate(
+        self,
+        name: str,
+        *,
+        authorization: str | None = None,
+        days: int = DAYS,
+        file: File | None = None,
+        private_key_file: File | None = None,
+        decryption_password: str | None = None,
+    ) -> bytes:
+        """CREATE CERTIFICATE, as in the database master: who this instance, or a peer, is in the network.
+
+        Args:
+            name: compared without case.
+            authorization: the login that a peer with this certificate is: it needs CONNECT on the endpoint. Without it
+                the peer is let in because of its certificate.
+            days: how long a new one is valid.
+            file: a certificate in PEM or DER: that of a peer, or with `private_key_file` one of this instance. Without
+                it a new one of this instance is made, whose key goes into the key folder.
+            private_key_file: its key in PKCS #8.
+            decryption_password: of that file.
+
+        Returns:
+            The SHA-256 of the certificate.
+
+        Raises:
+            BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
+                it should be, 15465 wrong password, 15151 no such login, 15247, 402.
+        """
+        key = None
+        if file is None:
+            facts, key = make(name, self.clock(), days)
+        else:
+            facts = read(in_thread(read_file, file))
+            if private_key_file is not None:
+                key = read_key(in_thread(read_file, private_key_file), decryption_password, facts)
+        if key is None:
+            steps = transport_certificates.add_certificate(name, facts, is_own=False, login=authorization)
+            self._administer(steps)
+            return facts.thumbprint
+        if authorization is not None:
+            raise BrokerError(402, "AUTHORIZATION", "given for a certificate of this instance", "left out")
+        folder = self.key_folder()
+        in_thread(folder.write, facts.thumbprint, key_pem(key) + as_pem(facts.der))
+        try:
+            self._administer(transport_certificates.add_certificate(name, facts, is_own=True))
+        except BaseException:
+            folder.remove(facts.thumbprint)
+            raise
+        return facts.thumbprint
+
+    def backup_certificate(self, name: str, file: File) -> None:
+        """BACKUP CERTIFICATE name TO FILE: without its key, for others to import.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 15240 the file is there already or cannot be written, 15247.
+        """
+        found = self._administer(transport_certificates.find_certificate("find", name))
+        in_thread(write_file, file, as_pem(found.facts.der))
+
+    def drop_certificate(self, name: str) -> None:
+        """DROP CERTIFICATE: of a peer, it is let in no more; of this instance, its key is removed too.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 3716 the endpoint names it, 15247.
+        """
+        dropped = self._administer(transport_certificates.drop_certificate(name))
+        if dropped.is_own:
+            (self.key_folder()).remove(dropped.facts.thumbprint)
+
+    def _administer(self, steps: Steps[T]) -> T:
+        """DDL of the instance, one at a time."""
+
+        def checked() -> Steps[T]:
+            yield from logins.demand_administrator()
+            yield lock_catalog()
+            return (yield from steps)
+
+        with self.connection() as connection:
+            return run_alone(connection, checked())

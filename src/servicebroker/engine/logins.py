@@ -1,0 +1,94 @@
+"""Logins: names of an instance for those who are not of it, above all its peers (reference 01 section 9).
+
+Nobody opens a session as one; that is done as a role of PostgreSQL. A login has no password.
+"""
+
+from __future__ import annotations
+
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Statement, Steps
+
+PUBLIC = 2  # everybody
+GRANT, DENY = "G", "D"
+
+
+def demand_administrator() -> Steps[None]:
+    """Refuse what concerns the whole instance to those who have not the rights of the schema's owner.
+
+    Raises:
+        BrokerError: 15247.
+    """
+    rows = yield Statement(
+        "select pg_has_role(current_user, nspowner, 'usage') from pg_namespace where nspname = 'servicebroker'"
+    )
+    if not rows[0][0]:
+        raise BrokerError(15247)
+
+
+def create_login(name: str) -> Steps[None]:
+    """CREATE LOGIN.
+
+    Raises:
+        BrokerError: 15025 name taken.
+    """
+    rows = yield Statement(
+        "insert into servicebroker.logins (name) values ($1) on conflict do nothing returning login_id",
+        (names.checked("login", name),),
+    )
+    if not rows:
+        raise BrokerError(15025, name)
+
+
+def drop_login(name: str) -> Steps[None]:
+    """DROP LOGIN, with what was granted to it. Users that are for it stay, for nobody.
+
+    Raises:
+        BrokerError: 15151 no such login, or public, 15141 a certificate is its.
+    """
+    login_id = yield from find_login("drop", name)
+    if login_id == PUBLIC:
+        raise BrokerError(15151, "drop", "login", name)
+    owned = yield Statement("select from servicebroker.transport_certificates where login_id = $1 limit 1", (login_id,))
+    if owned:
+        raise BrokerError(15141, "certificate")
+    yield Statement("update servicebroker.principals set login_id = null where login_id = $1", (login_id,))
+    yield Statement("delete from servicebroker.logins where login_id = $1", (login_id,))
+
+
+def set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
+    """GRANT (G), DENY (D) or REVOKE (None) CONNECT ON ENDPOINT::endpoint for a login, or public.
+
+    Raises:
+        BrokerError: 15151 no such endpoint or login.
+    """
+    login_id = yield from find_login("find", login)
+    rows = yield Statement(
+        "select endpoint_id from servicebroker.network_endpoints where lower(name) = lower($1)",
+        (names.checked("endpoint", endpoint),),
+    )
+    if not rows:
+        raise BrokerError(15151, "find", "endpoint", endpoint)
+    key = (rows[0][0], login_id)
+    if state is None:
+        yield Statement("delete from servicebroker.endpoint_permissions where endpoint_id = $1 and login_id = $2", key)
+    else:
+        yield Statement(
+            'insert into servicebroker.endpoint_permissions values ($1, $2, $3::"char") '
+            "on conflict (endpoint_id, login_id) do update set state = excluded.state",
+            (*key, state),
+        )
+
+
+def find_login(action: str, name: str) -> Steps[int]:
+    """The number of the login of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
+    rows = yield Statement(
+        "select login_id from servicebroker.logins where lower(name) = lower($1)", (names.checked("login", name),)
+    )
+    if not rows:
+        raise BrokerError(15151, action, "login", name)
+    return int(rows[0][0])

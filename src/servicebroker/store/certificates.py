@@ -1,0 +1,166 @@
+"""Certificates and their private keys as X.509 and PKCS #8: made, read, written."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from servicebroker.model.certificates import Facts
+from servicebroker.model.errors import BrokerError
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+
+DAYS = 365  # how long a new certificate is valid
+MOST_DAYS = 36_500
+SKEW = timedelta(minutes=10)  # one of the transport is valid from so long ago, for clocks that are behind
+LARGEST = 32_767  # bytes of a certificate (reference 03 section 9)
+LONGEST_SUBJECT = 64  # characters of a common name
+SMALLEST_RSA = 2048  # bits
+
+
+def make(name: str, now: datetime, days: int = DAYS) -> tuple[Facts, PrivateKey]:
+    """A certificate for the transport, valid from now on, and its key.
+
+    Raises:
+        BrokerError: 402 when it would be valid for less than a day or more than a hundred years.
+    """
+    if not 1 <= days <= MOST_DAYS:
+        raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MOST_DAYS} days away")
+    start = now.replace(microsecond=0)
+    return issue(name, start - SKEW, start + timedelta(days=days))
+
+
+def issue(subject: str, start: datetime, expiry: datetime) -> tuple[Facts, PrivateKey]:
+    """A new key on the curve P-256, and a certificate that it signs itself. `subject`: CN=..., or just the name.
+
+    Raises:
+        BrokerError: 402 the dates are none, or in the wrong order, or the subject is no text.
+    """
+    if not all(isinstance(date, datetime) and date.tzinfo is not None for date in (start, expiry)):
+        raise BrokerError(402, "START_DATE or EXPIRY_DATE", "something else", "datetime with a time zone")
+    if not timedelta(0) < expiry - start <= timedelta(days=MOST_DAYS + 1):
+        raise BrokerError(402, "EXPIRY_DATE", f"{expiry - start} after START_DATE", f"up to {MOST_DAYS} days after it")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(subject)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(expiry)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return _facts(certificate), key
+
+
+def _name(subject: object) -> x509.Name:
+    if not isinstance(subject, str) or not subject.strip() or "\0" in subject:
+        raise BrokerError(402, "SUBJECT", type(subject).__name__, "str with at least one character")
+    try:
+        return x509.Name.from_rfc4514_string(subject)
+    except ValueError:
+        try:
+            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:LONGEST_SUBJECT])])
+        except ValueError:
+            raise BrokerError(402, "SUBJECT", "a text that no certificate can hold", "str") from None
+
+
+def read(data: bytes) -> Facts:
+    """The certificate in a PEM or DER file.
+
+    Raises:
+        BrokerError: 15208 when it holds none, or one that is too large.
+    """
+    try:
+        is_pem = b"-----BEGIN" in data
+        certificate = x509.load_pem_x509_certificate(data) if is_pem else x509.load_der_x509_certificate(data)
+        facts = _facts(certificate)
+    except ValueError:
+        raise BrokerError(15208) from None
+    if len(facts.der) > LARGEST:
+        raise BrokerError(15208)
+    return facts
+
+
+def as_pem(der: bytes) -> bytes:
+    """The certificate as text."""
+    return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
+
+
+def _facts(certificate: x509.Certificate) -> Facts:
+    der = certificate.public_bytes(serialization.Encoding.DER)
+    return Facts(
+        der,
+        hashlib.sha256(der).digest(),
+        certificate.subject.rfc4514_string(),
+        certificate.issuer.rfc4514_string(),
+        f"{certificate.serial_number:x}",
+        certificate.not_valid_before_utc,
+        certificate.not_valid_after_utc,
+    )
+
+
+# ---------------------------------------------------------------- private keys
+
+
+def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKey:
+    """The private key in a PEM or DER file, which must be that of the certificate.
+
+    Raises:
+        BrokerError: 15465 wrong password, 15208 no key, or not one that a certificate of ours can have.
+    """
+    try:
+        is_pem = b"-----BEGIN" in data
+        load = serialization.load_pem_private_key if is_pem else serialization.load_der_private_key
+        key = load(data, password.encode() if password is not None else None)
+    except TypeError:
+        raise BrokerError(15465) from None
+    except ValueError as problem:
+        raise BrokerError(15465 if password is not None and "ncorrect password" in str(problem) else 15208) from None
+    public = x509.load_der_x509_certificate(certificate.der).public_key()
+    if key.public_key() != public:
+        raise BrokerError(15208, hint="The private key is not that of the certificate.")
+    return checked_key(key)
+
+
+def checked_key(key: object) -> PrivateKey:
+    """Refuse what is no elliptic curve key, nor an RSA key of at least 2048 bits.
+
+    Raises:
+        BrokerError: 15208.
+    """
+    if isinstance(key, ec.EllipticCurvePrivateKey) or (
+        isinstance(key, rsa.RSAPrivateKey) and key.key_size >= SMALLEST_RSA
+    ):
+        return key
+    raise BrokerError(15208, hint=f"A key is one of an elliptic curve, or RSA with at least {SMALLEST_RSA} bits.")
+
+
+def key_bytes(key: PrivateKey) -> bytes:
+    """The private key, in clear: for memory, and to be sealed."""
+    return key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def load_key(der: bytes) -> PrivateKey:
+    """What `key_bytes` has made."""
+    return checked_key(serialization.load_der_private_key(der, None))
+
+
+def key_pem(key: PrivateKey, password: str | None = None) -> bytes:
+    """The private key as text, encrypted when there is a password."""
+    protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if password is not None:
+        protection = serialization.BestAvailableEncryption(password.encode())
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
