@@ -15,6 +15,8 @@ BIN := $(VENV)/bin
 INPUT ?=
 OUT ?= demo-data
 SEEDS ?= 0:100000
+# test files go to two processes, each with a server of its own: where one waits, the other works
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check sync lint types unit conformance simulate soak bench docs clean
@@ -35,7 +37,7 @@ demo: install
 	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
 
 test: install
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered
+	$(PYTEST) --cov --cov-report=term-missing:skip-covered
 
 check: install lint types unit
 
@@ -55,7 +57,7 @@ unit:
 	$(BIN)/python -m pytest -q tests/unit
 
 conformance: install
-	$(BIN)/python -m pytest -q -p conformance --conformance docs/conformance.md
+	$(PYTEST) -q -p conformance --conformance docs/conformance.md
 
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)

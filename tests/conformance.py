@@ -3,13 +3,14 @@
     pytest -p conformance --conformance docs/conformance.md
 
 A row is done when it has tests and all of them passed; with a failed, skipped or deselected one, or none, it is
-open. A test may claim only rows that exist.
+open. A test may claim only rows that exist. With `pytest -n` the workers tell which tests there are.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Conformance:
-    """Collects what became of each test that carries @pytest.mark.feature."""
+    """Collects what became of each test, and the rows of those that carry @pytest.mark.feature."""
 
     def __init__(self, page: Path) -> None:
         self.page = page
@@ -43,10 +44,19 @@ class Conformance:
                 self.rows.setdefault(item.nodeid, set()).update(mark.args)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.nodeid in self.rows:
-            self.outcomes[report.nodeid].add(report.outcome)
+        self.outcomes[report.nodeid].add(report.outcome)
 
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker has ended."""
+        for test, numbers in node.workeroutput.get("features", {}).items():
+            self.rows[test] = set(numbers)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["features"] = {test: sorted(numbers) for test, numbers in self.rows.items()}
+            return
         self.page.write_text(table(self.rows, {test: seen == {"passed"} for test, seen in self.outcomes.items()}))
 
 

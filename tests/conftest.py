@@ -40,6 +40,13 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"random seed: {config.option.seed} (the same again: --seed {config.option.seed})"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a random test has done, also in another process."""
+    for report in terminalreporter.getreports("passed"):
+        for _, said in report.user_properties:
+            terminalreporter.write_line(f"{report.nodeid}: {said}")
+
+
 @pytest.fixture
 def seeded_random(request: pytest.FixtureRequest) -> random.Random:
     """Randomness of this test, the same again under the same --seed."""

@@ -370,7 +370,7 @@ def toggle_priority(database: Any, which: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_engine_and_the_double_agree(
-    make_url: Callable[[], str], request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    make_url: Callable[[], str], request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
     url, wanted = make_url(), request.config.option.model_steps
     with psycopg.connect(url, autocommit=True) as connection:
@@ -390,7 +390,5 @@ def test_the_engine_and_the_double_agree(
             suppress_health_check=list(HealthCheck),
         )
         run_state_machine_as_test(Model, settings=histories)
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    with capsys.disabled():
-        reporter.write_line(f"\n{Model.steps.total()} steps: {dict(Model.steps)}, {dict(Model.outcomes)}")
+    record_property("steps", f"{Model.steps.total()} steps: {dict(Model.steps)}, {dict(Model.outcomes)}")
     assert Model.steps.total() >= wanted

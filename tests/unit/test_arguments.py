@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -15,7 +15,7 @@ from servicebroker.store.statements import Steps
 from support import refused
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-HANDLE = uuid4()
+HANDLE = UUID(int=7)
 QUEUE = catalog.Queue(65536, 1, "Q")
 WRONG_HANDLES = ["text", str(HANDLE), 5, b"bytes", [HANDLE]]
 
@@ -91,7 +91,7 @@ def test_a_handle_is_a_uuid() -> None:
 
 @pytest.mark.feature(46)
 @pytest.mark.parametrize(
-    ("body", "number"), [(None, 8433), (5, 402), ([b"x"], 402), (object(), 402), (1.5, 402), ("\ud800", 402)], ids=repr
+    ("body", "number"), [(None, 8433), (5, 402), ([b"x"], 402), (object, 402), (1.5, 402), ("\ud800", 402)], ids=repr
 )
 def test_send_refuses_a_body(body: Any, number: int) -> None:
     with refused(number):
@@ -116,7 +116,7 @@ def test_a_batch_is_a_list_of_bodies(wrong: Any) -> None:
         start(send.send_batch(catalog.Catalog(), HANDLE, "t", wrong, now=NOW))
 
 
-@pytest.mark.parametrize("made", [bytes, bytearray, memoryview, lambda raw: raw.decode("utf-16-le")], ids=repr)
+@pytest.mark.parametrize("made", [bytes, bytearray, memoryview, lambda raw: raw.decode("utf-16-le")])
 def test_a_body_has_a_maximum(made: Callable[[bytes], Any]) -> None:
     fits, is_over = (
         made("\u00e4".encode("utf-16-le") * 5),

@@ -106,6 +106,23 @@ def test_a_test_that_was_left_out_proves_nothing(pytester: pytest.Pytester) -> N
     assert "test_two" in line(page, 1)
 
 
+def test_workers_tell_what_they_have(pytester: pytest.Pytester) -> None:
+    """Also of what none of them ran."""
+    tests = """
+        @pytest.mark.feature(1)
+        def test_one(): pass
+
+        @pytest.mark.feature(2)
+        def test_two(): assert False
+
+        @pytest.mark.feature(3)
+        def test_three(): pass
+        """
+    page = run(pytester, tests, "-p", "xdist", "-n", "2", "-k", "not three")
+    assert [line(page, row).split()[-2] for row in (1, 2, 3)] == ["done", "open", "open"]
+    assert "test_three" in line(page, 3)
+
+
 @pytest.mark.parametrize("rows", ["213", "0", "'1'", ""])
 def test_a_row_that_is_not_there_cannot_be_claimed(pytester: pytest.Pytester, rows: str) -> None:
     pytester.makepyfile(f"import pytest\n\n@pytest.mark.feature({rows})\ndef test_it(): pass")
