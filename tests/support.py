@@ -65,6 +65,25 @@ def open_dialog(database: sb.Database) -> tuple[UUID, UUID]:
     return initiator, message.conversation_handle
 
 
+def in_state(database: sb.Database, wanted: str) -> tuple[UUID, str]:
+    """A handle whose endpoint is in that state, and the queue of its side."""
+    if wanted == "SO":
+        return begin(database), ORDERS_QUEUE
+    initiator, target = open_dialog(database)
+    if wanted == "DI":
+        database.end_conversation(target)
+    elif wanted == "ER":
+        database.end_conversation(target, error=(5, "failed"))
+    elif wanted == "CD":
+        database.end_conversation(target)
+        return target, STOCK_QUEUE
+    elif wanted == "DO":
+        initiator = begin(database, "//test/nowhere")
+        database.send(initiator, ORDER, b"x")
+        database.end_conversation(initiator)
+    return initiator, ORDERS_QUEUE
+
+
 def bodies(messages: list[sb.Message]) -> list[bytes | None]:
     return [message.message_body for message in messages]
 

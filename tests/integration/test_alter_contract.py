@@ -57,7 +57,7 @@ def test_built_in_objects_cannot_be_changed(database: sb.Database) -> None:
         database.drop_contract("DEFAULT")
 
 
-@pytest.mark.feature(22)
+@pytest.mark.feature(22, 102)
 def test_drop_contract_and_message_type(database: sb.Database) -> None:
     with refused(3716, ORDER, "contracts"):
         database.drop_message_type(ORDER)

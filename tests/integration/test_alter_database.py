@@ -111,7 +111,7 @@ def test_new_broker(two: tuple[sb.Database, sb.Database]) -> None:
     near.end_conversation(handle)
 
 
-@pytest.mark.feature(4)
+@pytest.mark.feature(4, 102)
 def test_error_broker_conversations(two: tuple[sb.Database, sb.Database]) -> None:
     near, far = two
     handle = begin(near, f"//{far.name}")

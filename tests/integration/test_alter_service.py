@@ -109,7 +109,7 @@ def test_a_waiting_reader_is_told_that_its_service_changed(database: sb.Database
     dropped.result(10)
 
 
-@pytest.mark.feature(21)
+@pytest.mark.feature(21, 102)
 def test_drop_service(fresh_database: sb.Database) -> None:
     database = fresh_database
     database.create_broker_priority("P", local_service_name=STOCK)

@@ -23,6 +23,7 @@ from support import (
     define_standard_set,
     far_handle,
     group_of,
+    in_state,
     in_thread,
     leftovers,
     open_dialog,
@@ -36,25 +37,6 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 FORMS = [{}, {"error": (127, "Unable to <process> & 'more' ü")}, {"cleanup": True}]
-
-
-def in_state(database: sb.Database, wanted: str) -> tuple[UUID, str]:
-    """A handle whose endpoint is in that state, and the queue of its side."""
-    if wanted == "SO":
-        return begin(database), ORDERS_QUEUE
-    initiator, target = open_dialog(database)
-    if wanted == "DI":
-        database.end_conversation(target)
-    elif wanted == "ER":
-        database.end_conversation(target, error=(5, "failed"))
-    elif wanted == "CD":
-        database.end_conversation(target)
-        return target, STOCK_QUEUE
-    elif wanted == "DO":
-        initiator = begin(database, "//test/nowhere")
-        database.send(initiator, ORDER, b"x")
-        database.end_conversation(initiator)
-    return initiator, ORDERS_QUEUE
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["plain", "error", "cleanup"])
@@ -118,7 +100,7 @@ def test_an_error_is_received_before_the_data(database: sb.Database) -> None:
     assert database.receive(STOCK_QUEUE) == []
 
 
-@pytest.mark.feature(90, 103)
+@pytest.mark.feature(90, 102, 103)
 def test_a_cleanup_tells_nobody_and_the_next_send_finds_nobody(database: sb.Database) -> None:
     for ending, queue, message_type in ((0, STOCK_QUEUE, REPLY), (1, ORDERS_QUEUE, ORDER)):
         both = open_dialog(database)

@@ -42,7 +42,7 @@ def errors(messages: list[sb.Message]) -> list[tuple[int, str]]:
     return [sb.read_error(message.message_body) for message in messages if message.is_error]
 
 
-@pytest.mark.feature(100)
+@pytest.mark.feature(39, 100, 102)
 def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
@@ -65,7 +65,7 @@ def test_both_sides_get_the_error_when_the_lifetime_is_over(database: sb.Databas
     assert database.receive(STOCK_QUEUE) == database.receive(ORDERS_QUEUE) == []
 
 
-@pytest.mark.feature(100)
+@pytest.mark.feature(39, 100)
 def test_verbs_on_an_expired_conversation_that_nobody_has_looked_at(database: sb.Database, clock: Clock) -> None:
     initiator = begin(database, lifetime=60)
     database.send(initiator, ORDER, b"1")
@@ -84,6 +84,31 @@ def test_verbs_on_an_expired_conversation_that_nobody_has_looked_at(database: sb
     found = database.receive(STOCK_QUEUE)
     assert errors(found) == [EXPIRED]
     assert not any(message.is_end_dialog for message in found)
+
+
+@pytest.mark.feature(39)
+def test_the_range_of_a_lifetime(database: sb.Database, clock: Clock) -> None:
+    for number, wrong in (
+        (8406, None), (8411, 0), (8411, -1), (8411, 2**31), (402, "60"), (402, 1.5), (402, True)
+    ):  # fmt: skip
+        with refused(number):
+            begin(database, lifetime=wrong)
+    shown = "select lifetime from sys.conversation_endpoints where broker_database = %s"
+    assert query(database, shown, database.name) == []
+    for seconds, options in ((1, {"lifetime": 1}), (2**31 - 1, {"lifetime": 2**31 - 1}), (2**31 - 1, {})):
+        before = clock() + timedelta(seconds=seconds)
+        handle = begin(database, **options)
+        database.send(handle, ORDER, b"x")
+        initiator, target = query(database, shown, database.name)  # an instant, the same on both sides
+        assert initiator == target
+        assert before <= initiator[0] <= clock() + timedelta(seconds=seconds)
+        clock.jump(seconds=seconds - 30)
+        assert state(database, handle) == "CO"
+        clock.jump(seconds=31)
+        assert errors(database.receive(ORDERS_QUEUE)) == errors(database.receive(STOCK_QUEUE)[:1]) == [EXPIRED]
+        clock.jump(seconds=-seconds - 1)
+        database.end_conversation(far_handle(database, handle), cleanup=True)
+        database.end_conversation(handle)
 
 
 def test_each_state_when_the_lifetime_is_over(fresh_database: sb.Database, clock: Clock) -> None:

@@ -557,7 +557,7 @@ def initiator_of(database: sb.Database, owner: str) -> str:
     return "//test/Owned"
 
 
-@pytest.mark.feature(107)
+@pytest.mark.feature(102, 107)
 def test_send_without_permission_at_the_target_becomes_an_error_message(
     database: sb.Database, app: sb.Database
 ) -> None:

@@ -70,6 +70,7 @@ def test_one_receive_takes_from_one_group(database: sb.Database) -> None:
     assert database.receive(STOCK_QUEUE) == []
 
 
+@pytest.mark.feature(59)
 def test_top_takes_at_most_so_many(database: sb.Database) -> None:
     database.send_batch(begin(database), ORDER, [b"%d" % number for number in range(5)])
     assert database.receive(STOCK_QUEUE, top=0) == []
@@ -77,6 +78,46 @@ def test_top_takes_at_most_so_many(database: sb.Database) -> None:
     assert bodies(database.receive(STOCK_QUEUE, top=2)) == [b"0", b"1"]
     assert bodies(database.receive(STOCK_QUEUE, top=1)) == [b"2"]
     assert bodies(database.receive(STOCK_QUEUE, top=10**20)) == [b"3", b"4"]
+
+
+@pytest.mark.feature(59)
+def test_top_stays_in_one_group_and_takes_whole_conversations_first(database: sb.Database) -> None:
+    handles = two_dialogs_in_one_target_group(database)
+    for handle in handles:
+        database.send_batch(far_handle(database, handle), REPLY, [b"1", b"2"])
+    alone, _ = open_dialog(database)
+    database.send(far_handle(database, alone), REPLY, b"alone")
+    three = database.receive(ORDERS_QUEUE, top=3)
+    assert bodies(three) == [b"1", b"2", b"1"]
+    assert {message.conversation_handle for message in three} == set(handles)
+    assert bodies(database.receive(ORDERS_QUEUE, top=3)) == [b"2"]
+    assert bodies(database.receive(ORDERS_QUEUE, top=3)) == [b"alone"]
+
+
+@pytest.mark.feature(59)
+def test_top_0_is_a_receive_that_takes_nothing(database: sb.Database, app: sb.Database) -> None:
+    """It locks no group, and is refused where any other is."""
+    _, target = open_dialog(database)
+    database.send(far_handle(database, target), ORDER, b"stays")
+    where = {"conversation_handle": target}
+    with database.transaction() as one, database.transaction() as two:
+        assert one.receive(STOCK_QUEUE, top=0) == one.receive(STOCK_QUEUE, top=0, **where) == []
+        assert bodies(two.receive(STOCK_QUEUE)) == [b"stays"]
+        two.connection.rollback()
+    for wrong in (-1, 1.5, "1", True):
+        with refused(402, "TOP"):
+            database.receive(STOCK_QUEUE, top=wrong)  # type: ignore[arg-type]
+    with refused(229, STOCK_QUEUE):
+        app.receive(STOCK_QUEUE, top=0)
+    with refused(8426):
+        database.receive(ORDERS_QUEUE, top=0, **where)
+    with refused(15151):
+        database.receive("NoQueue", top=0)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    with refused(9617, STOCK_QUEUE):
+        database.receive(STOCK_QUEUE, top=0)
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"stays"]
 
 
 @pytest.mark.feature(60, 61)
@@ -186,6 +227,7 @@ def test_an_empty_receive_assigns_no_transaction_id(database: sb.Database) -> No
 # ---------------------------------------------------------------- waiting
 
 
+@pytest.mark.feature(65)
 def test_a_wait_ends_empty_after_its_time(database: sb.Database) -> None:
     began = time.monotonic()
     assert database.receive(STOCK_QUEUE, wait=0.3) == []
@@ -207,6 +249,7 @@ def waiting(database: sb.Database, readers: int = 1) -> None:
     eventually(lambda: query(database, text, database.database_id)[0][0])
 
 
+@pytest.mark.feature(65)
 def test_a_waiting_reader_wakes_at_the_commit(database: sb.Database) -> None:
     handle = begin(database)
     delays = []
@@ -224,6 +267,7 @@ def test_a_waiting_reader_wakes_at_the_commit(database: sb.Database) -> None:
     assert max(delays) < 0.5
 
 
+@pytest.mark.feature(65)
 def test_a_waiting_reader_in_a_transaction_wakes(database: sb.Database) -> None:
     def read() -> list[bytes | None]:
         with database.transaction() as transaction:
@@ -251,6 +295,33 @@ def test_a_message_of_another_process_wakes(database: sb.Database) -> None:
         process.communicate("go\n", timeout=30)
         assert bodies(reader.result(5)) == [b"from afar"]
     assert process.returncode == 0
+
+
+@pytest.mark.feature(65)
+def test_a_wait_takes_the_first_messages_of_its_conversation_or_group_only(database: sb.Database) -> None:
+    (mine, target), (other, _) = open_dialog(database), open_dialog(database)
+    for where in ({"conversation_handle": target}, {"conversation_group_id": group_of(database, target)}):
+        reader = in_thread(lambda where=where: database.receive(STOCK_QUEUE, wait=float("inf"), top=5, **where))
+        waiting(database)
+        database.send(other, ORDER, b"not for it")
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"not for it"]
+        assert not reader.done()
+        database.send_batch(mine, ORDER, [b"1", b"2"])
+        assert bodies(reader.result(10)) == [b"1", b"2"]
+
+
+@pytest.mark.feature(65)
+def test_without_a_wait_nothing_is_waited_for_and_what_is_there_is_taken_at_once(database: sb.Database) -> None:
+    began = time.monotonic()
+    assert database.receive(STOCK_QUEUE) == database.receive(STOCK_QUEUE, wait=0) == []
+    database.send(begin(database), ORDER, b"x")
+    assert bodies(database.receive(STOCK_QUEUE, wait=float("inf"))) == [b"x"]
+    assert time.monotonic() - began < 5
+    with refused(15151):
+        database.receive("NoQueue", wait=60)
+    database.alter_queue(STOCK_QUEUE, status=False)
+    with refused(9617):
+        database.receive(STOCK_QUEUE, wait=60)
 
 
 def test_several_waiting_readers_share_the_work(database: sb.Database) -> None:

@@ -122,6 +122,16 @@ def test_what_the_target_does_not_take_comes_back_as_an_error(pair: Pair) -> Non
     assert leftovers(pair.east) == {}
 
 
+@pytest.mark.feature(102, 104)
+def test_a_contract_that_the_target_has_never_heard_of(pair: Pair) -> None:
+    pair.west.database.create_contract("//west/only", {ORDER: "ANY"})
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract="//west/only")
+    pair.west.database.send(handle, ORDER, b"x")
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8425]
+    assert leftovers(pair.east) == {}
+
+
 @pytest.mark.feature(106)
 def test_a_message_that_fails_validation_at_the_target(pair: Pair) -> None:
     handle = begin(pair)
@@ -138,7 +148,7 @@ def test_a_message_that_fails_validation_at_the_target(pair: Pair) -> None:
     ]
 
 
-@pytest.mark.feature(103)
+@pytest.mark.feature(102, 103)
 def test_a_peer_that_is_gone(pair: Pair) -> None:
     handle = begin(pair)
     pair.rounds()
@@ -289,3 +299,36 @@ def test_the_server_s_own_send_goes_to_another_instance(pair: Pair) -> None:
     pair.west.database.send(handle, ORDER, b"by Python")
     pair.rounds()
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0", b"by SQL", b"by Python"]
+
+
+@pytest.mark.feature(74, 98, 130)
+def test_what_is_not_whole_or_before_its_turn_is_seen_and_not_received(pair: Pair) -> None:
+    """Status 2 in the queue's view; the target is STARTED_INBOUND until its first message is whole."""
+    west, east = pair.west, pair.east
+    large = b"0123456789" * 10_000
+    handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    west.database.send(handle, ORDER, large)
+    west.round([])
+    first, *rest = west.out.frames
+    west.out.frames.clear()
+    west.database.send(handle, ORDER, b"small")
+    west.round([])
+    early = list(west.out.frames)
+    seen = (
+        "select status, message_sequence_number, message_type_name, validation, service_name, message_body "
+        "from test_dbo.stockqueue order by message_sequence_number"
+    )
+    shown = "select state, state_desc from sys.conversation_endpoints"
+
+    east.round([first])
+    assert query(east.database, seen) == [(2, 0, ORDER, "N", STOCK, None)]
+    assert query(east.database, shown) == [("SI", "STARTED_INBOUND")]
+    assert east.database.receive(STOCK_QUEUE) == []
+    east.round(early)
+    assert query(east.database, seen)[1:] == [(2, 1, ORDER, "N", STOCK, b"small")]
+    assert east.database.receive(STOCK_QUEUE) == []
+    east.round(rest)
+    assert query(east.database, seen) == [(1, 0, ORDER, "N", STOCK, large), (1, 1, ORDER, "N", STOCK, b"small")]
+    assert query(east.database, shown) == [("CO", "CONVERSING")]
+    assert bodies(east.database.receive(STOCK_QUEUE)) == [large, b"small"]
+    assert query(east.database, seen) == []

@@ -95,6 +95,7 @@ def test_an_ended_target_that_gets_an_error_is_closed_and_kept(pair: Pair) -> No
     assert waiting_messages(pair.east.database) == 0
 
 
+@pytest.mark.feature(102)
 def test_a_second_broker_that_answers_is_told_that_it_is_too_late(pair: Pair) -> None:
     handle = begin(pair)
     pair.west.round([])

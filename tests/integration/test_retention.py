@@ -74,7 +74,7 @@ def rows(database: sb.Database, queue: str = STOCK_QUEUE, handle: UUID | None = 
 # ---------------------------------------------------------------- what is kept
 
 
-@pytest.mark.feature(55, 198)
+@pytest.mark.feature(55, 74, 198)
 def test_received_messages_stay_with_status_0_and_sent_copies_with_3(database: sb.Database) -> None:
     initiator = begin(database)
     database.send(initiator, ORDER, b"one")

@@ -144,7 +144,7 @@ def test_what_an_initiator_refuses_and_what_has_no_body(typed: sb.Database) -> N
     assert (code, MARK in text) == (-8499, True)
 
 
-@pytest.mark.feature(105)
+@pytest.mark.feature(102, 105)
 @pytest.mark.parametrize(
     ("usages", "sender", "message_type", "codes"),
     [

@@ -109,7 +109,7 @@ def test_a_group_does_not_go_while_a_dialog_begins_in_it(database: sb.Database) 
     assert len(rows) == 1
 
 
-@pytest.mark.feature(37, 108)
+@pytest.mark.feature(37, 102, 108)
 def test_a_broker_instance_names_the_database(instance: sb.Instance, database: sb.Database) -> None:
     text = "select service_broker_guid from servicebroker.databases where database_id = %s"
     own = query(database, text, database.database_id)[0][0]
@@ -282,7 +282,7 @@ def test_send_needs_a_conversing_endpoint(database: sb.Database) -> None:
         database.send(waits, ORDER, b"x")
 
 
-@pytest.mark.feature(104)
+@pytest.mark.feature(102, 104)
 def test_a_contract_that_the_target_does_not_take(database: sb.Database) -> None:
     database.create_contract("//other", {ORDER: "ANY"})
     handle = database.begin_dialog(ORDERS, STOCK, contract="//other")
@@ -300,6 +300,19 @@ def test_a_contract_that_the_target_does_not_take(database: sb.Database) -> None
     assert database.receive(STOCK_QUEUE) == []
 
 
+@pytest.mark.feature(102, 104)
+def test_a_contract_that_the_target_has_never_heard_of(instance: sb.Instance, database: sb.Database) -> None:
+    far = instance.database(f"{database.name}Knows", create=True)
+    far.create_queue("Q")
+    far.create_service("//knows/nothing", "Q", ["DEFAULT"])
+    handle = begin(database, "//knows/nothing")
+    database.send(handle, ORDER, b"x")
+    (error,) = database.receive(ORDERS_QUEUE)
+    assert sb.read_error(error.message_body) == (-8425, f"The service contract '{CONTRACT}' is not found.")
+    assert (state(database, handle), far.receive("Q")) == ("ER", [])
+
+
+@pytest.mark.feature(102)
 @pytest.mark.parametrize(
     ("message_type", "body", "number"),
     [

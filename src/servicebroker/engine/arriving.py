@@ -90,6 +90,8 @@ def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> 
     if not isinstance(destination, Local):
         return Unroutable(getattr(destination, "number", 9750))
     home = located.homes[header.to_service, destination.broker_instance]
+    if home.contract_id is None:
+        return _failed(BrokerError(8425, opening.contract))
     if not home.accepted:
         return _failed(BrokerError(8408, header.to_service, opening.contract))
     return (yield from _insert_target(header, opening, home, now))

@@ -77,6 +77,8 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     home = located.homes[initiator.far_service, destination.broker_instance]
     if refused := (yield from refused_arrival(initiator, home.service_id)):
         return Outcome(refusal=refused)
+    if home.contract_id is None:
+        return Outcome(refusal=BrokerError(8425, contract))
     if not home.accepted:
         return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
     if not home.is_open:

@@ -158,6 +158,8 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
     if service is None:
         return _missing(session.memory, initiator)
     contract = service.contracts.get(initiator.contract.name)
+    if initiator.contract.name not in service.broker.contracts:
+        return BrokerError(8425, initiator.contract.name), ""
     if contract is None:
         return BrokerError(8408, initiator.far_service, initiator.contract.name), ""
     if not service.queue.is_enqueue_enabled:

@@ -1,0 +1,1 @@
+-- The view of a queue shows what is not whole, or came before its turn, with status 2.

@@ -1,0 +1,170 @@
+"""The states of an endpoint, as sys.conversation_endpoints shows them, and every way from one to the next.
+
+STARTED_INBOUND needs a message that is not whole: test_relay.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID, uuid4
+
+import pytest
+
+import servicebroker as sb
+from portal import upkeep
+from support import (
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    errors,
+    far_handle,
+    in_state,
+    open_dialog,
+    query,
+    refused,
+)
+
+GONE, REFUSED = None, "refused"
+DESCRIPTIONS = {
+    "SO": "STARTED_OUTBOUND",
+    "CO": "CONVERSING",
+    "DI": "DISCONNECTED_INBOUND",
+    "DO": "DISCONNECTED_OUTBOUND",
+    "ER": "ERROR",
+    "CD": "CLOSED",
+}
+
+
+def shown(database: sb.Database, *handles: UUID) -> list[str | None]:
+    """The states of these endpoints, None for one that is gone."""
+    text = "select state, state_desc from sys.conversation_endpoints where conversation_handle = %s"
+    found = [row for handle in handles for row in query(database, text, handle) or [(GONE, None)]]
+    assert all(DESCRIPTIONS.get(letters) == description for letters, description in found)
+    return [letters for letters, _ in found]
+
+
+def new_group(database: sb.Database, handle: UUID) -> UUID:
+    """Another group of the endpoint's service."""
+    text = (
+        "select s.name from sys.conversation_endpoints e join sys.services s using (service_id) "
+        "where e.conversation_handle = %s"
+    )
+    ((service,),) = query(database, text, handle)
+    group = uuid4()
+    database.begin_dialog(service, "//test/nowhere", contract=CONTRACT, related_conversation_group=group)
+    return group
+
+
+VERBS: dict[str, tuple[Callable[[sb.Database, UUID], object], int]] = {  # and the number of its refusal
+    "send": (lambda db, handle: db.send(handle, MARK), 8429),
+    "timer": (lambda db, handle: db.begin_conversation_timer(handle, 60), 8458),
+    "move": (lambda db, handle: db.move_conversation(handle, new_group(db, handle)), 8438),
+    "end": (lambda db, handle: db.end_conversation(handle), 8427),
+    "end with error": (lambda db, handle: db.end_conversation(handle, error=(1, "x")), 8427),
+    "end with cleanup": (lambda db, handle: db.end_conversation(handle, cleanup=True), 0),
+}
+AFTER: dict[str, dict[str, str | None]] = {  # an END that nothing holds up is acknowledged at once
+    "send": {"SO": "CO", "CO": "CO", "DI": REFUSED, "DO": REFUSED, "ER": REFUSED, "CD": REFUSED},
+    "timer": {"SO": "SO", "CO": "CO", "DI": "DI", "DO": REFUSED, "ER": "ER", "CD": REFUSED},
+    "move": {"SO": "SO", "CO": "CO", "DI": "DI", "DO": REFUSED, "ER": "ER", "CD": REFUSED},
+    "end": {"SO": GONE, "CO": GONE, "DI": GONE, "DO": REFUSED, "ER": GONE, "CD": REFUSED},
+    "end with error": {"SO": GONE, "CO": GONE, "DI": GONE, "DO": REFUSED, "ER": GONE, "CD": REFUSED},
+    "end with cleanup": {"SO": GONE, "CO": GONE, "DI": GONE, "DO": GONE, "ER": GONE, "CD": GONE},
+}
+
+
+@pytest.mark.feature(98)
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_in_every_state(database: sb.Database, verb: str) -> None:
+    do, number = VERBS[verb]
+    for wanted, after in AFTER[verb].items():
+        handle, _ = in_state(database, wanted)
+        assert shown(database, handle) == [wanted]
+        if after == REFUSED:
+            with refused(number, f"'{wanted}'"):
+                do(database, handle)
+            assert shown(database, handle) == [wanted]
+        else:
+            do(database, handle)
+            assert shown(database, handle) == [after]
+            if after is GONE:
+                with refused(8426, str(handle)):
+                    do(database, handle)
+
+
+@pytest.mark.feature(98)
+def test_the_life_of_a_dialog_whose_initiator_ends_first(database: sb.Database, clock: Clock) -> None:
+    initiator = begin(database)
+    assert shown(database, initiator) == ["SO"]
+    text = "select conversation_handle from sys.conversation_endpoints where broker_database = %s"
+    assert query(database, text, database.name) == [(initiator,)]  # the target knows nothing of it
+    database.send(initiator, ORDER, b"1")
+    target = far_handle(database, initiator)
+    assert shown(database, initiator, target) == ["CO", "CO"]
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.end_conversation(initiator)
+    assert shown(database, initiator, target) == ["DO", "CO"]  # until the EndDialog is there
+    database.send(target, REPLY, b"late")
+    assert shown(database, initiator) == ["DO"]
+    assert database.receive(ORDERS_QUEUE) == []
+    database.alter_queue(STOCK_QUEUE, status=True)
+    assert shown(database, initiator, target) == [GONE, "DI"]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1", None]
+    assert shown(database, target) == ["DI"]
+    database.end_conversation(target)
+    assert shown(database, target) == ["CD"]
+    clock.jump(minutes=31)
+    with database.instance.connection() as connection:
+        upkeep(connection, clock())
+    assert shown(database, target) == [GONE]
+
+
+@pytest.mark.feature(98)
+def test_the_life_of_a_dialog_whose_target_ends_first(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    database.alter_queue(ORDERS_QUEUE, status=False)
+    database.end_conversation(target)
+    assert shown(database, initiator, target) == ["CO", "DO"]
+    database.send(initiator, ORDER, b"late")
+    assert database.receive(STOCK_QUEUE) == []
+    database.alter_queue(ORDERS_QUEUE, status=True)
+    assert shown(database, initiator, target) == ["DI", "CD"]
+    (end,) = database.receive(ORDERS_QUEUE)
+    assert end.is_end_dialog
+    database.end_conversation(initiator, error=(1, "nobody hears it"))
+    assert shown(database, initiator, target) == [GONE, "CD"]
+    assert database.receive(STOCK_QUEUE) == []
+
+
+@pytest.mark.feature(98)
+@pytest.mark.parametrize("ends", ["initiator", "target"])
+def test_an_error_on_either_side(database: sb.Database, ends: str) -> None:
+    initiator, target = open_dialog(database)
+    first, second = (initiator, target) if ends == "initiator" else (target, initiator)
+    database.end_conversation(first, error=(7, "failed"))
+    assert shown(database, first, second) == [GONE if first == initiator else "CD", "ER"]
+    assert errors(database.receive(STOCK_QUEUE if second == target else ORDERS_QUEUE)) == [7]
+    assert shown(database, second) == ["ER"]
+    database.end_conversation(second)
+    assert shown(database, second) == [GONE if second == initiator else "CD"]
+
+
+@pytest.mark.feature(98)
+def test_a_lifetime_puts_whoever_has_not_ended_into_error(database: sb.Database, clock: Clock) -> None:
+    started, conversing, disconnected = (begin(database, lifetime=60) for _ in range(3))
+    for handle in (conversing, disconnected):
+        database.send(handle, ORDER, b"x")
+    target, ended = far_handle(database, conversing), far_handle(database, disconnected)
+    database.end_conversation(ended)
+    assert shown(database, started, conversing, target, disconnected, ended) == ["SO", "CO", "CO", "DI", "CD"]
+    clock.jump(seconds=61)
+    for queue in (ORDERS_QUEUE, STOCK_QUEUE):
+        while database.receive(queue):
+            pass
+    assert shown(database, started, conversing, target, disconnected, ended) == ["ER", "ER", "ER", "ER", "CD"]
