@@ -188,6 +188,60 @@ def test_a_wrong_option_is_one_clear_sentence(feed, spark):
         spark.readStream.format("servicebroker").options(**feed.options, color="red").load()
 
 
+def sender(feed, **more):
+    place = {"instance": feed.options["instance"], "database": feed.options["database"]}
+    return place | {"fromService": feed.near, "toService": feed.far, "contract": "Lines", "messageType": LINE} | more
+
+
+def everything(feed):
+    found = []
+    while messages := feed.database.receive(feed.queue, top=10_000):
+        found += messages
+    return found
+
+
+def test_a_batch_job_sends_its_rows_once_in_the_order_of_their_key(feed, spark):
+    rows = spark.range(2_000).selectExpr("cast(id as string) as message_body", "id % 17 as customer")
+    options = sender(feed, sendId=f"job of {feed.near}", key="customer", conversations="3")
+    for _ in range(2):
+        rows.repartition(4, "customer").sortWithinPartitions("customer").write.format("servicebroker").options(
+            **options
+        ).mode("append").save()
+    messages = everything(feed)
+    sent = defaultdict(list)
+    for message in messages:
+        if message.message_type_name == LINE:
+            sent[int(message.message_body) % 17].append((message.conversation_handle, int(message.message_body)))
+    assert sum(map(len, sent.values())) == 2_000
+    assert all(len({handle for handle, _ in rows}) == 1 for rows in sent.values())
+    ends = [message for message in messages if message.message_type_name == END_OF_STREAM]
+    assert len(ends) == len({message.conversation_handle for message in messages}) <= 3
+
+
+def test_a_stream_goes_from_queue_to_queue_once_also_when_its_commit_fails_after_the_deed(feed, spark, tmp_path):
+    """The writer's transaction commits; Spark hears nothing of it and runs the batch again."""
+    onward = Feed(feed.database)
+    feed.dialog(*[b"%d" % number for number in range(50)])
+
+    def pump():
+        source = spark.readStream.format("servicebroker").options(**feed.options, maxMessagesPerTrigger="20").load()
+        sink = source.writeStream.format("servicebroker").options(**sender(onward, key="conversation_handle"))
+        query = sink.option("checkpointLocation", str(tmp_path / "pump")).trigger(availableNow=True).start()
+        query.awaitTermination(60)
+        return query
+
+    query = pump()
+    told = json.loads(query.lastProgress["sources"][0]["latestOffset"])
+    assert (told["messagesBehind"], told["queue"]) == (
+        0,
+        json.loads(query.lastProgress["sources"][0]["endOffset"])["queue"],
+    )
+    for noted in (tmp_path / "pump" / "commits").glob("*2*"):
+        noted.unlink()
+    pump()
+    assert [int(message.message_body) for message in everything(onward)] == list(range(50))
+
+
 def test_the_formats_are_found_by_themselves(spark):
     import pyspark_servicebroker
     import pyspark_servicebroker_delta

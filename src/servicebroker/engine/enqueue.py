@@ -107,6 +107,26 @@ def send_batch(queue_id: int) -> str:
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def send_staged(queue_id: int) -> str:
+    """SEND of a piece that the Spark writer has staged, messages of one type, to the peer in that queue, in order.
+
+    Parameters: handle, message type id, validation letter, the piece's attempt and number, how many messages it has,
+    the time, the queue's catalog version. Otherwise as `send_batch`.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $6, {_STAMP} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $7 and {_delivers_to(queue_id, 8)} "
+        f"returning send_sequence - $6 as number, last_stamp, {_ADDRESS}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
+        f"from sender, servicebroker.writer_stage w, unnest(w.bodies) with ordinality as message (body, place) "
+        f"where w.attempt = $4 and w.piece = $5 order by place) "
+        f"select number, {_wake(queue_id)} from sender"
+    )
+
+
 # a daemon that sleeps waits for the transmission queue as a reader waits for its queue, under the number 0
 WAKE_TRANSMITTER = (
     "case when exists (select from servicebroker.waiting_readers where queue_id = 0) "

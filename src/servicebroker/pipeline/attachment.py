@@ -10,16 +10,13 @@ import psycopg
 
 from servicebroker.engine.authorization import authorize, queue_number
 from servicebroker.engine.catalog import Catalog, find_queue
-from servicebroker.engine.databases import find_database
-from servicebroker.engine.principals import find_user
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
 from servicebroker.pipeline.frontier import Frontier
-from servicebroker.pipeline.instance import OpenInstance
+from servicebroker.pipeline.instance import OpenDatabase, has_table
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
-from servicebroker.store.connection import connect
 from servicebroker.store.running import execute, run
 
 
@@ -33,9 +30,7 @@ class Attachment:
         archives: what is acknowledged is kept, and a stream that begins reads it again.
     """
 
-    instance: OpenInstance
-    connection: psycopg.Connection[Any]
-    database_id: int
+    database: OpenDatabase
     queue_id: int
     queue_name: str
     initial: Frontier
@@ -49,35 +44,36 @@ class Attachment:
             InstanceError: the instance cannot be reached, or is not one of servicebroker.
             BrokerError: 911 no such database, 15151 no such queue, 229 no permission to receive from it.
         """
-        instance = OpenInstance(options.instance)
+        database = OpenDatabase.open(options.instance, options.database)
+        connection = database.connection
         try:
-            connection = connect(instance.url, application_name="servicebroker pipeline")
-        except BaseException:
-            instance.close()
-            raise
-        try:
-            _check_schema(connection)
-            database_id = run(connection, find_database(options.database))
-            queue = run(connection, find_queue(Catalog(), database_id, options.queue))
-            user = run(connection, find_user(database_id))
-            run(connection, authorize(user, "RECEIVE", queue_number(queue.queue_id)))
-            initial = _initial(connection, database_id, queue.queue_id)
-            if options.archives and not _exists(connection, f"archived_{queue.queue_id}"):
+            queue = run(connection, find_queue(Catalog(), database.database_id, options.queue))
+            run(connection, authorize(database.user, "RECEIVE", queue_number(queue.queue_id)))
+            initial = _initial(connection, database.database_id, queue.queue_id)
+            if options.archives and not has_table(connection, f"archived_{queue.queue_id}"):
                 execute(connection, frontier.create_archive(queue.queue_id))
             if options.starting_offsets == "latest":
                 hi = int(execute(connection, frontier.FRONTIER)[0][0])
                 initial = replace(initial, lo=hi, hi=hi)
             execute(connection, frontier.PIN_PLANS)
         except BaseException:
-            connection.close()
-            instance.close()
+            database.close()
             raise
-        return cls(instance, connection, database_id, queue.queue_id, queue.name, initial, options.archives)
+        return cls(database, queue.queue_id, queue.name, initial, options.archives)
 
     def close(self) -> None:
         """Let the queue go."""
-        self.connection.close()
-        self.instance.close()
+        self.database.close()
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The connection that owns the queue."""
+        return self.database.connection
+
+    @property
+    def database_id(self) -> int:
+        """The number of the queue's broker database."""
+        return self.database.database_id
 
     def claim(self, timeout: int) -> None:
         """Own the queue until `close`, or the death of this process.
@@ -151,16 +147,6 @@ class Attachment:
             self.queue_id,
         )
         return f" (process {found[0][0]} of the server, since {found[0][1]})" if found else ""
-
-
-def _check_schema(connection: psycopg.Connection[Any]) -> None:
-    if not _exists(connection, "queues"):
-        raise InstanceError("This PostgreSQL database is no instance of servicebroker: open it once to make it one.")
-
-
-def _exists(connection: psycopg.Connection[Any], table: str) -> bool:
-    ((found,),) = execute(connection, "select to_regclass('servicebroker.' || $1::text) is not null", table)
-    return bool(found)
 
 
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:

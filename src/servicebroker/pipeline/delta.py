@@ -17,13 +17,13 @@ from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
+from servicebroker.pipeline.task import query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
 
-QUERY_ID = "sql.streaming.queryId"  # a local property of Spark's tasks
 _ATTEMPTS = 100
 
 
@@ -69,7 +69,9 @@ class DeltaWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, in one durable file; none when there are no rows."""
-        return Written(_query_id(), write_parquet(iterator, self._folder, _arrow_schema(self._schema)))
+        return Written(
+            query_id("servicebroker_delta"), write_parquet(iterator, self._folder, _arrow_schema(self._schema))
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Land the batch, unless it has landed before."""
@@ -165,16 +167,6 @@ def _flush_log(folder: Path) -> None:
     for entry in sorted(log.glob("*.json"))[-2:]:
         flush(entry)
     flush(log)
-
-
-def _query_id() -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    query_id = context.getLocalProperty(QUERY_ID) if context else None
-    if not query_id:
-        raise InstanceError("The servicebroker_delta sink runs only inside a streaming query of Spark.")
-    return str(query_id)
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

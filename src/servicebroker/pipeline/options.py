@@ -90,6 +90,76 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class WriterOptions:
+    """What `.option(...)` says to the writer.
+
+    Attributes:
+        instance: URL of a PostgreSQL database, or path of a data folder.
+        database: broker database of the initiating service.
+        from_service, to_service, contract: of the conversations.
+        message_type: of rows that name none.
+        key: column whose equal values stay on one conversation, in order; "" for none.
+        conversations: how many are in use at once.
+        send_id: name of a batch job, which is sent once under it; "" in a stream.
+        end_of_stream: message type that tells the target to end a conversation.
+        recycle_after, recycle_seconds: messages or age after which a conversation is replaced.
+    """
+
+    instance: str
+    database: str
+    from_service: str
+    to_service: str
+    contract: str
+    message_type: str
+    key: str = ""
+    conversations: int = 4
+    send_id: str = ""
+    end_of_stream: str = "EndOfStream"
+    recycle_after: int = 100_000
+    recycle_seconds: int = 3600
+
+
+_WRITER_NEEDS = ("instance", "database", "fromService", "toService", "contract")
+_WRITER_NAMES = (
+    *_WRITER_NEEDS,
+    "messageType",
+    "key",
+    "conversations",
+    "sendId",
+    "endOfStream",
+    "recycleAfter",
+    "recycleSeconds",
+)
+
+
+_SPARKS_OWN = ("checkpointlocation", "queryname")
+
+
+def writer_options(given: Mapping[str, str]) -> WriterOptions:
+    """The options of a writer; names are compared without case.
+
+    Raises:
+        InstanceError: an unknown or missing name, or a value that is not what it must be.
+    """
+    ours = {name: value for name, value in given.items() if name.lower() not in _SPARKS_OWN}
+    values = known_options("writer", ours, _WRITER_NAMES, _WRITER_NEEDS)
+    return WriterOptions(
+        instance=values["instance"],
+        database=values["database"],
+        from_service=values["fromservice"],
+        to_service=values["toservice"],
+        contract=values["contract"],
+        message_type=values.get("messagetype", ""),
+        key=values.get("key", ""),
+        conversations=whole_number(values, "conversations", 4, 1, 10_000),
+        send_id=values.get("sendid", "").strip(),
+        end_of_stream=values.get("endofstream", "EndOfStream"),
+        recycle_after=whole_number(values, "recycleAfter", 100_000, 1),
+        recycle_seconds=whole_number(values, "recycleSeconds", 3600, 1),
+    )
+
+
 def known_options(
     format_: str, given: Mapping[str, str], known: Sequence[str], needed: Sequence[str]
 ) -> dict[str, str]:

@@ -14,7 +14,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.frontier import Frontier, Share, Slice, between, check_continuity, divided
-from servicebroker.pipeline.options import SourceOptions, source_options
+from servicebroker.pipeline.options import SourceOptions, source_options, writer_options
+from servicebroker.pipeline.writer import MessageBatchWriter, MessageStreamWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +26,8 @@ _log = logging.getLogger("servicebroker")
 class ServiceBrokerSource(DataSource):
     """`spark.readStream.format("servicebroker")`, and `spark.read` to look at a queue without consuming it.
 
+    As a sink, `writeStream` and `write` with the same format, it is `writer.py`, with the options of `WriterOptions`.
+
     Options: instance, database, queue; startingOffsets, maxMessagesPerTrigger, minPartitions, partitioning,
     failOnDataLoss, includeSystemMessages, ack, endOfStream, claimTimeout (`SourceOptions` says what they mean).
 
@@ -34,7 +37,7 @@ class ServiceBrokerSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._options = source_options(dict(options))
+        self._given = dict(options)
 
     @classmethod
     def name(cls) -> str:
@@ -42,16 +45,29 @@ class ServiceBrokerSource(DataSource):
         return "servicebroker"
 
     def schema(self) -> str:
-        """The columns of a message."""
+        """The columns of a message; asked for by readers alone, so that wrong options show here first."""
+        source_options(self._given)
         return rows.COLUMNS
 
     def reader(self, schema: StructType) -> QueueReader:
         """A look at the queue as it is."""
-        return QueueReader(self._options)
+        return QueueReader(source_options(self._given))
 
     def streamReader(self, schema: StructType) -> QueueStreamReader:
         """The stream, which consumes the queue."""
-        return QueueStreamReader(self._options)
+        return QueueStreamReader(source_options(self._given))
+
+    def writer(self, schema: StructType, overwrite: bool) -> MessageBatchWriter:
+        """Sends rows in a batch job."""
+        if overwrite:
+            raise InstanceError("The servicebroker writer only sends: use mode('append').")
+        return MessageBatchWriter(writer_options(self._given), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MessageStreamWriter:
+        """Sends the rows of a streaming query."""
+        if overwrite:
+            raise InstanceError("The servicebroker writer only sends: use outputMode('append').")
+        return MessageStreamWriter(writer_options(self._given), schema)
 
 
 class QueueReader(DataSourceReader):
@@ -124,7 +140,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress."""
-        return self._attached().progress(self._planned) if self._planned else None
+        if self._planned is None:
+            return None
+        return self._planned.to_json() | self._attached().progress(self._planned)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""

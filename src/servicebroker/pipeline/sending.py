@@ -1,0 +1,244 @@
+"""One batch of the Spark writer becomes messages, in one transaction: once, over recycled conversations.
+
+Each slot of a writer has a conversation. After a number of messages, or an hour, it gets a message that ends its
+stream, and the next one takes its place; when the target has ended its side, ours is ended with the next batch of any
+writer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine import enqueue
+from servicebroker.engine.begin import begin_dialog
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.end import end_conversation
+from servicebroker.engine.send import send, send_batch
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.messages import read_error
+from servicebroker.model.names import ERROR_ID
+from servicebroker.pipeline.options import WriterOptions
+from servicebroker.store.statements import Statement, Steps
+
+REMEMBERED = timedelta(days=30)  # how long the sendId of a batch job stands for it
+ABANDONED = timedelta(days=1)  # what no batch of its writer has collected since
+_GONE = (8426, 8427, 8429)  # unknown handle, already ended, a state in which nothing can be sent
+_SWEPT = 1000  # conversations
+
+_log = logging.getLogger("servicebroker")
+
+
+class Staged(NamedTuple):
+    """What a successful task has staged."""
+
+    attempt: UUID
+    messages: int
+
+
+class _Piece(NamedTuple):
+    slot: int
+    attempt: UUID
+    number: int
+    message_type: str
+    messages: int
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A query or batch job that sends: its name, its place, and what it may remember."""
+
+    writer: str
+    database_id: int
+    options: WriterOptions
+    catalog: Catalog
+
+
+def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datetime, *, finish: bool) -> Steps[bool]:
+    """Send what the tasks of a batch have staged, in the order of `staged`; with `finish` end every stream after it.
+
+    False, and nothing done, when the batch is sent already.
+
+    Raises:
+        InstanceError: the stage has lost rows, as after a crash of the server.
+        BrokerError: what BEGIN DIALOG and SEND raise.
+    """
+    expected = sum(one.messages for one in staged)
+    rows = yield Statement(
+        "insert into servicebroker.writers as w (writer, batch, messages) values ($1, $2, $3) "
+        "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
+        "committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
+        (sender.writer, batch, expected),
+    )
+    if not rows:
+        yield from _collect(sender.writer, now)
+        return False
+    pieces = yield from _pieces(staged)
+    if sum(piece.messages for piece in pieces) != expected:
+        raise InstanceError(
+            "What the tasks have staged is not there any more, as after a crash of the server: run the batch again."
+        )
+    for slot, run in groupby(pieces, lambda piece: piece.slot):
+        yield from _send_slot(sender, slot, list(run), now)
+    if finish:
+        yield from _finish(sender, now)
+    yield from _collect(sender.writer, now)
+    yield from _end_answered(now)
+    return True
+
+
+def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
+    """Every piece, slot by slot, and in a slot task by task."""
+    rows = yield Statement(
+        "select slot, attempt, piece, message_type_name, messages from servicebroker.writer_stage "
+        "where attempt = any ($1) order by slot, array_position($1, attempt), piece",
+        ([one.attempt for one in staged],),
+    )
+    return [_Piece(*row) for row in rows]
+
+
+def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -> Steps[None]:
+    handle, sent = yield from _conversation(sender, slot, now)
+    for piece in pieces:
+        if sent >= sender.options.recycle_after:
+            yield from _end_stream(sender, handle, now)
+            handle, sent = yield from _begin(sender, slot, now)
+        try:
+            yield from _send_piece(sender.catalog, handle, piece, now)
+        except BrokerError as refused:
+            if refused.number not in _GONE:
+                raise
+            yield _retire(handle)  # its target has ended it
+            handle, sent = yield from _begin(sender, slot, now)
+            yield from _send_piece(sender.catalog, handle, piece, now)
+        sent += piece.messages
+    yield Statement(
+        "update servicebroker.writer_conversations set sent = $2 where conversation_handle = $1", (handle, sent)
+    )
+
+
+def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[None]:
+    """Inside the server when nobody has to look at the bodies, else as any SEND."""
+    channel = catalog.channels.get(handle)
+    near = channel.near.get(piece.message_type) if channel else None
+    far = channel.far.get(piece.message_type) if channel else None
+    if channel and near and far and near.allows(channel.is_initiator) and far.allows(True) and far.validation == "N":
+        place = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
+        rows = yield Statement(
+            enqueue.send_staged(channel.far_queue_id), (handle, far.message_type_id, far.validation, *place)
+        )
+        if rows:
+            return
+    ((bodies,),) = yield Statement(
+        "select bodies from servicebroker.writer_stage where attempt = $1 and piece = $2",
+        (piece.attempt, piece.number),
+    )
+    yield from send_batch(catalog, handle, piece.message_type, [body or b"" for body in bodies], now=now)
+
+
+def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
+    """The slot's conversation and how many messages it has had; a new one for one that is old or ended."""
+    rows = yield Statement(
+        "select c.conversation_handle, c.sent, c.begun_at, e.state in ('SO', 'SI', 'CO') and e.lifetime > $3 "
+        "from servicebroker.writer_conversations c "
+        "left join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where c.writer = $1 and c.slot = $2 and c.is_in_use",
+        (sender.writer, slot, now),
+    )
+    if rows:
+        handle, sent, begun_at, is_usable = rows[0]
+        if is_usable and begun_at + timedelta(seconds=sender.options.recycle_seconds) > now:
+            return handle, sent
+        if is_usable:
+            yield from _end_stream(sender, handle, now)
+        else:
+            yield _retire(handle)
+    return (yield from _begin(sender, slot, now))
+
+
+def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
+    options = sender.options
+    handle = yield from begin_dialog(
+        sender.database_id, options.from_service, options.to_service, contract=options.contract, now=now
+    )
+    yield Statement(
+        "insert into servicebroker.writer_conversations (conversation_handle, writer, slot, begun_at) "
+        "values ($1, $2, $3, $4)",
+        (handle, sender.writer, slot, now),
+    )
+    return handle, 0
+
+
+def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
+    yield _retire(handle)
+    try:
+        yield from send(sender.catalog, handle, sender.options.end_of_stream, b"", now=now)
+    except BrokerError as refused:
+        if refused.number not in _GONE:
+            raise
+
+
+def _retire(handle: UUID) -> Statement:
+    return Statement(
+        "update servicebroker.writer_conversations set is_in_use = false where conversation_handle = $1", (handle,)
+    )
+
+
+def _finish(sender: Sender, now: datetime) -> Steps[None]:
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.writer_conversations where writer = $1 and is_in_use "
+        "order by slot",
+        (sender.writer,),
+    )
+    for (handle,) in rows:
+        yield from _end_stream(sender, handle, now)
+
+
+def _collect(writer: str, now: datetime) -> Steps[None]:
+    """Remove this batch's stage, what failed attempts of this writer have left, and what nobody will come for."""
+    yield Statement(
+        "delete from servicebroker.writer_stage where writer = $1 or staged_at < $2", (writer, now - ABANDONED)
+    )
+    yield Statement(
+        "delete from servicebroker.writers w where committed_at < $1 and not exists ("
+        "select from servicebroker.writer_conversations c where c.writer = w.writer and is_in_use)",
+        (now - REMEMBERED,),
+    )
+
+
+def _end_answered(now: datetime) -> Steps[None]:
+    """End our side of conversations that their targets have ended, of any writer."""
+    rows = yield Statement(
+        "select c.conversation_handle, e.queue_id, e.state from servicebroker.writer_conversations c "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where not c.is_in_use and e.state in ('DI', 'ER') order by c.begun_at limit $1 for update of c skip locked",
+        (_SWEPT,),
+    )
+    for handle, queue_id, state in rows:
+        if state == "ER":
+            yield from _say_why(handle, queue_id)
+        try:
+            yield from end_conversation(handle, now=now)
+        except BrokerError as refused:
+            if refused.number not in _GONE:
+                raise
+    yield Statement(
+        "delete from servicebroker.writer_conversations c where not is_in_use and not exists ("
+        "select from servicebroker.conversation_endpoints e "
+        "where e.conversation_handle = c.conversation_handle and e.state <> 'CD')"
+    )
+
+
+def _say_why(handle: UUID, queue_id: int) -> Steps[None]:
+    rows = yield Statement(
+        f"select message_body from servicebroker.queue_{queue_id} "
+        "where conversation_handle = $1 and message_type_id = $2 and not is_shared",
+        (handle, ERROR_ID),
+    )
+    for (body,) in rows:
+        _log.warning("The conversation %s failed with error %s: %s", handle, *read_error(body or b""))

@@ -1,0 +1,137 @@
+"""Rows of a task on their way to conversations: cut into pieces, and copied where the commit finds them.
+
+A piece is a run of messages of one type for one slot, that is, one conversation. Pieces of a slot are numbered in the
+order of their rows.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from servicebroker.store.direct import Bodies
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PIECE_MESSAGES = 5_000
+PIECE_BYTES = 4 * 1024 * 1024
+
+BODY, TYPE = "message_body", "message_type_name"
+
+
+class Piece(NamedTuple):
+    """Messages of one type for one slot, in order."""
+
+    slot: int
+    message_type: str
+    bodies: Bodies
+
+
+@dataclass
+class Cutter:
+    """Cuts the rows of one task into pieces.
+
+    Without a key the pieces take turns on the slots, beginning with `first`; with one, equal keys are in one slot.
+    """
+
+    slots: int
+    default_type: str
+    key: str
+    first: int
+    _open: dict[int, _Growing] = field(default_factory=dict)
+    _turn: int = 0
+
+    def pieces(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Piece]:
+        """All rows, in pieces."""
+        for batch in batches:
+            for slot, message_type, bodies in self._runs(batch):
+                yield from self._add(slot, message_type, bodies)
+        for slot in sorted(self._open):
+            yield self._open[slot].piece(slot)
+
+    def _runs(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, list[bytes | None]]]:
+        """Rows of one slot and type that follow each other there."""
+        bodies = _bytes(batch.column(BODY)).to_pylist()
+        types = batch.column(TYPE).to_pylist() if TYPE in batch.schema.names else None
+        if not self.key and types is None:
+            for begin in range(0, len(bodies), PIECE_MESSAGES):
+                yield self._next_slot(), self.default_type, bodies[begin : begin + PIECE_MESSAGES]
+            return
+        slots = self._slots(batch.column(self.key)) if self.key else [self._next_slot()] * len(bodies)
+        together: dict[tuple[int, str], list[bytes | None]] = {}
+        current: dict[int, str] = {}
+        for place, (slot, body) in enumerate(zip(slots, bodies, strict=True)):
+            message_type = (types[place] if types else None) or self.default_type
+            if current.setdefault(slot, message_type) != message_type:  # what came before goes first
+                yield slot, current[slot], together.pop((slot, current[slot]))
+                current[slot] = message_type
+            together.setdefault((slot, message_type), []).append(body)
+        for (slot, message_type), run in together.items():
+            yield slot, message_type, run
+
+    def _next_slot(self) -> int:
+        self._turn += 1
+        return (self.first + self._turn) % self.slots
+
+    def _slots(self, keys: pa.Array[Any]) -> list[int]:
+        from pyarrow import compute
+
+        encoded: Any = compute.dictionary_encode(keys, null_encoding="encode")
+        known = [slot_of(value, self.slots) for value in encoded.dictionary.to_pylist()]
+        return [known[code] for code in encoded.indices.to_pylist()]
+
+    def _add(self, slot: int, message_type: str, bodies: list[bytes | None]) -> Iterator[Piece]:
+        for body in bodies:
+            growing = self._open.get(slot)
+            if growing is not None and (growing.message_type != message_type or growing.is_full):
+                yield growing.piece(slot)
+                growing = None
+            if growing is None:
+                growing = self._open[slot] = _Growing(message_type)
+            growing.bodies.append(body)
+            growing.size += len(body or b"")
+
+
+@dataclass
+class _Growing:
+    message_type: str
+    bodies: Bodies = field(default_factory=Bodies)
+    size: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.bodies) >= PIECE_MESSAGES or self.size >= PIECE_BYTES
+
+    def piece(self, slot: int) -> Piece:
+        return Piece(slot, self.message_type, self.bodies)
+
+
+def slot_of(key: object, slots: int) -> int:
+    """The slot of a key: the same in every process."""
+    return zlib.crc32(key if isinstance(key, bytes) else str(key).encode()) % slots
+
+
+def stage(connection: psycopg.Connection[Any], writer: str, attempt: UUID, pieces: Iterable[Piece]) -> int:
+    """Copy pieces into the stage, in one transaction. Returns the number of messages."""
+    messages = 0
+    target = "servicebroker.writer_stage (attempt, piece, writer, slot, message_type_name, messages, bodies)"
+    into_stage = f"copy {target} from stdin (format binary)"
+    with connection.transaction(), connection.cursor() as cursor, cursor.copy(into_stage) as copy:
+        copy.set_types(["uuid", "int4", "text", "int4", "text", "int4", "bytea[]"])
+        for number, piece in enumerate(pieces):
+            count = len(piece.bodies)
+            copy.write_row((attempt, number, writer, piece.slot, piece.message_type, count, piece.bodies))
+            messages += count
+    return messages
+
+
+def _bytes(column: pa.Array[Any]) -> pa.Array[Any]:
+    import pyarrow as pa
+
+    return column.cast(pa.binary()) if pa.types.is_string(column.type) else column

@@ -1,0 +1,119 @@
+"""The Spark writer `servicebroker`: rows become messages, exactly once for each batch of a query or each sendId."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from servicebroker.engine.catalog import Catalog
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.permissions import DBO
+from servicebroker.pipeline.instance import OpenDatabase
+from servicebroker.pipeline.options import WriterOptions
+from servicebroker.pipeline.sending import Sender, Staged, send_staged
+from servicebroker.pipeline.staging import BODY, TYPE, Cutter, stage
+from servicebroker.pipeline.task import partition_id, query_id
+from servicebroker.store.running import run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What one task hands to the commit: for whom, which partition, and what it has staged."""
+
+    writer: str
+    partition: int
+    staged: Staged
+
+
+class MessageStreamWriter(DataSourceStreamArrowWriter):
+    """Stages rows in the tasks, and sends them at the end of a batch."""
+
+    def __init__(self, options: WriterOptions, schema: StructType) -> None:
+        check_columns(options, schema)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
+        """The rows of one task, staged."""
+        return write_rows(self._options, query_id("servicebroker"), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Send the batch, unless it was sent before."""
+        commit_rows(self._options, messages, batchId, finish=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: the batch may have been sent and Spark does not know. Its stage is collected by the next one."""
+
+
+class MessageBatchWriter(DataSourceArrowWriter):
+    """The same for a batch job, whose name is the option sendId; at its end every conversation's stream ends."""
+
+    def __init__(self, options: WriterOptions, schema: StructType) -> None:
+        check_columns(options, schema)
+        if not options.send_id:
+            raise InstanceError(
+                "The servicebroker writer needs the option 'sendId' in a batch job: a name under which these rows are "
+                "sent once, however often the job runs."
+            )
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
+        """The rows of one task, staged."""
+        return write_rows(self._options, f"sendId {self._options.send_id}", iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Send everything, unless it was sent before."""
+        commit_rows(self._options, messages, 0, finish=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing, as in a stream."""
+
+
+def check_columns(options: WriterOptions, schema: StructType) -> None:
+    """Refuse rows that are no messages.
+
+    Raises:
+        InstanceError: no message_body of bytes or text, no message type, or no such key column.
+    """
+    types = {field.name: field.dataType for field in schema.fields}
+    if not isinstance(types.get(BODY), BinaryType | StringType):
+        raise InstanceError(f"The servicebroker writer needs a column '{BODY}' of binary or string.")
+    if TYPE in types and not isinstance(types[TYPE], StringType):
+        raise InstanceError(f"The column '{TYPE}' must be of string.")
+    if TYPE not in types and not options.message_type:
+        raise InstanceError(f"The servicebroker writer needs the option 'messageType', or a column '{TYPE}'.")
+    if options.key and options.key not in types:
+        raise InstanceError(f"The rows have no column '{options.key}', which the option 'key' names.")
+
+
+def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Stage the rows of one task."""
+    partition, attempt = partition_id(), uuid4()
+    cutter = Cutter(options.conversations, options.message_type, options.key, partition)
+    with closing(OpenDatabase.open(options.instance, options.database)) as database:
+        messages = stage(database.connection, writer, attempt, cutter.pieces(batches))
+    return Written(writer, partition, Staged(attempt, messages))
+
+
+def commit_rows(
+    options: WriterOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, finish: bool
+) -> bool:
+    """Send what the tasks have staged, in the order of their partitions. False when it was sent before."""
+    written = sorted((one for one in messages if isinstance(one, Written)), key=lambda one: one.partition)
+    if not any(one.staged.messages for one in written):
+        return False
+    with closing(OpenDatabase.open(options.instance, options.database)) as database:
+        catalog = Catalog(None if database.user.principal_id == DBO else database.user)
+        sender = Sender(written[0].writer, database.database_id, options, catalog)
+        staged = [one.staged for one in written]
+        with database.connection.transaction():
+            return run(database.connection, send_staged(sender, batch, staged, datetime.now(UTC), finish=finish))

@@ -1,0 +1,291 @@
+"""The writer against a real server, driven as Spark drives it, without Spark."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pipeline_support import END_OF_STREAM, LINE, Feed, warehouse
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.pipeline.options import writer_options
+from servicebroker.pipeline.source import ServiceBrokerSource
+from servicebroker.pipeline.writer import commit_rows, write_rows
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, errors
+
+BODY = StructField("message_body", BinaryType())
+
+
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
+@pytest.fixture
+def feed(database):
+    return Feed(database)
+
+
+def options(feed, **more):
+    given = {
+        "instance": feed.database.instance.url,
+        "database": feed.database.name,
+        "fromService": feed.near,
+        "toService": feed.far,
+        "contract": "Lines",
+        "messageType": LINE,
+        "conversations": "2",
+    }
+    return given | more
+
+
+def rows(*values, **columns):
+    return pa.RecordBatch.from_pydict({"message_body": pa.array(values, pa.binary()), **columns})
+
+
+def write(feed, *tasks, writer="q", batch=0, finish=False, **more):
+    chosen = writer_options(options(feed, **more))
+    written = [write_rows(chosen, writer, iter([task])) for task in tasks]
+    return commit_rows(chosen, written, batch, finish=finish)
+
+
+def received(feed, queue=None):
+    return feed.database.receive(queue or feed.queue, top=10_000)
+
+
+def everything(feed):
+    found = []
+    while messages := received(feed):
+        found += messages
+    return found
+
+
+def staged(feed):
+    with feed.database.instance.connection() as connection:
+        return connection.execute("select count(*) from servicebroker.writer_stage").fetchone()[0]
+
+
+def test_rows_become_messages_in_their_order(feed):
+    assert write(feed, rows(b"1", None, b""), conversations="1")
+    messages = everything(feed)
+    assert [(m.message_sequence_number, m.message_body) for m in messages] == [(0, b"1"), (1, None), (2, None)]
+    assert staged(feed) == 0
+
+
+def test_a_batch_is_sent_once(feed):
+    assert write(feed, rows(b"a"), batch=3)
+    assert not write(feed, rows(b"a"), batch=3)
+    assert not write(feed, rows(b"a"), batch=2)
+    assert write(feed, rows(b"b"), batch=4)
+    assert write(feed, rows(b"c"), batch=0, writer="another")
+    assert sorted(bodies(everything(feed))) == [b"a", b"b", b"c"]
+
+
+def test_two_commits_of_one_batch_at_once_send_it_once(feed):
+    chosen = writer_options(options(feed))
+    written = [write_rows(chosen, "q2", iter([rows(b"x", b"y")])) for _ in range(2)]
+    together, results = threading.Barrier(2), []
+
+    def commit(one):
+        together.wait()
+        results.append(commit_rows(chosen, [one], 0, finish=False))
+
+    threads = [threading.Thread(target=commit, args=(one,)) for one in written]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == [False, True]
+    assert bodies(everything(feed)) == [b"x", b"y"]
+
+
+def test_many_pieces_go_past_the_driver_in_order(feed, monkeypatch):
+    monkeypatch.setattr("servicebroker.pipeline.staging.PIECE_MESSAGES", 10)
+    numbers = [b"%d" % n for n in range(95)]
+    write(feed, rows(*numbers[:50]), rows(*numbers[50:]), conversations="1", writer="pieces")
+    messages = everything(feed)
+    assert bodies(messages) == numbers
+    assert [m.message_sequence_number for m in messages] == list(range(95))
+
+
+def test_equal_keys_share_a_conversation(feed):
+    keys = [f"k{n % 5}" for n in range(40)]
+    for batch in range(2):
+        task = rows(*[b"%d" % (n + 40 * batch) for n in range(40)], k=pa.array(keys))
+        write(feed, task, writer="keys", batch=batch, key="k", conversations="3")
+    by_conversation = {}
+    for message in everything(feed):
+        by_conversation.setdefault(message.conversation_handle, []).append(int(message.message_body))
+    assert len(by_conversation) <= 3
+    places = {}
+    for handle, numbers in by_conversation.items():
+        assert numbers == sorted(numbers)
+        for number in numbers:
+            places.setdefault(keys[number % 40], set()).add(handle)
+    assert all(len(handles) == 1 for handles in places.values())
+
+
+def test_a_conversation_is_replaced_and_ended_on_both_sides(feed):
+    for batch in range(3):
+        write(feed, rows(b"a", b"b"), writer="recycled", batch=batch, conversations="1", recycleAfter="2")
+    messages = everything(feed)
+    assert len({m.conversation_handle for m in messages}) == 3
+    assert [m.message_type_name for m in messages].count(END_OF_STREAM) == 2
+    for message in messages:
+        if message.message_type_name == END_OF_STREAM:
+            feed.database.end_conversation(message.conversation_handle)
+    write(feed, rows(b"c"), writer="recycled", batch=3, conversations="1", recycleAfter="100")
+    with feed.database.instance.connection() as connection:
+        sql = "select state from servicebroker.conversation_endpoints join servicebroker.services using (service_id)"
+        found = connection.execute(sql + " where name = %s order by 1", (feed.near,)).fetchall()
+        assert found == [("CO",)]
+    assert received(feed, feed.back) == []
+
+
+def test_an_old_conversation_is_replaced(feed):
+    write(feed, rows(b"a"), writer="aged", conversations="1")
+    with feed.database.instance.connection() as connection:
+        connection.execute(
+            "update servicebroker.writer_conversations set begun_at = %s where writer = 'aged'",
+            (datetime.now(UTC) - timedelta(hours=2),),
+        )
+    write(feed, rows(b"b"), writer="aged", batch=1, conversations="1")
+    assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM, LINE]
+
+
+def test_a_conversation_that_its_target_has_ended_is_replaced(feed, caplog):
+    write(feed, rows(b"a"), writer="ended", conversations="1")
+    (message,) = everything(feed)
+    feed.database.end_conversation(message.conversation_handle, error=(9, "no paper"))
+    write(feed, rows(b"b"), writer="ended", batch=1, conversations="1")
+    (second,) = everything(feed)
+    assert (second.message_body, second.conversation_handle != message.conversation_handle) == (b"b", True)
+    assert "failed with error 9: no paper" in caplog.text
+    assert received(feed, feed.back) == []
+
+
+def test_a_batch_job_ends_its_streams_and_is_sent_once(feed):
+    assert write(feed, rows(b"a"), rows(b"b"), writer="sendId job", finish=True)
+    assert not write(feed, rows(b"a"), rows(b"b"), writer="sendId job", finish=True)
+    kinds = [m.message_type_name for m in everything(feed)]
+    assert sorted(kinds) == [END_OF_STREAM, LINE, LINE]
+
+
+def test_no_rows_are_no_batch(feed):
+    assert not write(feed, rows(), writer="empty", finish=True)
+    assert everything(feed) == []
+
+
+def test_what_failed_attempts_have_staged_is_collected(feed):
+    chosen = writer_options(options(feed))
+    lost = write_rows(chosen, "zombie", iter([rows(b"never")]))
+    assert (lost.staged.messages, staged(feed)) == (1, 1)
+    write(feed, rows(b"a"), writer="zombie")
+    assert (bodies(everything(feed)), staged(feed)) == ([b"a"], 0)
+    write_rows(chosen, "dead", iter([rows(b"never")]))
+    with feed.database.instance.connection() as connection:
+        connection.execute("update servicebroker.writer_stage set staged_at = %s", (datetime(2020, 1, 1, tzinfo=UTC),))
+    write(feed, rows(b"b"), writer="zombie", batch=1)
+    assert staged(feed) == 0
+
+
+def test_a_stage_that_a_crash_has_emptied_is_noticed_and_nothing_is_sent(feed):
+    chosen = writer_options(options(feed))
+    written = write_rows(chosen, "crash", iter([rows(b"a")]))
+    with feed.database.instance.connection() as connection:
+        connection.execute("truncate servicebroker.writer_stage")
+    with pytest.raises(InstanceError, match="not there any more"):
+        commit_rows(chosen, [written], 0, finish=False)
+    assert write(feed, rows(b"a"), writer="crash")
+    assert bodies(everything(feed)) == [b"a"]
+
+
+def test_a_task_that_fails_stages_nothing(feed):
+    def broken():
+        yield rows(b"a")
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_rows(writer_options(options(feed)), "broken", broken())
+    assert staged(feed) == 0
+
+
+def test_a_type_outside_of_the_contract_is_refused_and_the_batch_can_be_sent_again(feed):
+    with pytest.raises(BrokerError) as refused:
+        write(feed, rows(b"a", message_type_name=pa.array(["Unheard"])), writer="typed")
+    assert refused.value.number == 8428
+    assert everything(feed) == []
+    assert write(feed, rows(b"a"), writer="typed")
+
+
+def test_types_of_rows_go_as_they_are_named(feed):
+    task = rows(b"a", None, message_type_name=pa.array([None, END_OF_STREAM]))
+    write(feed, task, writer="named", conversations="1")
+    assert [m.message_type_name for m in everything(feed)] == [LINE, END_OF_STREAM]
+
+
+def test_a_queue_that_is_off_keeps_what_was_sent_waiting(feed):
+    feed.database.alter_queue(feed.queue, status=False)
+    write(feed, rows(b"a", b"b"), writer="off", conversations="1")
+    feed.database.alter_queue(feed.queue, status=True)
+    assert bodies(everything(feed)) == [b"a", b"b"]
+
+
+def test_a_body_that_breaks_its_type_ends_its_conversation_as_any_send(database, feed):
+    database.create_message_type("Xml", "WELL_FORMED_XML")
+    database.create_contract("Documents", {"Xml": "INITIATOR", END_OF_STREAM: "INITIATOR"})
+    database.alter_service(feed.far, add_contracts=["Documents"])
+    write(feed, rows(b"<a/>"), contract="Documents", messageType="Xml", writer="xml", conversations="1")
+    assert bodies(everything(feed)) == [b"<a/>"]
+    write(feed, rows(b"no xml"), contract="Documents", messageType="Xml", writer="xml", batch=1, conversations="1")
+    assert -9615 in errors(received(feed, feed.back))
+
+
+def test_rows_go_to_another_instance(pair):
+    given = {
+        "instance": pair.west.instance.url,
+        "database": "Test",
+        "fromService": ORDERS,
+        "toService": STOCK,
+        "contract": CONTRACT,
+        "messageType": ORDER,
+        "conversations": "1",
+    }
+    chosen = writer_options(given)
+    for batch in range(2):
+        written = write_rows(chosen, "far", iter([rows(*[b"%d" % (n + 7 * batch) for n in range(7)])]))
+        assert commit_rows(chosen, [written], batch, finish=False)
+        pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE, top=100)) == [b"%d" % n for n in range(14)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "complaint"),
+    [
+        (StructType([]), {}, "needs a column 'message_body'"),
+        (StructType([StructField("message_body", LongType())]), {}, "needs a column 'message_body'"),
+        (StructType([BODY]), {"messageType": ""}, "needs the option 'messageType'"),
+        (StructType([BODY]), {"key": "k"}, "no column 'k'"),
+        (StructType([BODY, StructField("message_type_name", LongType())]), {}, "must be of string"),
+    ],
+)
+def test_rows_that_are_no_messages_are_refused(feed, schema, given, complaint):
+    source = ServiceBrokerSource(options(feed, **given))
+    with pytest.raises(InstanceError, match=complaint):
+        source.streamWriter(schema, overwrite=False)
+
+
+def test_a_batch_job_needs_a_name_and_only_appends(feed):
+    schema = StructType([StructField("message_body", StringType())])
+    source = ServiceBrokerSource(options(feed))
+    with pytest.raises(InstanceError, match="needs the option 'sendId'"):
+        source.writer(schema, overwrite=False)
+    with pytest.raises(InstanceError, match="mode\\('append'\\)"):
+        source.writer(schema, overwrite=True)
+    with pytest.raises(InstanceError, match="outputMode\\('append'\\)"):
+        source.streamWriter(schema, overwrite=True)

@@ -1,0 +1,88 @@
+"""Cutting rows into pieces: order, slots, sizes."""
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import staging
+from servicebroker.pipeline.options import writer_options
+from servicebroker.pipeline.staging import Cutter, slot_of
+
+GIVEN = {"instance": "./data", "database": "W", "fromService": "A", "toService": "B", "contract": "C"}
+
+
+def batch(**columns):
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def cut(*batches, slots=2, default="T", key="", first=0):
+    return [
+        (piece.slot, piece.message_type, list(piece.bodies))
+        for piece in Cutter(slots, default, key, first).pieces(batches)
+    ]
+
+
+def test_text_becomes_bytes_and_null_stays():
+    assert cut(batch(message_body=["ä", None, ""])) == [(1, "T", ["ä".encode(), None, b""])]
+
+
+def test_without_a_key_pieces_take_turns(monkeypatch):
+    monkeypatch.setattr(staging, "PIECE_MESSAGES", 2)
+    found = cut(batch(message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=3, first=1)
+    assert found == [(0, "T", [b"3", b"4"]), (1, "T", [b"5"]), (2, "T", [b"1", b"2"])]
+
+
+def test_equal_keys_share_a_slot_in_their_order(monkeypatch):
+    monkeypatch.setattr(staging, "PIECE_MESSAGES", 3)
+    keys = [f"customer {n % 7}" for n in range(50)] + [None]
+    found = cut(
+        batch(k=keys[:20], message_body=[b"%d" % n for n in range(20)]),
+        batch(k=keys[20:], message_body=[b"%d" % n for n in range(20, 51)]),
+        slots=4,
+        key="k",
+    )
+    slots = {}
+    for slot, _, bodies in found:
+        slots.setdefault(slot, []).extend(int(body) for body in bodies)
+    assert sorted(number for numbers in slots.values() for number in numbers) == list(range(51))
+    for slot, numbers in slots.items():
+        assert numbers == sorted(numbers)
+        assert {slot_of(keys[number], 4) for number in numbers} == {slot}
+
+
+def test_a_change_of_type_begins_a_piece():
+    types = ["A", "A", None, "A", "B"]
+    found = cut(batch(message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), slots=1)
+    assert found == [(0, "A", [b"1", b"2"]), (0, "T", [b"3"]), (0, "A", [b"4"]), (0, "B", [b"5"])]
+
+
+def test_a_change_of_type_on_one_key_leaves_the_other_slots_alone():
+    other = next(key for key in "bcdefgh" if slot_of(key, 2) != slot_of("a", 2))
+    keys = ["a", other, "a", other, "a"]
+    types = ["A", "A", "B", "A", "B"]
+    found = cut(batch(k=keys, message_type_name=types, message_body=[b"1", b"2", b"3", b"4", b"5"]), key="k")
+    mine = [(kind, bodies) for slot, kind, bodies in found if slot == slot_of("a", 2)]
+    theirs = [(kind, bodies) for slot, kind, bodies in found if slot == slot_of(other, 2)]
+    assert (mine, theirs) == ([("A", [b"1"]), ("B", [b"3", b"5"])], [("A", [b"2", b"4"])])
+
+
+def test_large_bodies_make_small_pieces(monkeypatch):
+    monkeypatch.setattr(staging, "PIECE_BYTES", 10)
+    found = cut(batch(message_body=[b"x" * 8] * 5), slots=1)
+    assert [len(bodies) for _, _, bodies in found] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"colour": "red"}, "The servicebroker writer has no option 'colour'"),
+        ({"toService": ""}, "The servicebroker writer needs the option 'toService'"),
+        ({"conversations": "0"}, "whole number from 1"),
+    ],
+)
+def test_a_wrong_option_is_named(given, complaint):
+    with pytest.raises(InstanceError, match=complaint):
+        writer_options(GIVEN | given)
