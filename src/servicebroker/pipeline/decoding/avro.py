@@ -1,0 +1,97 @@
+"""Avro records without a container, one a body, under one writer's schema."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from servicebroker.pipeline.decoding.columns import Column, Undecodable, project
+
+_KINDS = {
+    "string": "string",
+    "enum": "string",
+    "int": "integer",
+    "long": "long",
+    "float": "double",
+    "double": "double",
+    "boolean": "boolean",
+    "bytes": "binary",
+    "fixed": "binary",
+}
+_LOGICAL = {
+    "date": "date",
+    "timestamp-millis": "timestamp",
+    "timestamp-micros": "timestamp",
+    "uuid": "string",
+}
+
+
+class AvroDecoder:
+    """The fields of a record; what is nested becomes the text of JSON."""
+
+    def __init__(self, columns: Sequence[Column], schema: bytes, refuse_extra: bool) -> None:
+        import fastavro
+
+        try:
+            self._schema: Any = fastavro.parse_schema(json.loads(schema))
+        except Exception as problem:  # fastavro raises many kinds
+            raise ValueError(f"it is no Avro schema: {problem}") from None
+        if not isinstance(self._schema, dict) or self._schema.get("type") != "record":
+            raise ValueError("the Avro schema must be of a record")
+        _check_sizes(self._schema)
+        self.columns = tuple(columns) or tuple(_column(field) for field in self._schema["fields"])
+        self._refuse_extra = refuse_extra
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """See `Decoder`."""
+        import fastavro
+
+        if not body:
+            raise Undecodable("empty", "the body is empty")
+        source = io.BytesIO(body)
+        try:
+            found: Any = fastavro.schemaless_reader(source, self._schema, None)
+        except Exception as problem:  # fastavro raises many kinds; whatever the bytes are, they are no such record
+            raise Undecodable("malformed", f"{type(problem).__name__} {problem}".strip()) from None
+        if source.tell() != len(body):
+            raise Undecodable("malformed", f"{len(body) - source.tell()} bytes follow the record")
+        fields = {name: str(value) if type(value).__name__ == "UUID" else value for name, value in found.items()}
+        return project(fields, self.columns, refuse_extra=self._refuse_extra)
+
+
+def _column(field: Mapping[str, Any]) -> Column:
+    kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    some = [kind for kind in kinds if kind != "null"]
+    return Column(field["name"], _kind(some[0]) if len(some) == 1 else "json", is_optional="null" in kinds)
+
+
+def _kind(kind: Any) -> str:
+    if isinstance(kind, str):
+        return _KINDS.get(kind, "json")
+    logical = kind.get("logicalType")
+    if logical == "decimal":
+        return f"decimal({kind['precision']},{kind.get('scale', 0)})"
+    return _LOGICAL.get(logical) or ("json" if logical else _KINDS.get(kind["type"], "json"))
+
+
+def _check_sizes(schema: Any) -> None:
+    """Refuse arrays of what takes no bytes: few bytes could claim any number of them."""
+    if isinstance(schema, list):
+        for one in schema:
+            _check_sizes(one)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "array" and _takes_nothing(schema["items"]):
+            raise ValueError("an array of items without content may claim any length")
+        for inner in (schema.get("items"), schema.get("values"), schema.get("type")):
+            if not isinstance(inner, str):
+                _check_sizes(inner)
+        for field in schema.get("fields", ()):
+            _check_sizes(field["type"])
+
+
+def _takes_nothing(schema: Any) -> bool:
+    if isinstance(schema, dict) and schema.get("type") == "record":
+        return all(_takes_nothing(field["type"]) for field in schema["fields"])
+    return schema == "null" or (isinstance(schema, dict) and schema.get("type") in ("null",))

@@ -1,0 +1,72 @@
+"""JSON, text, and bytes as they are."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+from servicebroker.pipeline.decoding.columns import Column, Undecodable, project
+
+
+class JsonDecoder:
+    """Objects of JSON, in UTF-8, UTF-16 or UTF-32 with or without a byte order mark."""
+
+    def __init__(self, columns: Sequence[Column], refuse_extra: bool) -> None:
+        if not columns:
+            raise ValueError("json needs columns")
+        self.columns = tuple(columns)
+        self._refuse_extra = refuse_extra
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """See `Decoder`."""
+        if not body:
+            raise Undecodable("empty", "the body is empty")
+        try:
+            text = body.decode(json.detect_encoding(body))
+        except UnicodeDecodeError as problem:
+            raise Undecodable("wrong encoding", str(problem)) from None
+        try:
+            found = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
+        except RecursionError:
+            raise Undecodable("too deep", "the body is nested too deeply") from None
+        except ValueError as problem:
+            raise Undecodable("malformed", str(problem)) from None
+        if not isinstance(found, dict):
+            raise Undecodable("wrong type", f"the body is no object but {type(found).__name__}")
+        return project(found, self.columns, refuse_extra=self._refuse_extra)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+class TextDecoder:
+    """One column, `text`; an empty body is an empty text."""
+
+    columns = (Column("text", "string"),)
+
+    def __init__(self, encoding: str) -> None:
+        try:
+            self._encoding = codecs.lookup(encoding).name
+        except LookupError:
+            raise ValueError(f"'{encoding}' is no encoding that Python knows") from None
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """See `Decoder`."""
+        try:
+            return [(body or b"").decode(self._encoding)]
+        except UnicodeError as problem:
+            raise Undecodable("wrong encoding", str(problem)) from None
+
+
+class BinaryDecoder:
+    """One column, `body`; an empty body is a value without bytes."""
+
+    columns = (Column("body", "binary"),)
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """See `Decoder`."""
+        return [body or b""]

@@ -1,0 +1,101 @@
+"""Protobuf messages, by a descriptor set (`protoc --include_imports --descriptor_set_out`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC
+from typing import Any
+
+from servicebroker.pipeline.decoding.columns import Column, Undecodable, project
+
+_TIMESTAMP = "google.protobuf.Timestamp"
+
+
+class ProtobufDecoder:
+    """The fields of a message; what is repeated or nested becomes the text of JSON. An empty body has the defaults."""
+
+    def __init__(self, columns: Sequence[Column], schema: bytes, message: str, refuse_extra: bool) -> None:
+        self._given = (tuple(columns), schema, message, refuse_extra)
+        self._class = _message_class(schema, message)
+        self._fields = list(self._class.DESCRIPTOR.fields)
+        self.columns = tuple(columns) or tuple(_column(field) for field in self._fields)
+        self._refuse_extra = refuse_extra
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._given
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.__init__(*state)  # type: ignore[misc] # classes made from descriptors do not travel
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """See `Decoder`."""
+        from google.protobuf.message import DecodeError
+        from google.protobuf.unknown_fields import UnknownFieldSet
+
+        found = self._class()
+        try:
+            found.ParseFromString(body or b"")
+        except (DecodeError, RuntimeError) as problem:
+            raise Undecodable("malformed", str(problem)) from None
+        if not found.IsInitialized():
+            raise Undecodable("missing field", str(found.FindInitializationErrors()))
+        if self._refuse_extra and len(UnknownFieldSet(found)):
+            raise Undecodable("extra field", f"number {UnknownFieldSet(found)[0].field_number} is not in the schema")
+        try:
+            values = {field.name: _value(found, field) for field in self._fields}
+        except (ValueError, OverflowError) as problem:  # a Timestamp beyond the year 9999
+            raise Undecodable("wrong type", str(problem)) from None
+        return project(values, self.columns, refuse_extra=False)
+
+
+def _message_class(schema: bytes, message: str) -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf.message import DecodeError
+
+    files = descriptor_pb2.FileDescriptorSet()
+    try:
+        files.ParseFromString(schema)
+        pool = descriptor_pool.DescriptorPool()
+        for file in files.file:
+            pool.Add(file)
+        return message_factory.GetMessageClass(pool.FindMessageTypeByName(message))
+    except KeyError:
+        raise ValueError(f"the descriptor set has no message '{message}'") from None
+    except (DecodeError, TypeError) as problem:
+        raise ValueError(f"it is no Protobuf descriptor set: {problem}") from None
+
+
+def _column(field: Any) -> Column:
+    kinds = {
+        field.CPPTYPE_INT32: "integer",
+        field.CPPTYPE_UINT32: "long",
+        field.CPPTYPE_INT64: "long",
+        field.CPPTYPE_UINT64: "decimal(20,0)",
+        field.CPPTYPE_DOUBLE: "double",
+        field.CPPTYPE_FLOAT: "double",
+        field.CPPTYPE_BOOL: "boolean",
+        field.CPPTYPE_ENUM: "string",
+        field.CPPTYPE_STRING: "binary" if field.type == field.TYPE_BYTES else "string",
+    }
+    if field.is_repeated:
+        return Column(field.name, "json", is_optional=True)
+    if field.message_type is not None:
+        kind = "timestamp" if field.message_type.full_name == _TIMESTAMP else "json"
+        return Column(field.name, kind, is_optional=True)
+    return Column(field.name, kinds[field.cpp_type], is_optional=field.has_presence)
+
+
+def _value(message: Any, field: Any) -> Any:
+    from google.protobuf.json_format import MessageToDict
+
+    if not field.is_repeated and field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.is_repeated or (field.message_type is not None and field.message_type.full_name != _TIMESTAMP):
+        return MessageToDict(message, preserving_proto_field_name=True).get(field.name)
+    if field.message_type is not None:
+        return value.ToDatetime(tzinfo=UTC)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known else str(value)
+    return value

@@ -1,0 +1,79 @@
+"""XML, with or without an XSD. Hostile until parsed: no DTD, no entities, no network, libxml2's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lxml import etree
+
+from servicebroker.model.xml import SchemaCollection, parse, read_schema
+from servicebroker.pipeline.decoding.columns import MISSING, Column, Undecodable, checked, convert_text
+
+
+class XmlDecoder:
+    """Values of elements and attributes below the root; `a/b/@c` is a path, whatever the namespaces."""
+
+    def __init__(self, columns: Sequence[Column], schema: bytes | None) -> None:
+        if not columns:
+            raise ValueError("xml needs columns")
+        self.columns = tuple(columns)
+        self._paths = [_xpath(column.path) for column in columns]
+        self._xsd = schema
+        self._schemas: SchemaCollection | None = None
+        if schema is not None:
+            self._collection().check()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"columns": self.columns, "xsd": self._xsd}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["columns"], state["xsd"])  # type: ignore[misc] # compiled anew where it is used
+
+    def _collection(self) -> SchemaCollection:
+        if self._schemas is None:
+            self._schemas = SchemaCollection([read_schema(self._xsd or b"")])
+        return self._schemas
+
+    def decode(self, body: bytes | None) -> list[Any]:
+        """See `Decoder`."""
+        if not body:
+            raise Undecodable("empty", "the body is empty")
+        try:
+            root = parse(body)
+        except (etree.XMLSyntaxError, ValueError) as problem:
+            raise Undecodable("malformed", str(problem)) from None
+        if root.getroottree().docinfo.internalDTD is not None:
+            raise Undecodable("malformed", "the document has a DTD")
+        failure = self._collection().failure(root) if self._xsd is not None else None
+        if failure:
+            raise Undecodable("invalid", failure)
+        return [
+            checked(column, _value(root, path, column.path), convert_text)
+            for column, path in zip(self.columns, self._paths, strict=True)
+        ]
+
+
+def _xpath(path: str) -> etree.XPath:
+    steps = []
+    for step in path.split("/"):
+        name = step.removeprefix("@")
+        if not name or any(mark in name for mark in "'\"@[]()"):
+            raise ValueError(
+                f"'{path}' is no path: give the names of elements, and @ before an attribute's, as in a/b/@c"
+            )
+        steps.append(f"{'@' if step.startswith('@') else ''}*[local-name()='{name}']")
+    return etree.XPath("/".join(steps))
+
+
+def _value(root: etree._Element, xpath: etree.XPath, path: str) -> Any:
+    found: Any = xpath(root)
+    if not found:
+        return MISSING
+    if len(found) > 1:
+        raise Undecodable("wrong type", f"'{path}' is there {len(found)} times")
+    (node,) = found
+    if isinstance(node, str):
+        return str(node)
+    nil = node.get("{http://www.w3.org/2001/XMLSchema-instance}nil")
+    return None if nil in ("true", "1") else "".join(node.itertext())

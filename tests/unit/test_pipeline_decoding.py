@@ -1,0 +1,347 @@
+"""Decoding: what is read, and what is said of everything else. No Spark, no server."""
+
+import io
+import json
+import pickle
+import random
+import uuid
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pytest
+
+pytest.importorskip("fastavro")
+pytest.importorskip("google.protobuf")
+
+import fastavro
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from servicebroker.pipeline.decoding import FORMATS, Column, Undecodable, decoder
+from servicebroker.pipeline.decoding.columns import check_kind
+
+ORDER = (
+    Column("id", "long"),
+    Column("price", "decimal(9,2)"),
+    Column("note", "string", is_optional=True),
+    Column("city", "string", is_optional=True, source="customer.city"),
+)
+XSD = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema"><xs:element name="order"><xs:complexType><xs:sequence>
+<xs:element name="id" type="xs:long"/><xs:element name="note" type="xs:string" minOccurs="0"/></xs:sequence>
+<xs:attribute name="at" type="xs:dateTime"/></xs:complexType></xs:element></xs:schema>"""
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "key", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "lines", "type": {"type": "array", "items": "string"}},
+    ],
+}
+
+
+def json_reader(**more):
+    return decoder("json", ORDER, **more)
+
+
+def reason(reader, body):
+    with pytest.raises(Undecodable) as refused:
+        reader.decode(body)
+    assert str(refused.value)
+    return refused.value.reason
+
+
+def test_json_is_read():
+    body = b'{"id": 1, "price": 2.50, "note": "\\u00e4", "customer": {"city": "Bern"}, "extra": 1}'
+    assert json_reader().decode(body) == [1, Decimal("2.50"), "ä", "Bern"]
+    assert json_reader().decode(b'{"id": 1, "price": "2.5"}') == [1, Decimal("2.50"), None, None]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_json_is_read_in_every_encoding_that_json_has(encoding):
+    assert json_reader().decode('{"id": 1, "price": 1, "note": "ä"}'.encode(encoding))[2] == "ä"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, "empty"),
+        (b"", "empty"),
+        (b" ", "malformed"),
+        (b'{"id": 1, "price"', "malformed"),
+        (b'{"id": 1, "price": 1} x', "malformed"),
+        (b'{"id": NaN, "price": 1}', "malformed"),
+        (b'{"id": 1' + b"0" * 5000 + b', "price": 1}', "malformed"),
+        (b'{"id": 1, "price": 1, "note": "\xff"}', "wrong encoding"),
+        (b'{"id": 1, "price": 1, "note": "\\ud800"}', "wrong type"),
+        ("{".encode("utf-16")[:3], "wrong encoding"),
+        (b"[" * 100_000, "too deep"),
+        (b"[1]", "wrong type"),
+        (b"1", "wrong type"),
+        (b'{"price": 1}', "missing field"),
+        (b'{"id": null, "price": 1}', "missing field"),
+        (b'{"id": "1", "price": 1}', "wrong type"),
+        (b'{"id": true, "price": 1}', "wrong type"),
+        (b'{"id": 1.0, "price": 1}', "wrong type"),
+        (b'{"id": 9223372036854775808, "price": 1}', "wrong type"),
+        (b'{"id": 1, "price": 1.005}', "wrong type"),
+        (b'{"id": 1, "price": 10000000}', "wrong type"),
+        (b'{"id": 1, "price": "NaN"}', "wrong type"),
+        (b'{"id": 1, "price": 1e400000}', "wrong type"),
+        (b'{"id": 1, "price": 1, "note": 5}', "wrong type"),
+    ],
+)
+def test_json_that_is_not_what_it_should_be(body, expected):
+    assert reason(json_reader(), body) == expected
+
+
+def test_extra_fields_are_refused_where_that_is_wanted():
+    assert reason(json_reader(refuse_extra=True), b'{"id": 1, "price": 1, "colour": "red"}') == "extra field"
+    assert json_reader(refuse_extra=True).decode(b'{"id": 1, "price": 1, "customer": {}}') == [
+        1,
+        Decimal("1.00"),
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        ("integer", "-2147483648", -(2**31)),
+        ("double", "1", 1.0),
+        ("double", "1e3", 1000.0),
+        ("boolean", "false", False),
+        ("date", '"2026-02-28"', date(2026, 2, 28)),
+        ("timestamp", '"2026-02-28T12:00:00+02:00"', datetime(2026, 2, 28, 10, tzinfo=UTC)),
+        ("timestamp", '"2026-02-28T12:00:00"', datetime(2026, 2, 28, 12, tzinfo=UTC)),
+        ("binary", '"AP8="', b"\x00\xff"),
+        ("json", '{"a": [1, 2.5, null]}', '{"a":[1,2.5,null]}'),
+        ("decimal(38,0)", "1" * 38, Decimal("1" * 38)),
+    ],
+)
+def test_every_type_is_read_from_json(kind, text, value):
+    reader = decoder("json", [Column("x", kind)])
+    assert reader.decode(b'{"x": %b}' % text.encode()) == [value]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("integer", "2147483648"),
+        ("double", "1e999"),
+        ("double", '"1"'),
+        ("boolean", "0"),
+        ("date", '"28.2.2026"'),
+        ("date", "5"),
+        ("timestamp", '"yesterday"'),
+        ("timestamp", "5"),
+        ("timestamp", '"0001-01-01T00:00:00+23:00"'),
+        ("binary", '"%"'),
+        ("binary", "5"),
+        ("decimal(3,1)", "[]"),
+    ],
+)
+def test_a_value_of_another_type_is_said(kind, text):
+    assert reason(decoder("json", [Column("x", kind)]), b'{"x": %b}' % text.encode()) == "wrong type"
+
+
+def test_text_and_bytes():
+    assert decoder("text").decode("ä".encode()) == ["ä"]
+    assert decoder("text").decode(None) == [""]
+    assert decoder("text", encoding="UTF-16LE").decode("ä".encode("utf-16-le")) == ["ä"]
+    assert reason(decoder("text"), b"\xff") == "wrong encoding"
+    assert reason(decoder("text", encoding="utf-16-le"), b"abc") == "wrong encoding"
+    assert decoder("binary").decode(None) == [b""]
+    assert decoder("binary").decode(b"\xff") == [b"\xff"]
+
+
+def xml_reader(schema=None):
+    columns = [Column("id", "long"), Column("note", "string", is_optional=True), Column("at", "timestamp", True, "@at")]
+    return decoder("xml", columns, schema=schema)
+
+
+def test_xml_is_read_whatever_its_namespaces():
+    body = b'<o:order xmlns:o="urn:o" at="2026-01-01T00:00:00Z"><o:id> 7 </o:id><o:note>a<b>b</b></o:note></o:order>'
+    assert xml_reader().decode(body) == [7, "ab", datetime(2026, 1, 1, tzinfo=UTC)]
+    assert xml_reader(XSD).decode("<order><id>1</id></order>".encode("utf-16")) == [1, None, None]
+
+
+BOMB = (
+    b'<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    b"<order><id>1</id><note>&b;</note></order>"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, "empty"),
+        (b"<order><id>1</id>", "malformed"),
+        (BOMB, "malformed"),
+        (b'<!DOCTYPE a SYSTEM "file:///etc/passwd"><order><id>1</id></order>', "malformed"),
+        (b"<a>" * 100_000, "malformed"),
+        (b"\xff\xfe\x00", "malformed"),
+        (b"<order><id>x</id></order>", "wrong type"),
+        (b"<order><id>1</id><id>2</id></order>", "wrong type"),
+        (b"<order/>", "missing field"),
+        (b'<order><id xmlns:i="http://www.w3.org/2001/XMLSchema-instance" i:nil="true"/></order>', "missing field"),
+    ],
+)
+def test_xml_that_is_not_what_it_should_be(body, expected):
+    assert reason(xml_reader(), body) == expected
+
+
+def test_xml_that_breaks_its_schema():
+    assert reason(xml_reader(XSD), b"<order><id>1</id><colour/></order>") == "invalid"
+    assert reason(xml_reader(XSD), BOMB) == "malformed"
+
+
+def avro_body(**more):
+    record = {
+        "id": 1,
+        "note": None,
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "day": date(2026, 1, 2),
+        "price": Decimal("2.50"),
+        "key": uuid.UUID(int=5),
+        "lines": ["a", "b"],
+    } | more
+    sink = io.BytesIO()
+    fastavro.schemaless_writer(sink, fastavro.parse_schema(AVRO), record)
+    return sink.getvalue()
+
+
+def avro_reader(columns=(), **more):
+    return decoder("avro", columns, schema=json.dumps(AVRO).encode(), **more)
+
+
+def test_avro_is_read():
+    reader = avro_reader()
+    assert [column.kind for column in reader.columns] == [
+        "long", "string", "timestamp", "date", "decimal(9,2)", "string", "json"
+    ]  # fmt: skip
+    assert reader.decode(avro_body()) == [
+        1,
+        None,
+        datetime(2026, 1, 1, tzinfo=UTC),
+        date(2026, 1, 2),
+        Decimal("2.50"),
+        str(uuid.UUID(int=5)),
+        '["a","b"]',
+    ]
+    assert avro_reader([Column("id", "long")]).decode(avro_body()) == [1]
+
+
+def test_avro_that_is_not_what_it_should_be():
+    body = avro_body(note="text")
+    assert reason(avro_reader(), None) == "empty"
+    assert reason(avro_reader(), body + b"x") == "malformed"
+    assert reason(avro_reader([Column("id", "long")], refuse_extra=True), body) == "extra field"
+    for length in range(1, len(body)):
+        assert reason(avro_reader(), body[:length]) == "malformed"
+
+
+def proto_set():
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="order.proto", package="shop", syntax="proto3")
+    status = file.enum_type.add(name="Status")
+    status.value.add(name="NEW", number=0)
+    status.value.add(name="PAID", number=1)
+    message = file.message_type.add(name="Order")
+    field = descriptor_pb2.FieldDescriptorProto
+    for number, (name, kind) in enumerate(
+        [("id", field.TYPE_INT64), ("body", field.TYPE_BYTES), ("big", field.TYPE_UINT64), ("ok", field.TYPE_BOOL)], 1
+    ):
+        message.field.add(name=name, number=number, type=kind, label=field.LABEL_OPTIONAL)
+    message.field.add(name="tags", number=5, type=field.TYPE_STRING, label=field.LABEL_REPEATED)
+    message.field.add(
+        name="status", number=6, type=field.TYPE_ENUM, type_name=".shop.Status", label=field.LABEL_OPTIONAL
+    )
+    message.field.add(
+        name="part", number=7, type=field.TYPE_MESSAGE, type_name=".shop.Order", label=field.LABEL_OPTIONAL
+    )
+    return files
+
+
+def proto_message(**values):
+    pool = descriptor_pool.DescriptorPool()
+    for file in proto_set().file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))(**values)
+
+
+def proto_reader(columns=(), **more):
+    return decoder("protobuf", columns, schema=proto_set().SerializeToString(), message="shop.Order", **more)
+
+
+def test_protobuf_is_read():
+    body = proto_message(
+        id=-5, body=b"\xff", big=2**64 - 1, ok=True, tags=["a"], status=1, part={"id": 7}
+    ).SerializeToString()
+    assert proto_reader().decode(body) == [-5, b"\xff", Decimal(2**64 - 1), True, '["a"]', "PAID", '{"id":"7"}']
+    assert proto_reader().decode(None) == [0, b"", Decimal(0), False, None, "NEW", None]
+
+
+def test_protobuf_that_is_not_what_it_should_be():
+    assert reason(proto_reader(), b"\xff\xff") == "malformed"
+    assert reason(proto_reader(refuse_extra=True), b"\x9a\x06\x01x") == "extra field"
+    assert proto_reader().decode(b"\x9a\x06\x01x")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"format_": "json"}, "json needs columns"),
+        ({"format_": "xml"}, "xml needs columns"),
+        ({"format_": "xml", "columns": ORDER, "schema": b"<a/>"}, "not schema of the namespace"),
+        ({"format_": "xml", "columns": [Column("x", "string", source="a[1]")]}, "is no path"),
+        ({"format_": "avro", "schema": b"{"}, "no Avro schema"),
+        ({"format_": "avro", "schema": b'"string"'}, "of a record"),
+        ({"format_": "avro", "schema": b'{"type": "record", "name": "A", "fields": [{"name": "x", "type": '
+          b'{"type": "array", "items": "null"}}]}'}, "any length"),
+        ({"format_": "protobuf", "schema": b"\xff"}, "no Protobuf descriptor set"),
+        ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
+        ({"format_": "text", "encoding": "klingon"}, "no encoding"),
+    ],
+)  # fmt: skip
+def test_a_wrong_definition_is_said(given, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        decoder(**given)
+
+
+@pytest.mark.parametrize("kind", ["text", "decimal(39,1)", "decimal(3,4)", "decimal(0,0)", ""])
+def test_a_type_that_there_is_not_is_refused(kind):
+    with pytest.raises(ValueError, match="is no type"):
+        check_kind(kind)
+
+
+def readers():
+    return [json_reader(), xml_reader(XSD), avro_reader(), proto_reader(), decoder("text"), decoder("binary")]
+
+
+def test_decoders_travel_to_other_processes():
+    bodies = [b'{"id":1,"price":1}', b"<order><id>1</id></order>", avro_body(), b"", b"a", b"a"]
+    assert len(bodies) == len(FORMATS)
+    for reader, body in zip(readers(), bodies, strict=True):
+        assert pickle.loads(pickle.dumps(reader)).decode(body) == reader.decode(body)
+
+
+def test_whatever_the_bytes_are_a_decoder_reads_or_says_why(seeded_random: random.Random):
+    proto = proto_message(id=5, tags=["a", "b"], part={"id": 1}).SerializeToString()
+    xml = b"<order><id>1</id></order>"
+    seeds = [b'{"id": 1, "price": 2.5, "note": "x"}', xml, avro_body(note="x"), proto, b"text", b"x"]
+    for reader, seed in zip(readers(), seeds, strict=True):
+        for _ in range(400):
+            body = bytearray(seed)
+            for _ in range(seeded_random.randrange(1, 4)):
+                place = seeded_random.randrange(len(body) + 1)
+                body[place : place + seeded_random.randrange(3)] = seeded_random.randbytes(seeded_random.randrange(3))
+            try:
+                values = reader.decode(bytes(body))
+            except Undecodable:
+                continue
+            assert len(values) == len(reader.columns)
