@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
+from servicebroker.api import aio, verbs
 from servicebroker.api.instance import Instance
 from support import (
     ORDER,
@@ -19,7 +21,9 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
+    eventually,
     far_handle,
+    in_thread,
     open_dialog,
     query,
     queue_number,
@@ -113,6 +117,87 @@ def test_sixteen_senders_and_sixteen_readers(database: sb.Database, seeded_rando
     for initiator, target in dialogs:
         assert far_handle(database, initiator) == target
         assert taken[target] == list(range(1, sent[initiator]))
+
+
+@pytest.mark.feature(65)
+def test_a_sleeping_reader_misses_nothing(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch, seeded_random: random.Random
+) -> None:
+    """Without the look that a sleeper takes once a second: eight of them, one of whom wants one conversation only."""
+    for form in (verbs, aio.verbs):
+        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
+    handles = [begin(database) for _ in range(6)]
+    for handle in handles:
+        database.send(handle, ORDER, b"open")
+    targets = {handle: far_handle(database, handle) for handle in handles}
+    chosen = targets[handles[0]]
+    taken: dict[UUID, list[int]] = {target: [] for target in targets.values()}
+    stopping = threading.Event()
+
+    def read(**options: UUID) -> None:
+        while not stopping.is_set():
+            for message in database.receive(STOCK_QUEUE, top=1, wait=60, **options):  # type: ignore[arg-type]
+                taken[message.conversation_handle].append(message.message_sequence_number)
+
+    def process() -> None:
+        def keep(_: sb.Transaction, messages: list[sb.Message]) -> None:
+            for message in messages:
+                taken[message.conversation_handle].append(message.message_sequence_number)
+            if stopping.is_set():
+                raise StopIteration
+
+        with contextlib.suppress(StopIteration):
+            database.process(STOCK_QUEUE, keep, wait=60)
+
+    readers = [in_thread(read) for _ in range(5)] + [in_thread(process) for _ in range(2)]
+    readers.append(in_thread(read, conversation_handle=chosen))
+    sent = dict.fromkeys(handles, 1)
+
+    def all_arrived() -> bool:
+        return all(len(taken[targets[handle]]) == count for handle, count in sent.items())
+
+    for _ in range(60):
+        some = seeded_random.sample(handles, seeded_random.choice([1, 1, 2, 6]))
+        with database.transaction() as transaction:
+            if len(some) > 2:
+                transaction.send(some, ORDER, b"to all")
+            else:
+                for handle in sorted(some):
+                    transaction.send_batch(handle, ORDER, [b"x"] * (len(some) if len(some) == 1 else 2))
+        for handle in some:
+            sent[handle] += 2 if len(some) == 2 else 1
+        if seeded_random.random() < 0.5:
+            eventually(all_arrived, 5)
+    eventually(all_arrived, 5)
+    assert all(numbers == list(range(len(numbers))) for numbers in map(sorted, taken.values()))
+    stopping.set()
+    database.alter_queue(STOCK_QUEUE, status=False)
+    for reader in readers:
+        with contextlib.suppress(sb.BrokerError):
+            reader.result(5)
+
+
+@pytest.mark.feature(65)
+@pytest.mark.parametrize("multicast", [False, True])
+def test_one_transaction_wakes_a_reader_for_each_group(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch, multicast: bool
+) -> None:
+    """Each of six sleepers takes one message and goes; a seventh sleeps on, and is woken by the next message."""
+    for form in (verbs, aio.verbs):
+        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
+    handles = [open_dialog(database)[0] for _ in range(6)]
+    readers = [in_thread(database.receive, STOCK_QUEUE, top=1, wait=60) for _ in range(7)]
+    bells = database.instance.doorbell._waiting
+    eventually(lambda: [bell.sleeps for bell in bells.get(queue_number(database, STOCK_QUEUE), ())] == [True] * 7)
+    with database.transaction() as transaction:
+        if multicast:
+            transaction.send(handles, ORDER, b"x")
+        else:
+            for handle in handles:
+                transaction.send(handle, ORDER, b"x")
+    eventually(lambda: sum(reader.done() for reader in readers) == 6)
+    database.send(handles[0], ORDER, b"last")
+    assert sorted(bodies([m for reader in readers for m in reader.result(5)])) == [b"last"] + [b"x"] * 6
 
 
 @pytest.mark.feature(76)

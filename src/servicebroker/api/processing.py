@@ -31,7 +31,9 @@ def process(
         return _drain(database, queue, procedure, top, stopping)
 
     done = once()
-    while wait > 0 and not stopping() and (taken := database._waiting(queue, once, 0 if top == 0 else wait)):
+    while (
+        wait > 0 and not stopping() and (taken := database._waiting(queue, once, 0 if top == 0 else wait, choosy=False))
+    ):
         done += taken
     return done
 
@@ -39,8 +41,14 @@ def process(
 def _drain(database: Database, queue: str, procedure: Procedure, top: int | None, stopping: Callable[[], bool]) -> int:
     """Process what the queue has, on one connection: how many messages those were."""
     done = 0
+    there = database._find(queue)
+
+    def first(transaction: Transaction, messages: list[Message]) -> None:
+        database.instance.doorbell.share(there.queue_id)
+        procedure(transaction, messages)
+
     with database.instance.connection() as connection, translated():
-        while taken := _take(database, connection, queue, procedure, top):
+        while taken := _take(database, connection, queue, procedure if done else first, top):
             done += taken
             if stopping():
                 with Transaction(database, connection):

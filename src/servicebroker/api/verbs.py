@@ -207,7 +207,8 @@ class Verbs(ABC):
             self.database.instance.took(queue_id, len(messages))
             return messages
 
-        return self._waiting(queue, once, 0 if top == 0 else wait)
+        choosy = conversation_handle is not None or conversation_group_id is not None
+        return self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy)
 
     def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
         """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
@@ -233,7 +234,7 @@ class Verbs(ABC):
         def once() -> UUID | None:
             return self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
 
-        return self._waiting(queue, once, wait)
+        return self._waiting(queue, once, wait, choosy=False)
 
     def move_conversation(self, handle: UUID, group: UUID) -> None:
         """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
@@ -260,21 +261,25 @@ class Verbs(ABC):
             return known
         return self._do(find_queue(catalog, database_id, queue))
 
-    def _waiting(self, queue: str, once: Callable[[], T], wait: float) -> T:
+    def _waiting(self, queue: str, once: Callable[[], T], wait: float, *, choosy: bool) -> T:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
-        found = once()
-        if found or wait == 0:
-            return found
         there = self._find(queue)
+        doorbell = self.database.instance.doorbell
+        if (wait == 0 or not doorbell.hears(there.queue_id)) and ((found := once()) or wait == 0):
+            return found
         deadline = time.monotonic() + wait
-        with self.database.instance.doorbell.listening(there.queue_id) as bell:
-            services = self._do(receive.service_changes(there))
+        with doorbell.listening(there.queue_id, choosy=choosy) as bell:
+            services = doorbell.service_changes.get(there.queue_id)
+            if services is None:
+                services = self._do(receive.service_changes(there))
+                if not bell.is_ringing:  # it may be about a change
+                    doorbell.service_changes[there.queue_id] = services
             while not (found := once()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                bell.wait(min(left, FALLBACK_POLL))
-                if self._do(receive.service_changes(there)) != services:
+                changed = bell.wait(min(left, FALLBACK_POLL))
+                if changed and self._do(receive.service_changes(there)) != services:
                     raise BrokerError(8468)
         return found
 

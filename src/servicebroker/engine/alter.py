@@ -219,5 +219,5 @@ def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
 
 
 def ring(queue_id: int) -> Statement:
-    """Readers that wait at the queue look again, and find out."""
-    return Statement("select pg_notify('servicebroker', $1)", (str(queue_id),))
+    """All readers that wait at the queue look again, and find out: a number below zero says so to their doorbells."""
+    return Statement("select pg_notify('servicebroker', $1)", (str(-queue_id),))

@@ -61,7 +61,7 @@ def send(queue_id: int) -> str:
         f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
         f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
-        f"returning message_sequence_number, {_wake(queue_id)}"
+        f"returning message_sequence_number, {_wake(queue_id, 'conversation_group_id')}"
     )
 
 
@@ -103,7 +103,7 @@ def send_batch(queue_id: int) -> str:
         f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
         f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
         f"from sender, unnest($4::bytea[]) with ordinality as message (body, place) order by place) "
-        f"select number, {_wake(queue_id)} from sender"
+        f"select number, {_wake(queue_id, 'far_group_id')} from sender"
     )
 
 
@@ -270,9 +270,13 @@ def _delivers_to(queue_id: int, version: int) -> str:
     )
 
 
-def _wake(queue_id: int) -> str:
-    """Notify only where a reader sleeps: NOTIFY takes a lock of the whole server at commit."""
+def _wake(queue_id: int, group: str | None = None) -> str:
+    """Notify only where a reader sleeps: NOTIFY takes a lock of the whole server at commit.
+
+    With the one group that the messages belong to, a single reader is enough (api/aio/doorbell.py).
+    """
+    payload = f"'{queue_id} ' || uuid_hash({group})" if group else f"'{queue_id}'"
     return (
         f"case when exists (select from servicebroker.waiting_readers where queue_id = {queue_id}) "
-        f"then pg_notify('servicebroker', '{queue_id}') end"
+        f"then pg_notify('servicebroker', {payload}) end"
     )

@@ -28,7 +28,7 @@ def disable_queue(queue_id: int) -> Steps[Disabled | None]:
     rows = yield Statement(
         "update servicebroker.queues set is_receive_enabled = false, is_enqueue_enabled = false "
         "where queue_id = $1 and is_poison_message_handling_enabled and (is_receive_enabled or is_enqueue_enabled) "
-        "returning database_id, name, pg_notify('servicebroker', queue_id::text)",
+        "returning database_id, name, pg_notify('servicebroker', (-queue_id)::text)",
         (queue_id,),
     )
     return Disabled(*rows[0][:2]) if rows else None

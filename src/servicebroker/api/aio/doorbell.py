@@ -1,10 +1,15 @@
-"""How a reader that waits is woken: it lists itself, a SEND that sees it notifies, and its bell rings."""
+"""How a reader that waits is woken: it lists itself, a SEND that sees it notifies, and its bell rings.
+
+Messages of one group wake one reader of the process, and with it those that wait for a certain conversation or group:
+woken all at once, sixteen readers would look sixteen times for each message. Where several groups may have got
+messages, who was woken wakes the next as soon as it has found something. What changes the queue itself wakes all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import psycopg
@@ -24,27 +29,46 @@ _REGISTER = (
 
 
 class Doorbell:
-    """One LISTEN connection for all waiting readers of a process, started by the first."""
+    """One LISTEN connection for all waiting readers of a process, started by the first.
+
+    Attributes:
+        service_changes: of queues at which readers wait, how often a service was altered or dropped; forgotten when
+            that may have changed.
+    """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._lock = Lock()
-        self._waiting: dict[int, list[Event]] = {}
+        self._waiting: dict[int, list[Bell]] = {}
         self._registered: set[int] = set()
+        self.service_changes: dict[int, int] = {}
         self._registrar: psycopg.AsyncConnection[Any] | None = None
         self._background: Background | None = None
         self._closed, self._listens = Event(), Event()
         self._lost = False
 
+    def hears(self, queue_id: int) -> bool:
+        """Whether others of this process wait at the queue: then it costs nothing to listen before the first look."""
+        return queue_id in self._registered
+
     @contextlib.asynccontextmanager
-    async def listening(self, queue_id: int) -> AsyncIterator[Bell]:
-        """A bell that rings when a message was sent to the queue. The caller looks again after entering."""
-        event = Event()
+    async def listening(self, queue_id: int, *, choosy: bool) -> AsyncIterator[Bell]:
+        """A bell that rings when a message was sent to the queue. The caller looks again after entering.
+
+        `choosy` is who does not take the first message that comes, but one of a certain conversation or group.
+        """
+        bell = Bell(choosy=choosy)
         try:
-            await self._enter(queue_id, event)
-            yield Bell(event)
+            await self._enter(queue_id, bell)
+            yield bell
         finally:
-            await finish(self._leave(queue_id, event))
+            await finish(self._leave(queue_id, bell))
+
+    async def share(self, queue_id: int) -> None:
+        """A reader has found something and is busy with it: one that sleeps looks whether there is more."""
+        if queue_id in self._waiting:
+            async with self._lock:
+                _wake_one(self._waiting.get(queue_id, ()), several=False)
 
     async def close(self) -> None:
         """Stop listening; who still waits looks once more, and finds the instance closed."""
@@ -54,25 +78,27 @@ class Doorbell:
         async with self._lock:
             if self._registrar is not None:
                 await self._registrar.close()
-            for event in itertools.chain(*self._waiting.values()):
-                event.set()
+            for bell in itertools.chain(*self._waiting.values()):
+                bell.ring()
 
-    async def _enter(self, queue_id: int, event: Event) -> None:
+    async def _enter(self, queue_id: int, bell: Bell) -> None:
         async with self._lock:
             await self._start()
-            bells = self._waiting.setdefault(queue_id, [])
-            bells.append(event)
+            self._waiting.setdefault(queue_id, []).append(bell)
             if queue_id not in self._registered:
                 await self._register()
 
-    async def _leave(self, queue_id: int, event: Event) -> None:
+    async def _leave(self, queue_id: int, bell: Bell) -> None:
         async with self._lock:
             bells = self._waiting.get(queue_id, [])
-            if event in bells:  # not when it was interrupted before it entered
-                bells.remove(event)
+            if bell in bells:  # not when it was interrupted before it entered
+                bells.remove(bell)
                 if not bells:
                     del self._waiting[queue_id]
+                    self.service_changes.pop(queue_id, None)
                     await self._register()
+                elif bell.is_ringing or bell.is_one_of_several:
+                    _wake_one(bells, several=bell.is_one_of_several)
 
     async def _start(self) -> None:
         if self._background is None:
@@ -112,24 +138,67 @@ class Doorbell:
                             await self._register()  # a server that crashed has forgotten
                     while not self._closed.is_set():
                         async for notice in connection.notifies(timeout=_LOOK):
-                            await self._ring(int(notice.payload))
+                            await self._notified(notice.payload)
             except (psycopg.Error, InstanceError):
                 self._lost = True
+                self.service_changes.clear()
                 await self._closed.wait(_LOOK)
 
-    async def _ring(self, queue_id: int) -> None:
+    async def _notified(self, payload: str) -> None:
+        """`QUEUE GROUP`: messages of a group came; `QUEUE`: of several, perhaps; `-QUEUE`: the queue has changed."""
+        queue_id, _, group = payload.partition(" ")
+        changed = queue_id.startswith("-")
         async with self._lock:
-            for event in self._waiting.get(queue_id, ()):
-                event.set()
+            bells = self._waiting.get(abs(int(queue_id)), ())
+            if changed:
+                self.service_changes.pop(abs(int(queue_id)), None)
+            for bell in bells:
+                if changed or bell.is_choosy:
+                    bell.ring(changed=changed)
+            if not changed:
+                _wake_one(bells, several=not group)
 
 
 class Bell:
-    """Rings once for any number of messages that came."""
+    """Rings once for any number of messages that came.
 
-    def __init__(self, event: Event) -> None:
-        self._event = event
+    Attributes:
+        is_choosy: its reader waits for a certain conversation or group.
+        sleeps: its reader sleeps; otherwise it looks, or is busy with what it has found.
+        is_one_of_several: it rang for several groups, perhaps, and rings the next when its reader has found one.
+    """
 
-    async def wait(self, seconds: float) -> None:
-        """Sleep until a message was sent, at most `seconds`."""
-        await self._event.wait(seconds)
+    def __init__(self, *, choosy: bool) -> None:
+        self.is_choosy = choosy
+        self.sleeps = False
+        self.is_one_of_several = False
+        self._changed = False
+        self._event = Event()
+
+    @property
+    def is_ringing(self) -> bool:
+        """Whether its reader has not begun to look since it rang."""
+        return self._event.is_set()
+
+    def ring(self, *, changed: bool = False, several: bool = False) -> None:
+        """Wake the reader."""
+        self.sleeps = False
+        self.is_one_of_several = self.is_one_of_several or several
+        self._changed = self._changed or changed
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Sleep until the bell rings, at most `seconds`: whether the queue itself may have changed meanwhile."""
+        self.sleeps = not self._event.is_set()
+        rang = await self._event.wait(seconds)
+        self.sleeps = False
         self._event.clear()
+        changed, self._changed = self._changed, False
+        return changed or not rang
+
+
+def _wake_one(bells: Sequence[Bell], *, several: bool) -> None:
+    """The one that sleeps longest; where none sleeps, one that will look again or, when it leaves, ring the next."""
+    able = [bell for bell in bells if not bell.is_choosy]
+    for bell in sorted(able, key=lambda bell: not bell.sleeps)[:1]:
+        bell.ring(several=several)

@@ -30,7 +30,11 @@ async def process(
         return await _drain(database, queue, procedure, top, stopping)
 
     done = await once()
-    while wait > 0 and not stopping() and (taken := await database._waiting(queue, once, 0 if top == 0 else wait)):
+    while (
+        wait > 0
+        and not stopping()
+        and (taken := await database._waiting(queue, once, 0 if top == 0 else wait, choosy=False))
+    ):
         done += taken
     return done
 
@@ -40,8 +44,14 @@ async def _drain(
 ) -> int:
     """Process what the queue has, on one connection: how many messages those were."""
     done = 0
+    there = await database._find(queue)
+
+    async def first(transaction: AsyncTransaction, messages: list[Message]) -> None:
+        await database.instance.doorbell.share(there.queue_id)
+        await procedure(transaction, messages)
+
     async with database.instance.connection() as connection, translated():
-        while taken := await _take(database, connection, queue, procedure, top):
+        while taken := await _take(database, connection, queue, procedure if done else first, top):
             done += taken
             if stopping():
                 async with AsyncTransaction(database, connection):

@@ -208,7 +208,8 @@ class AsyncVerbs(ABC):
             self.database.instance.took(queue_id, len(messages))
             return messages
 
-        return await self._waiting(queue, once, 0 if top == 0 else wait)
+        choosy = conversation_handle is not None or conversation_group_id is not None
+        return await self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy)
 
     async def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
         """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
@@ -234,7 +235,7 @@ class AsyncVerbs(ABC):
         async def once() -> UUID | None:
             return await self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
 
-        return await self._waiting(queue, once, wait)
+        return await self._waiting(queue, once, wait, choosy=False)
 
     async def move_conversation(self, handle: UUID, group: UUID) -> None:
         """MOVE CONVERSATION to another group of the same service; its messages in the queue go with it.
@@ -261,21 +262,25 @@ class AsyncVerbs(ABC):
             return known
         return await self._do(find_queue(catalog, database_id, queue))
 
-    async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float) -> T:
+    async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float, *, choosy: bool) -> T:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
-        found = await once()
-        if found or wait == 0:
-            return found
         there = await self._find(queue)
+        doorbell = self.database.instance.doorbell
+        if (wait == 0 or not doorbell.hears(there.queue_id)) and ((found := await once()) or wait == 0):
+            return found
         deadline = time.monotonic() + wait
-        async with self.database.instance.doorbell.listening(there.queue_id) as bell:
-            services = await self._do(receive.service_changes(there))
+        async with doorbell.listening(there.queue_id, choosy=choosy) as bell:
+            services = doorbell.service_changes.get(there.queue_id)
+            if services is None:
+                services = await self._do(receive.service_changes(there))
+                if not bell.is_ringing:  # it may be about a change
+                    doorbell.service_changes[there.queue_id] = services
             while not (found := await once()):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                await bell.wait(min(left, FALLBACK_POLL))
-                if await self._do(receive.service_changes(there)) != services:
+                changed = await bell.wait(min(left, FALLBACK_POLL))
+                if changed and await self._do(receive.service_changes(there)) != services:
                     raise BrokerError(8468)
         return found
 
