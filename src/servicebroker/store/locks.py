@@ -7,4 +7,5 @@ SERVICE = 0x53420005  # a service being made, or messages that wait for it; seco
 DELIVERY = 0x53420010  # shared: may park a message on a conversation; alone: delivers what is parked; second: 0
 CATALOG = 0x53420011  # definitions change one at a time in an instance; second: 0
 MOVE = 0x53420012  # a conversation being moved; second: uuid_hash(conversation_handle)
+TSQL_KEY = 0x53420020  # a key of a table that T-SQL reads with HOLDLOCK; second: hashtext of both
 BROKER = 0x53420013  # the daemon that serves the instance; second: 0

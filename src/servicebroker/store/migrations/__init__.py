@@ -1,8 +1,8 @@
 """The schema, step by step: each file is applied once, in the order of its number.
 
-A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`) or of the server's verbs
-(`store/verbs.sql`) ships with a migration, an empty one if need be, because what they make is made again whenever one
-was applied.
+A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
+(`store/verbs.sql`) or of what translated T-SQL calls (`store/tsql/`) ships with a migration, an empty one if need be,
+because what they make is made again whenever one was applied.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute
+from servicebroker.store.tsql import library
 from servicebroker.store.verbs import verbs
 
 
@@ -96,6 +97,8 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         for statement in renewed_objects(*queue):
             execute(connection, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
+    for text in library():
+        connection.execute(sql.SQL(text))
 
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:

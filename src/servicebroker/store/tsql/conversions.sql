@@ -1,0 +1,401 @@
+-- CAST and CONVERT: one function for each target, overloaded by what is converted. The errors are T-SQL's.
+
+create or replace function tsql.refuse(number integer, said text) returns void language plpgsql immutable as $$
+begin
+    raise exception using
+        errcode = case when number < 10000 then 'S' || lpad(number::text, 4, '0') else 'SB000' end,
+        message = format('Msg %s, Level 16, State 1: %s', number, said);
+end $$;
+
+-- --- UTF-16 and code page 1252 ---
+
+create or replace function tsql.utf16_decoded(bytes bytea) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    digits text := encode(bytes, 'hex');
+    units integer[];
+    signs text[] := '{}';
+    high integer;
+    unit integer;
+begin
+    if octet_length(bytes) % 2 = 1 then digits := digits || '00'; end if;
+    if digits ~ '^(?:[0-7][0-9a-f]00)*$' then
+        if digits ~ '^(?:....)*0000' then
+            perform tsql.refuse(40515, 'A string with the character 0 cannot be kept: leave it as varbinary.');
+        end if;
+        return convert_from(decode(regexp_replace(digits, '(..)00', '\1', 'g'), 'hex'), 'UTF8');
+    end if;
+    bytes := decode(digits, 'hex');
+    for place in 0 .. octet_length(bytes) / 2 - 1 loop
+        unit := get_byte(bytes, place * 2) + get_byte(bytes, place * 2 + 1) * 256;
+        if unit = 0 then
+            perform tsql.refuse(40515, 'A string with the character 0 cannot be kept: leave it as varbinary.');
+        elsif unit between 55296 and 56319 then
+            high := unit;
+        elsif unit between 56320 and 57343 then
+            signs := signs || case when high is null then chr(65533)
+                                   else chr(65536 + (high - 55296) * 1024 + unit - 56320) end;
+            high := null;
+        else
+            if high is not null then signs := signs || chr(65533); high := null; end if;
+            signs := signs || chr(unit);
+        end if;
+    end loop;
+    return array_to_string(signs, '') || case when high is null then '' else chr(65533) end;
+end $$;
+
+create or replace function tsql.utf16_encoded(said text) returns bytea language plpgsql immutable strict parallel safe as $$
+declare
+    units text;
+begin
+    if octet_length(said) = length(said) then
+        return decode(regexp_replace(encode(convert_to(said, 'UTF8'), 'hex'), '(..)', '\100', 'g'), 'hex');
+    end if;
+    select string_agg(
+               case when point < 65536 then lpad(to_hex(point % 256), 2, '0') || lpad(to_hex(point / 256), 2, '0')
+                    else lpad(to_hex((55296 + (point - 65536) / 1024) % 256), 2, '0')
+                         || lpad(to_hex((55296 + (point - 65536) / 1024) / 256), 2, '0')
+                         || lpad(to_hex((56320 + (point - 65536) % 1024) % 256), 2, '0')
+                         || lpad(to_hex((56320 + (point - 65536) % 1024) / 256), 2, '0')
+               end, '' order by place) into units
+      from (select ascii(sign) as point, place from regexp_split_to_table(said, '') with ordinality as s(sign, place)) p;
+    return decode(coalesce(units, ''), 'hex');
+end $$;
+
+-- Text as a code page holds it: what it has not becomes a question mark.
+create or replace function tsql.single(said text) returns text language sql immutable strict parallel safe
+return case when octet_length(said) = length(said) then said
+            else regexp_replace(said, '[^\u0001-\u007f\u00a0-\u00ff€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]', '?', 'g') end;
+
+create or replace function tsql.single_decoded(bytes bytea) returns text language plpgsql immutable strict parallel safe as $$
+begin
+    return convert_from(bytes, 'WIN1252');
+exception when others then
+    if position('\x00'::bytea in bytes) > 0 then
+        perform tsql.refuse(40515, 'A string with the character 0 cannot be kept: leave it as varbinary.');
+    end if;
+    return (select string_agg(
+                       case when get_byte(bytes, place) in (129, 141, 143, 144, 157) then chr(get_byte(bytes, place))
+                            else convert_from(substring(bytes, place + 1, 1), 'WIN1252') end, '' order by place)
+              from generate_series(0, octet_length(bytes) - 1) place);
+end $$;
+
+create or replace function tsql.uuid_bytes(id uuid) returns bytea language sql immutable strict parallel safe
+return (select substring(b, 4, 1) || substring(b, 3, 1) || substring(b, 2, 1) || substring(b, 1, 1)
+               || substring(b, 6, 1) || substring(b, 5, 1) || substring(b, 8, 1) || substring(b, 7, 1)
+               || substring(b, 9, 8) from (select uuid_send(id) as b) own);
+
+create or replace function tsql.hexadecimal(bytes bytea, style integer) returns text language sql immutable strict parallel safe
+return case style when 1 then '0x' else '' end || upper(encode(bytes, 'hex'));
+
+create or replace function tsql.from_hexadecimal(said text, style integer) returns bytea
+language plpgsql immutable strict parallel safe as $$
+begin
+    if style = 1 and said !~* '^0x' or (case style when 1 then substr(said, 3) else said end) !~* '^([0-9a-f]{2})*$' then
+        perform tsql.refuse(8114, 'Error converting data type nvarchar to varbinary.');
+    end if;
+    return decode(case style when 1 then substr(said, 3) else said end, 'hex');
+end $$;
+
+create or replace function tsql.padded(bytes bytea, size integer) returns bytea language sql immutable strict parallel safe
+return substring(bytes || decode(repeat('00', greatest(0, size - octet_length(bytes))), 'hex'), 1, size);
+
+-- --- to strings ---
+
+create or replace function tsql.float_text(number float8) returns text language sql immutable strict parallel safe
+return case when number = 0 then '0'
+            when abs(number) >= 1000000 or abs(number) < 0.0001 then
+                regexp_replace(regexp_replace(to_char(number, 'FM9.99999EEEE'), '\.?0*e', 'e'), 'e([+-])(\d+)', 'e\10\2')
+            else trim_scale(round(number::numeric, 5 - floor(log(abs(number)))::integer))::text end;
+
+create or replace function tsql.moment_text(moment timestamp, style integer) returns text
+language plpgsql immutable strict parallel safe as $$
+declare
+    masks constant jsonb := '{"1": "MM/DD/YY", "2": "YY.MM.DD", "3": "DD/MM/YY", "4": "DD.MM.YY", "5": "DD-MM-YY",
+        "8": "HH24:MI:SS", "10": "MM-DD-YY", "11": "YY/MM/DD", "12": "YYMMDD", "14": "HH24:MI:SS:MS", "20": "YYYY-MM-DD HH24:MI:SS",
+        "21": "YYYY-MM-DD HH24:MI:SS.MS", "23": "YYYY-MM-DD", "24": "HH24:MI:SS", "25": "YYYY-MM-DD HH24:MI:SS.MS",
+        "101": "MM/DD/YYYY", "102": "YYYY.MM.DD", "103": "DD/MM/YYYY", "104": "DD.MM.YYYY", "105": "DD-MM-YYYY",
+        "106": "DD Mon YYYY", "107": "Mon DD, YYYY", "108": "HH24:MI:SS", "110": "MM-DD-YYYY", "111": "YYYY/MM/DD",
+        "112": "YYYYMMDD", "113": "DD Mon YYYY HH24:MI:SS:MS", "114": "HH24:MI:SS:MS", "120": "YYYY-MM-DD HH24:MI:SS",
+        "121": "YYYY-MM-DD HH24:MI:SS.MS", "126": "YYYY-MM-DD\"T\"HH24:MI:SS.MS", "127": "YYYY-MM-DD\"T\"HH24:MI:SS.MS\"Z\""}';
+    zone text;
+begin
+    if style in (0, 100) then
+        return to_char(moment, 'Mon ') || lpad(to_char(moment, 'FMDD'), 2) || to_char(moment, ' YYYY ')
+            || lpad(to_char(moment, 'FMHH12:MIAM'), 7);
+    elsif style in (9, 109) then
+        return to_char(moment, 'Mon ') || lpad(to_char(moment, 'FMDD'), 2) || to_char(moment, ' YYYY ')
+            || lpad(to_char(moment, 'FMHH12:MI:SS:MSAM'), 14);
+    elsif not masks ? style::text then
+        perform tsql.refuse(281, format('%s is not a valid style number when converting from datetime to a character string.', style));
+    end if;
+    if style in (126, 127) and date_part('microsecond', moment)::integer % 1000000 = 0 then
+        return to_char(moment, replace(masks ->> style::text, '.MS', ''));
+    end if;
+    return to_char(moment, masks ->> style::text);
+end $$;
+
+create or replace function tsql.to_nvarchar(said text) returns text language sql immutable parallel safe return said;
+create or replace function tsql.to_nvarchar(said text, style integer) returns text language sql immutable parallel safe return said;
+create or replace function tsql.to_nvarchar(bytes bytea) returns text language sql immutable parallel safe return tsql.utf16_decoded(bytes);
+create or replace function tsql.to_nvarchar(bytes bytea, style integer) returns text language sql immutable parallel safe
+return case style when 0 then tsql.utf16_decoded(bytes) else tsql.hexadecimal(bytes, style) end;
+create or replace function tsql.to_nvarchar(id uuid) returns text language sql immutable parallel safe return upper(id::text);
+create or replace function tsql.to_nvarchar(number smallint) returns text language sql immutable parallel safe return number::text;
+create or replace function tsql.to_nvarchar(number integer) returns text language sql immutable parallel safe return number::text;
+create or replace function tsql.to_nvarchar(number bigint) returns text language sql immutable parallel safe return number::text;
+create or replace function tsql.to_nvarchar(number numeric) returns text language sql immutable parallel safe return number::text;
+create or replace function tsql.to_nvarchar(number numeric, style integer) returns text language sql immutable parallel safe
+return case style when 1 then trim(to_char(number, 'FM999G999G999G999G990D00')) when 0 then round(number, 2)::text else number::text end;
+create or replace function tsql.to_nvarchar(number integer, style integer) returns text language sql immutable parallel safe return number::text;
+create or replace function tsql.to_nvarchar(number float8) returns text language sql immutable parallel safe return tsql.float_text(number);
+create or replace function tsql.to_nvarchar(number float8, style integer) returns text language sql immutable parallel safe
+return case style when 0 then tsql.float_text(number) else number::text end;
+create or replace function tsql.to_nvarchar(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 0);
+create or replace function tsql.to_nvarchar(moment timestamp, style integer) returns text language sql immutable parallel safe
+return tsql.moment_text(moment, style);
+create or replace function tsql.to_nvarchar(moment timestamptz) returns text language sql immutable parallel safe
+return tsql.moment_text(moment at time zone 'UTC', 0);
+create or replace function tsql.to_nvarchar(moment timestamptz, style integer) returns text language sql immutable parallel safe
+return tsql.moment_text(moment at time zone 'UTC', style);
+create or replace function tsql.to_nvarchar(day date) returns text language sql immutable parallel safe return to_char(day, 'YYYY-MM-DD');
+create or replace function tsql.to_nvarchar(day date, style integer) returns text language sql immutable parallel safe
+return tsql.moment_text(day, case when style = 121 then 23 else style end);
+create or replace function tsql.to_nvarchar(moment time) returns text language sql immutable parallel safe return moment::text;
+create or replace function tsql.to_nvarchar(moment time, style integer) returns text language sql immutable parallel safe return moment::text;
+create or replace function tsql.to_nvarchar(truth boolean) returns text language sql immutable parallel safe return truth::integer::text;
+
+do $$
+declare
+    source text;
+begin
+    foreach source in array array['text', 'uuid', 'smallint', 'integer', 'bigint', 'numeric', 'float8', 'timestamp', 'timestamptz', 'date', 'time'] loop
+        execute format('create or replace function tsql.to_varchar(value %s) returns text language sql immutable parallel safe '
+                       'return tsql.single(tsql.to_nvarchar(value))', source);
+    end loop;
+    foreach source in array array['text', 'integer', 'numeric', 'float8', 'timestamp', 'timestamptz', 'date', 'time'] loop
+        execute format('create or replace function tsql.to_varchar(value %s, style integer) returns text language sql immutable parallel safe '
+                       'return tsql.single(tsql.to_nvarchar(value, style))', source);
+    end loop;
+end $$;
+create or replace function tsql.to_varchar(bytes bytea) returns text language sql immutable parallel safe return tsql.single_decoded(bytes);
+create or replace function tsql.to_varchar(bytes bytea, style integer) returns text language sql immutable parallel safe
+return case style when 0 then tsql.single_decoded(bytes) else tsql.hexadecimal(bytes, style) end;
+
+-- --- to bytes ---
+
+create or replace function tsql.to_varbinary(said text) returns bytea language sql immutable parallel safe return tsql.utf16_encoded(said);
+create or replace function tsql.to_varbinary(said text, style integer) returns bytea language sql immutable parallel safe
+return case style when 0 then tsql.utf16_encoded(said) else tsql.from_hexadecimal(said, style) end;
+create or replace function tsql.to_varbinary_single(said text) returns bytea language sql immutable parallel safe
+return convert_to(tsql.single(said), 'WIN1252');
+create or replace function tsql.to_varbinary_single(said text, style integer) returns bytea language sql immutable parallel safe
+return case style when 0 then convert_to(tsql.single(said), 'WIN1252') else tsql.from_hexadecimal(said, style) end;
+create or replace function tsql.to_varbinary_xml(said text) returns bytea language sql immutable parallel safe
+return '\xfffe'::bytea || tsql.utf16_encoded(said);
+create or replace function tsql.to_varbinary(bytes bytea) returns bytea language sql immutable parallel safe return bytes;
+create or replace function tsql.to_varbinary(bytes bytea, style integer) returns bytea language sql immutable parallel safe return bytes;
+create or replace function tsql.to_varbinary(number smallint) returns bytea language sql immutable parallel safe return int2send(number);
+create or replace function tsql.to_varbinary(number integer) returns bytea language sql immutable parallel safe return int4send(number);
+create or replace function tsql.to_varbinary(number bigint) returns bytea language sql immutable parallel safe return int8send(number);
+create or replace function tsql.to_varbinary(id uuid) returns bytea language sql immutable parallel safe return tsql.uuid_bytes(id);
+create or replace function tsql.to_varbinary(moment timestamp) returns bytea language sql immutable parallel safe
+return int4send(moment::date - date '1900-01-01')
+       || int4send((date_part('epoch', moment - date_trunc('day', moment)) * 300)::integer);
+
+-- --- to numbers ---
+
+create or replace function tsql.whole(value text, type text, low numeric, high numeric) returns numeric
+language plpgsql immutable strict parallel safe as $$
+declare
+    said text := btrim(value, E' \t\r\n');
+begin
+    if said = '' then return 0; end if;
+    if said !~ '^[+-]?\d+$' then
+        perform tsql.refuse(245, format('Conversion failed when converting the nvarchar value ''%s'' to data type %s.', left(value, 200), type));
+    end if;
+    if said::numeric not between low and high then
+        perform tsql.refuse(case type when 'int' then 248 when 'bigint' then 8115 else 244 end,
+                            format('The conversion of the nvarchar value ''%s'' overflowed an %s column.', left(value, 200), type));
+    end if;
+    return said::numeric;
+end $$;
+
+create or replace function tsql.whole(value numeric, type text, low numeric, high numeric) returns numeric
+language plpgsql immutable strict parallel safe as $$
+begin
+    if trunc(value) not between low and high then
+        perform tsql.refuse(8115, format('Arithmetic overflow error converting expression to data type %s.', type));
+    end if;
+    return trunc(value);
+end $$;
+
+-- The number that bytes write, the highest first; only the last eight count.
+create or replace function tsql.number_of(bytes bytea) returns bigint language sql immutable strict parallel safe
+return ('x' || right(lpad(encode(bytes, 'hex'), 16, '0'), 16))::bit(64)::bigint;
+
+do $$
+declare
+    target record;
+    source text;
+begin
+    for target in values ('int', 'integer', -2147483648::numeric, 2147483647::numeric, 4),
+                         ('bigint', 'bigint', -9223372036854775808, 9223372036854775807, 8),
+                         ('smallint', 'smallint', -32768, 32767, 2), ('tinyint', 'smallint', 0, 255, 1) loop
+        foreach source in array array['text', 'numeric'] loop
+            execute format('create or replace function tsql.to_%s(value %s) returns %s language sql immutable parallel safe '
+                           'return tsql.whole(value, %L, %s, %s)::%s', target.column1, source, target.column2,
+                           target.column1, target.column3, target.column4, target.column2);
+        end loop;
+        foreach source in array array['smallint', 'integer', 'bigint', 'float8'] loop
+            execute format('create or replace function tsql.to_%s(value %s) returns %s language sql immutable parallel safe '
+                           'return tsql.whole(value::numeric, %L, %s, %s)::%s', target.column1, source, target.column2,
+                           target.column1, target.column3, target.column4, target.column2);
+        end loop;
+        execute format('create or replace function tsql.to_%s(value boolean) returns %s language sql immutable parallel safe '
+                       'return value::integer::%s', target.column1, target.column2, target.column2);
+        execute format('create or replace function tsql.to_%s(value timestamp) returns %s language sql immutable parallel safe '
+                       'return (value::date - date ''1900-01-01'')::%s', target.column1, target.column2, target.column2);
+        if target.column5 = 4 then
+            execute 'create or replace function tsql.to_int(value bytea) returns integer language sql immutable parallel safe '
+                    'return (''x'' || right(lpad(encode(value, ''hex''), 8, ''0''), 8))::bit(32)::integer';
+        elsif target.column5 = 1 then
+            execute 'create or replace function tsql.to_tinyint(value bytea) returns smallint language sql immutable parallel safe '
+                    'return (tsql.number_of(value) & 255)::smallint';
+        elsif target.column5 = 2 then
+            execute 'create or replace function tsql.to_smallint(value bytea) returns smallint language sql immutable parallel safe '
+                    'return ((tsql.number_of(value) << 48) >> 48)::smallint';
+        else
+            execute 'create or replace function tsql.to_bigint(value bytea) returns bigint language sql immutable parallel safe '
+                    'return tsql.number_of(value)';
+        end if;
+        execute format('create or replace function tsql.to_%s(value anyelement, style integer) returns %s language sql immutable '
+                       'parallel safe as ''select tsql.to_%s(value)''', target.column1, target.column2, target.column1);
+    end loop;
+    foreach source in array array['smallint', 'integer', 'bigint', 'numeric', 'float8'] loop
+        execute format('create or replace function tsql.to_bit(value %s) returns smallint language sql immutable parallel safe '
+                       'return (value <> 0)::integer::smallint', source);
+        execute format('create or replace function tsql.to_decimal(value %s) returns numeric language sql immutable parallel safe '
+                       'return value::numeric', source);
+        execute format('create or replace function tsql.to_money(value %s) returns numeric language sql immutable parallel safe '
+                       'return round(value::numeric, 4)', source);
+        execute format('create or replace function tsql.to_float(value %s) returns float8 language sql immutable parallel safe '
+                       'return value::float8', source);
+        execute format('create or replace function tsql.to_datetime(value %s) returns timestamp language sql immutable parallel safe '
+                       'return timestamp ''1900-01-01'' + value::float8 * interval ''1 day''', source);
+    end loop;
+end $$;
+
+create or replace function tsql.to_bit(value text) returns smallint language plpgsql immutable strict parallel safe as $$
+begin
+    return case lower(btrim(value)) when 'true' then 1 when 'false' then 0 when '' then 0
+                else (tsql.whole(value, 'bit', -9e30, 9e30) <> 0)::integer end;
+end $$;
+create or replace function tsql.to_bit(value bytea) returns smallint language sql immutable parallel safe
+return (tsql.number_of(value) <> 0)::integer::smallint;
+create or replace function tsql.to_bit(value boolean) returns smallint language sql immutable parallel safe return value::integer::smallint;
+
+create or replace function tsql.to_decimal(value text) returns numeric language plpgsql immutable strict parallel safe as $$
+begin
+    if btrim(value) !~ '^[+-]?(\d+\.?\d*|\.\d+)$' then
+        perform tsql.refuse(8114, 'Error converting data type nvarchar to numeric.');
+    end if;
+    return btrim(value)::numeric;
+end $$;
+
+create or replace function tsql.to_money(value text) returns numeric language plpgsql immutable strict parallel safe as $$
+declare
+    said text := regexp_replace(btrim(value), '^([+-]?)[$€£]', '\1');
+begin
+    if said = '' then return 0; end if;
+    if said !~ '^[+-]?(\d[\d,]*\.?\d*|\.\d+)$' then
+        perform tsql.refuse(235, 'Cannot convert a char value to money. The char value has incorrect syntax.');
+    end if;
+    return round(replace(said, ',', '')::numeric, 4);
+end $$;
+
+create or replace function tsql.to_float(value text) returns float8 language plpgsql immutable strict parallel safe as $$
+begin
+    if btrim(value) = '' then return 0; end if;
+    if btrim(value) !~* '^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$' then
+        perform tsql.refuse(8114, 'Error converting data type nvarchar to float.');
+    end if;
+    return btrim(value)::float8;
+end $$;
+
+-- --- to identifiers ---
+
+create or replace function tsql.to_uniqueidentifier(value text) returns uuid language plpgsql immutable strict parallel safe as $$
+declare
+    said text := case when left(value, 1) = '{' then substr(value, 2, 36) else left(value, 36) end;
+begin
+    if said !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
+        perform tsql.refuse(8169, 'Conversion failed when converting from a character string to uniqueidentifier.');
+    end if;
+    return said::uuid;
+end $$;
+create or replace function tsql.to_uniqueidentifier(value uuid) returns uuid language sql immutable parallel safe return value;
+create or replace function tsql.to_uniqueidentifier(value bytea) returns uuid language sql immutable strict parallel safe
+return encode((select substring(b, 4, 1) || substring(b, 3, 1) || substring(b, 2, 1) || substring(b, 1, 1)
+                      || substring(b, 6, 1) || substring(b, 5, 1) || substring(b, 8, 1) || substring(b, 7, 1)
+                      || substring(b, 9, 8) from (select tsql.padded(value, 16) as b) own), 'hex')::uuid;
+
+-- --- to times ---
+
+create or replace function tsql.moment_of(value text, style integer) returns timestamp
+language plpgsql stable strict parallel safe as $$
+declare
+    said text := btrim(value);
+    masks constant jsonb := '{"101": "MM/DD/YYYY HH24:MI:SS.MS", "102": "YYYY.MM.DD HH24:MI:SS.MS", "103": "DD/MM/YYYY HH24:MI:SS.MS",
+        "104": "DD.MM.YYYY HH24:MI:SS.MS", "105": "DD-MM-YYYY HH24:MI:SS.MS", "110": "MM-DD-YYYY HH24:MI:SS.MS",
+        "111": "YYYY/MM/DD HH24:MI:SS.MS", "3": "DD/MM/YY HH24:MI:SS.MS", "4": "DD.MM.YY HH24:MI:SS.MS", "1": "MM/DD/YY HH24:MI:SS.MS"}';
+begin
+    if said = '' then return '1900-01-01'; end if;
+    if masks ? style::text then return to_timestamp(said, masks ->> style::text) at time zone 'UTC'; end if;
+    if said ~ '^\d{1,2}:' then said := '1900-01-01 ' || said; end if;
+    if said ~ '^\d{4}$' then said := said || '-01-01'; end if;
+    if said ~* '^(now|today|tomorrow|yesterday|epoch|-?infinity|allballs)' then raise invalid_datetime_format; end if;
+    said := regexp_replace(said, '(\.\d{6})\d+', '\1');
+    if said ~* '(z|[+-]\d\d:\d\d)$' and said ~ ':' then return said::timestamptz at time zone 'UTC'; end if;
+    return said::timestamp;
+exception when datetime_field_overflow or invalid_datetime_format or invalid_parameter_value then
+    perform tsql.refuse(241, 'Conversion failed when converting date and/or time from character string.');
+end $$;
+
+create or replace function tsql.to_datetime(value text) returns timestamp language sql stable parallel safe return tsql.moment_of(value, 0);
+create or replace function tsql.to_datetime(value text, style integer) returns timestamp language sql stable parallel safe return tsql.moment_of(value, style);
+create or replace function tsql.to_datetime(value timestamp) returns timestamp language sql immutable parallel safe return value;
+create or replace function tsql.to_datetime(value timestamptz) returns timestamp language sql immutable parallel safe return value at time zone 'UTC';
+create or replace function tsql.to_datetime(value date) returns timestamp language sql immutable parallel safe return value::timestamp;
+create or replace function tsql.to_datetime(value time) returns timestamp language sql immutable parallel safe return date '1900-01-01' + value;
+create or replace function tsql.to_date(value text) returns date language sql stable parallel safe return tsql.moment_of(value, 0)::date;
+create or replace function tsql.to_date(value text, style integer) returns date language sql stable parallel safe return tsql.moment_of(value, style)::date;
+create or replace function tsql.to_date(value timestamp) returns date language sql immutable parallel safe return value::date;
+create or replace function tsql.to_date(value timestamptz) returns date language sql immutable parallel safe return (value at time zone 'UTC')::date;
+create or replace function tsql.to_date(value date) returns date language sql immutable parallel safe return value;
+create or replace function tsql.to_time(value text) returns time language sql stable parallel safe return tsql.moment_of(value, 0)::time;
+create or replace function tsql.to_time(value timestamp) returns time language sql immutable parallel safe return value::time;
+create or replace function tsql.to_time(value timestamptz) returns time language sql immutable parallel safe return (value at time zone 'UTC')::time;
+create or replace function tsql.to_time(value time) returns time language sql immutable parallel safe return value;
+create or replace function tsql.to_datetimeoffset(value text) returns timestamptz language sql stable parallel safe return tsql.moment_of(value, 0) at time zone 'UTC';
+create or replace function tsql.to_datetimeoffset(value timestamp) returns timestamptz language sql immutable parallel safe return value at time zone 'UTC';
+create or replace function tsql.to_datetimeoffset(value timestamptz) returns timestamptz language sql immutable parallel safe return value;
+
+-- --- TRY_CAST and TRY_CONVERT: null instead of an error ---
+
+do $$
+declare
+    target record;
+begin
+    for target in values ('to_nvarchar', 'text'), ('to_varchar', 'text'), ('to_varbinary', 'bytea'), ('to_varbinary_single', 'bytea'),
+                         ('to_int', 'integer'), ('to_bigint', 'bigint'), ('to_smallint', 'smallint'), ('to_tinyint', 'smallint'),
+                         ('to_bit', 'smallint'), ('to_decimal', 'numeric'), ('to_money', 'numeric'), ('to_float', 'float8'),
+                         ('to_uniqueidentifier', 'uuid'), ('to_datetime', 'timestamp'), ('to_date', 'date'), ('to_time', 'time'),
+                         ('to_datetimeoffset', 'timestamptz'), ('to_xml', 'text') loop
+        execute format('create or replace function tsql.try_%s(value anyelement) returns %s language plpgsql stable as '
+                       '$f$ begin return tsql.%s(value); exception when others then return null; end $f$',
+                       target.column1, target.column2, target.column1);
+        execute format('create or replace function tsql.try_%s(value anyelement, style integer) returns %s language plpgsql stable as '
+                       '$f$ begin return tsql.%s(value, style); exception when others then return null; end $f$',
+                       target.column1, target.column2, target.column1);
+    end loop;
+end $$;

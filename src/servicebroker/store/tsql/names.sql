@@ -1,0 +1,121 @@
+-- Numbers and names of objects, as OBJECT_ID and its kin give them.
+
+-- The parts of a name, the last one first, without brackets or quotation marks.
+create or replace function tsql.name_parts(said text) returns text[] language plpgsql immutable strict parallel safe as $$
+declare
+    parts text[] := '{}';
+    rest text := btrim(said);
+    found text[];
+begin
+    loop
+        found := regexp_match(rest, '^\s*(?:\[((?:[^\]]|\]\])*)\]|"((?:[^"]|"")*)"|([^.\[\]"]*))\s*(\.?)(.*)$');
+        if found is null then return '{}'; end if;
+        parts := coalesce(replace(found[1], ']]', ']'), replace(found[2], '""', '"'), btrim(found[3])) || parts;
+        if found[4] = '' then return case when found[5] = '' then parts else '{}' end; end if;
+        rest := found[5];
+    end loop;
+end $$;
+
+-- The PostgreSQL schema of a schema of T-SQL; long names are found by their databases' tables.
+create or replace function tsql.postgres_schema(database text, schema text) returns text language sql immutable parallel safe
+return lower(database || '_' || coalesce(nullif(schema, ''), 'dbo'));
+
+create or replace function tsql.object_id(database text, name text, kind text default null) returns integer
+language plpgsql stable parallel safe as $$
+declare
+    parts text[] := tsql.name_parts(name);
+    wanted text := upper(btrim(kind));
+    space text;
+    found integer;
+begin
+    if name is null or parts = '{}' or cardinality(parts) > 3 then return null; end if;
+    if left(parts[1], 1) = '#' then
+        return case when coalesce(wanted, 'U') = 'U' then to_regclass('pg_temp.' || quote_ident(lower(parts[1])))::oid::bigint::integer end;
+    end if;
+    database := coalesce(nullif(parts[3], ''), database);
+    space := tsql.postgres_schema(database, parts[2]);
+    select o.object_id into found from tsql.every_object o
+     where o.postgres_schema = space and lower(o.name) = lower(parts[1]) and (wanted is null or btrim(o.type) = wanted) limit 1;
+    return found;
+end $$;
+create or replace function tsql.object_name(id integer) returns text language sql stable parallel safe
+begin atomic
+    select o.name from tsql.every_object o where o.object_id = id limit 1;
+end;
+create or replace function tsql.object_schema_name(id integer) returns text language sql stable parallel safe
+begin atomic
+    select o.schema_name from tsql.every_object o where o.object_id = id limit 1;
+end;
+create or replace function tsql.objectproperty(id integer, property text) returns integer language sql stable parallel safe
+begin atomic
+    select case lower(property) when 'istable' then (o.type = 'U')::integer when 'isusertable' then (o.type = 'U')::integer
+                when 'isview' then (o.type = 'V')::integer when 'isprocedure' then (o.type = 'P')::integer
+                when 'istrigger' then (o.type = 'TR')::integer when 'isqueue' then (o.type = 'SQ')::integer end
+      from tsql.every_object o where o.object_id = id limit 1;
+end;
+
+create or replace function tsql.db_id(name text) returns smallint language sql stable parallel safe
+begin atomic
+    select d.database_id::smallint from servicebroker.databases d where lower(d.name) = lower(db_id.name);
+end;
+create or replace function tsql.db_name(id integer) returns text language sql stable parallel safe
+begin atomic
+    select d.name from servicebroker.databases d where d.database_id = id;
+end;
+create or replace function tsql.databasepropertyex(name text, property text) returns text language sql stable parallel safe
+begin atomic
+    select case lower(property) when 'status' then 'ONLINE' when 'updateability' then 'READ_WRITE' when 'collation' then 'Latin1_General_BIN2'
+                when 'recovery' then 'FULL' when 'useraccess' then 'MULTI_USER' end
+      from servicebroker.databases d where lower(d.name) = lower(databasepropertyex.name);
+end;
+create or replace function tsql.schema_id(database text, name text) returns integer language sql stable parallel safe
+begin atomic
+    select s.schema_id from tsql.every_schema s where s.postgres_schema = tsql.postgres_schema(schema_id.database, schema_id.name) limit 1;
+end;
+create or replace function tsql.schema_name(database text, id integer) returns text language sql stable parallel safe
+begin atomic
+    select case when id is null then 'dbo'
+                else (select s.name from tsql.every_schema s where s.schema_id = id limit 1) end;
+end;
+create or replace function tsql.principal_id(database text, name text) returns integer language sql stable parallel safe
+begin atomic
+    select p.principal_id from servicebroker.principals p join servicebroker.databases d using (database_id)
+     where lower(d.name) = lower(principal_id.database) and lower(p.name) = lower(principal_id.name);
+end;
+create or replace function tsql.user_name(database text, id integer) returns text language sql stable parallel safe
+begin atomic
+    select p.name from servicebroker.principals p join servicebroker.databases d using (database_id)
+     where lower(d.name) = lower(user_name.database) and p.principal_id = id;
+end;
+create or replace function tsql.type_name(id integer) returns text language sql stable parallel safe
+begin atomic
+    select t.name from tsql.types t where t.user_type_id = id;
+end;
+create or replace function tsql.col_length(database text, table_name text, column_name text) returns smallint language sql stable parallel safe
+begin atomic
+    select c.max_length from tsql.every_column c
+     where c.object_id = tsql.object_id(col_length.database, table_name) and lower(c.name) = lower(column_name);
+end;
+create or replace function tsql.ident_current(database text, table_name text) returns numeric language plpgsql volatile as $$
+declare
+    relation oid := tsql.object_id(database, table_name, 'U');
+    sequence text;
+begin
+    select pg_get_serial_sequence(relation::regclass::text, attname) into sequence from pg_attribute
+     where attrelid = relation and attidentity <> '';
+    return (select coalesce(last_value, start_value) from pg_sequences where format('%I.%I', schemaname, sequencename)::regclass = sequence::regclass);
+end $$;
+create or replace function tsql.serverproperty(property text) returns text language sql stable parallel safe
+return case lower(property) when 'productversion' then '16.0.1000.6' when 'edition' then 'servicebroker for PostgreSQL'
+            when 'servername' then 'servicebroker' when 'machinename' then 'servicebroker' when 'collation' then 'Latin1_General_BIN2'
+            when 'isclustered' then '0' when 'engineedition' then '3' end;
+create or replace function tsql.get_transmission_status(handle uuid) returns text language sql stable
+begin atomic
+    select coalesce((select t.transmission_status from sys.transmission_queue t where t.conversation_handle = handle
+                      order by t.message_sequence_number limit 1), '')
+      where exists (select from servicebroker.conversation_endpoints e where e.conversation_handle = handle);
+end;
+create or replace function tsql.get_transmission_status(handle text) returns text language sql stable
+begin atomic
+    select tsql.get_transmission_status(tsql.to_uniqueidentifier(handle));
+end;

@@ -1,0 +1,87 @@
+-- Functions of dates and times. All clocks are UTC; a week begins on Sunday.
+
+create or replace function tsql.now() returns timestamp language sql stable parallel safe
+return statement_timestamp() at time zone 'UTC';
+
+create or replace function tsql.dateadd(part text, number bigint, moment timestamp) returns timestamp
+language plpgsql immutable strict parallel safe as $$
+begin
+    return moment + case part
+        when 'year' then make_interval(years => number::integer) when 'quarter' then make_interval(months => number::integer * 3)
+        when 'month' then make_interval(months => number::integer) when 'week' then make_interval(days => number::integer * 7)
+        when 'day' then make_interval(days => number::integer) when 'dayofyear' then make_interval(days => number::integer)
+        when 'weekday' then make_interval(days => number::integer)
+        when 'hour' then number * interval '1 hour' when 'minute' then number * interval '1 minute'
+        when 'second' then number * interval '1 second' when 'millisecond' then number * interval '1 millisecond'
+        when 'microsecond' then number * interval '1 microsecond' when 'nanosecond' then number / 1000 * interval '1 microsecond' end;
+exception when datetime_field_overflow or numeric_value_out_of_range then
+    perform tsql.refuse(517, 'Adding a value to a ''datetime'' column caused an overflow.');
+end $$;
+create or replace function tsql.dateadd(part text, number bigint, moment timestamptz) returns timestamp language sql immutable strict parallel safe
+return tsql.dateadd(part, number, moment at time zone 'UTC');
+create or replace function tsql.dateadd(part text, number bigint, day date) returns timestamp language sql immutable strict parallel safe
+return tsql.dateadd(part, number, day::timestamp);
+create or replace function tsql.dateadd(part text, number bigint, moment time) returns timestamp language sql immutable strict parallel safe
+return tsql.dateadd(part, number, date '1900-01-01' + moment);
+
+-- How many boundaries of the part lie between.
+create or replace function tsql.datediff(part text, first timestamp, last timestamp) returns bigint
+language sql immutable strict parallel safe
+return case part
+    when 'year' then date_part('year', last) - date_part('year', first)
+    when 'quarter' then (date_part('year', last) - date_part('year', first)) * 4 + date_part('quarter', last) - date_part('quarter', first)
+    when 'month' then (date_part('year', last) - date_part('year', first)) * 12 + date_part('month', last) - date_part('month', first)
+    when 'week' then (last::date - date '1899-12-31') / 7 - (first::date - date '1899-12-31') / 7
+    when 'day' then last::date - first::date when 'dayofyear' then last::date - first::date
+    when 'weekday' then last::date - first::date
+    when 'hour' then date_part('epoch', date_trunc('hour', last) - date_trunc('hour', first)) / 3600
+    when 'minute' then date_part('epoch', date_trunc('minute', last) - date_trunc('minute', first)) / 60
+    when 'second' then date_part('epoch', date_trunc('second', last) - date_trunc('second', first))
+    when 'millisecond' then extract(epoch from date_trunc('milliseconds', last) - date_trunc('milliseconds', first)) * 1000
+    when 'microsecond' then extract(epoch from last - first) * 1000000
+    when 'nanosecond' then extract(epoch from last - first) * 1000000000 end::bigint;
+do $$
+declare
+    one text; other text;
+begin
+    foreach one in array array['timestamp', 'timestamptz', 'date', 'time'] loop
+        foreach other in array array['timestamp', 'timestamptz', 'date', 'time'] loop
+            if (one, other) <> ('timestamp', 'timestamp') then
+                execute format('create or replace function tsql.datediff(part text, first %s, last %s) returns bigint language sql '
+                               'immutable strict parallel safe return tsql.datediff(part, tsql.to_datetime(first), tsql.to_datetime(last))', one, other);
+            end if;
+        end loop;
+    end loop;
+end $$;
+
+create or replace function tsql.datepart(part text, moment timestamp) returns integer language sql immutable strict parallel safe
+return case part
+    when 'dayofyear' then date_part('doy', moment) when 'weekday' then date_part('dow', moment) + 1
+    when 'week' then floor((date_part('doy', moment) + date_part('dow', date_trunc('year', moment)) - 1) / 7) + 1
+    when 'iso_week' then date_part('week', moment)
+    when 'second' then floor(date_part('second', moment))
+    when 'millisecond' then floor(date_part('milliseconds', moment))::integer % 1000
+    when 'microsecond' then date_part('microseconds', moment)::integer % 1000000
+    when 'nanosecond' then date_part('microseconds', moment)::integer % 1000000 * 1000
+    when 'year' then date_part('year', moment) when 'quarter' then date_part('quarter', moment) when 'month' then date_part('month', moment)
+    when 'day' then date_part('day', moment) when 'hour' then date_part('hour', moment) when 'minute' then date_part('minute', moment) end::integer;
+create or replace function tsql.datename(part text, moment timestamp) returns text language sql immutable strict parallel safe
+return case part when 'month' then to_char(moment, 'FMMonth') when 'weekday' then to_char(moment, 'FMDay') else tsql.datepart(part, moment)::text end;
+do $$
+declare
+    one text;
+begin
+    foreach one in array array['timestamptz', 'date', 'time'] loop
+        execute format('create or replace function tsql.datepart(part text, moment %s) returns integer language sql immutable strict parallel safe '
+                       'return tsql.datepart(part, tsql.to_datetime(moment))', one);
+        execute format('create or replace function tsql.datename(part text, moment %s) returns text language sql immutable strict parallel safe '
+                       'return tsql.datename(part, tsql.to_datetime(moment))', one);
+    end loop;
+end $$;
+create or replace function tsql.eomonth(moment timestamp, months integer default 0) returns date language sql immutable strict parallel safe
+return (date_trunc('month', moment) + make_interval(months => months + 1) - interval '1 day')::date;
+create or replace function tsql.isdate(said text) returns integer language plpgsql stable parallel safe as $$
+begin
+    return (tsql.moment_of(said, 0) is not null and btrim(said) <> '')::integer;
+exception when others then return 0;
+end $$;

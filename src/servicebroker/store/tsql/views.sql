@@ -1,0 +1,136 @@
+-- Catalog views that T-SQL scripts ask and sys has not, or has narrower. What belongs to one database shows those of
+-- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
+
+drop view if exists tsql.every_schema, tsql.every_object, tsql.every_column cascade;
+
+-- The schemas where something of a broker database stands; dbo is always there.
+create view tsql.every_schema as
+select d.database_id, d.name as broker_database, 'dbo' as name, 1 as schema_id, lower(d.name || '_dbo') as postgres_schema
+  from servicebroker.databases d
+ union all
+select d.database_id, d.name, coalesce(obj_description(n.oid, 'pg_namespace'), substr(n.nspname, length(d.name) + 2)),
+       n.oid::bigint::integer, n.nspname
+  from servicebroker.databases d
+  join pg_namespace n on starts_with(n.nspname, lower(d.name) || '_') and n.nspname <> lower(d.name) || '_dbo';
+
+create view tsql.every_object as
+select s.database_id, s.broker_database, s.postgres_schema, s.name as schema_name, s.schema_id,
+       coalesce(obj_description(c.oid, 'pg_class'), c.relname) as name, c.oid::bigint::integer as object_id,
+       case c.relkind when 'v' then 'V' when 'S' then 'SO' else 'U' end as type,
+       null::integer as principal_id, 0 as parent_object_id,
+       null::timestamptz as create_date, null::timestamptz as modify_date, 0::smallint as is_ms_shipped
+  from tsql.every_schema s
+  join pg_namespace n on n.nspname = s.postgres_schema
+  join pg_class c on c.relnamespace = n.oid and c.relkind in ('r', 'p', 'v', 'S')
+ where not exists (select from servicebroker.queues q where q.postgres_schema = n.nspname and q.postgres_name = c.relname)
+   and not exists (select from pg_depend i where i.objid = c.oid and i.deptype = 'i')
+ union all
+select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id, q.name, q.queue_id, 'SQ',
+       nullif(q.owner_id, 1), 0, q.create_date, q.modify_date, (q.queue_id < 65536)::integer::smallint
+  from servicebroker.queues q
+  join tsql.every_schema s on s.database_id = q.database_id and s.postgres_schema = q.postgres_schema;
+
+create view tsql.all_objects as
+select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type,
+       case o.type when 'U' then 'USER_TABLE' when 'V' then 'VIEW' when 'SQ' then 'SERVICE_QUEUE' when 'P' then 'SQL_STORED_PROCEDURE'
+                   when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' end as type_desc,
+       o.create_date, o.modify_date, o.is_ms_shipped, o.schema_name, o.broker_database
+  from tsql.every_object o
+  join servicebroker.shown_databases shown using (database_id);
+
+create view tsql.objects as
+select name, object_id, principal_id, schema_id, parent_object_id, type, type_desc, create_date, modify_date, is_ms_shipped,
+       broker_database from tsql.all_objects;
+create view tsql.tables as select * from tsql.objects where type = 'U';
+create view tsql.views as select * from tsql.objects where type = 'V';
+create view tsql.procedures as select * from tsql.objects where type = 'P';
+create view tsql.sequences as select * from tsql.objects where type = 'SO';
+create view tsql.triggers as
+select name, object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, parent_object_id as parent_id,
+       type, type_desc, create_date, modify_date, is_ms_shipped, 0::smallint as is_disabled, broker_database
+  from tsql.objects where type = 'TR';
+create view tsql.schemas as
+select s.name, s.schema_id, 1 as principal_id, s.broker_database
+  from tsql.every_schema s join servicebroker.shown_databases shown using (database_id);
+create view tsql.sysobjects as
+select o.name, o.object_id as id, o.type as xtype, o.schema_id as uid, o.type, o.create_date as crdate, o.parent_object_id as parent_obj,
+       o.broker_database from tsql.objects o;
+
+create view tsql.types as
+select name, number as system_type_id, number as user_type_id, 4 as schema_id, size::smallint as max_length
+  from (values ('image', 34, 16), ('text', 35, 16), ('uniqueidentifier', 36, 16), ('date', 40, 3), ('time', 41, 5), ('datetime2', 42, 8),
+               ('datetimeoffset', 43, 10), ('tinyint', 48, 1), ('smallint', 52, 2), ('int', 56, 4), ('smalldatetime', 58, 4),
+               ('real', 59, 4), ('money', 60, 8), ('datetime', 61, 8), ('float', 62, 8), ('ntext', 99, 16), ('bit', 104, 1),
+               ('decimal', 106, 17), ('numeric', 108, 17), ('smallmoney', 122, 4), ('bigint', 127, 8), ('varbinary', 165, 8000),
+               ('varchar', 167, 8000), ('binary', 173, 8000), ('char', 175, 8000), ('nvarchar', 231, 8000), ('nchar', 239, 8000),
+               ('xml', 241, -1), ('sysname', 256, 256)) t(name, number, size);
+
+-- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py).
+create view tsql.every_column as
+select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.object_id, coalesce(said.name, a.attname) as name, a.attnum::integer as column_id,
+       coalesce(said.type, case t.typname when 'uuid' then 'uniqueidentifier' when 'bytea' then 'varbinary' when 'int4' then 'int'
+                when 'int2' then 'smallint' when 'int8' then 'bigint' when 'timestamptz' then 'datetime' when 'timestamp' then 'datetime2'
+                when 'numeric' then 'decimal' when 'float8' then 'float' when 'float4' then 'real' when 'date' then 'date' when 'time' then 'time'
+                else 'nvarchar' end) as type_name,
+       coalesce(said.size, '') as size, not a.attnotnull as is_nullable, a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_computed,
+       tsql.column_bytes(coalesce(said.type, t.typname), coalesce(said.size, '')) as max_length
+  from tsql.every_object o
+  join pg_attribute a on a.attrelid = o.object_id::bigint::oid and a.attnum > 0 and not a.attisdropped
+  join pg_type t on t.oid = a.atttypid
+  left join lateral (
+       select m[1] as type, m[2] as size, m[3] as name
+         from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? (.*)$') m) said on true
+ where o.type in ('U', 'V');
+
+create view tsql.columns as
+select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max_length,
+       case when c.type_name = 'decimal' then split_part(c.size, ',', 1)::smallint else 0 end as precision,
+       case when c.type_name = 'decimal' then split_part(c.size, ',', 2)::smallint else 0 end as scale,
+       c.is_nullable::integer::smallint as is_nullable, c.is_identity::integer::smallint as is_identity,
+       c.is_computed::integer::smallint as is_computed, c.broker_database
+  from tsql.every_column c
+  join servicebroker.shown_databases shown using (database_id)
+  left join tsql.types t on t.name = c.type_name;
+create view tsql.identity_columns as select * from tsql.columns where is_identity = 1;
+create view tsql.indexes as
+select i.indrelid::bigint::integer as object_id, c.relname::text as name, i.indexrelid::bigint::integer as index_id,
+       i.indisunique::integer::smallint as is_unique, i.indisprimary::integer::smallint as is_primary_key, o.broker_database
+  from tsql.objects o join pg_index i on i.indrelid = o.object_id::bigint::oid join pg_class c on c.oid = i.indexrelid;
+
+create view tsql.information_schema_tables as
+select o.broker_database as table_catalog, o.schema_name as table_schema, o.name as table_name,
+       case o.type when 'V' then 'VIEW' else 'BASE TABLE' end as table_type
+  from tsql.all_objects o where o.type in ('U', 'V');
+create view tsql.information_schema_views as
+select table_catalog, table_schema, table_name from tsql.information_schema_tables where table_type = 'VIEW';
+create view tsql.information_schema_columns as
+select c.broker_database as table_catalog, c.schema_name as table_schema, c.table_name, c.name as column_name, c.column_id as ordinal_position,
+       case when c.is_nullable then 'YES' else 'NO' end as is_nullable, c.type_name as data_type,
+       case when c.size = 'max' then -1 when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'binary', 'varbinary') then nullif(c.size, '')::integer end
+           as character_maximum_length
+  from tsql.every_column c join servicebroker.shown_databases shown using (database_id);
+create view tsql.information_schema_routines as
+select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.name as routine_name, 'PROCEDURE' as routine_type
+  from tsql.all_objects o where o.type = 'P';
+create view tsql.information_schema_schemata as
+select s.broker_database as catalog_name, s.name as schema_name from tsql.schemas s;
+
+-- --- of the instance ---
+
+create or replace view tsql.databases as
+select d.name, d.database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
+       'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
+       0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
+       d.service_broker_guid, d.is_broker_enabled::integer::smallint as is_broker_enabled,
+       d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on
+  from servicebroker.databases d
+ union all
+select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::smallint, 'MULTI_USER', 0::smallint, 0::smallint, 'ONLINE',
+       1::smallint, 'FULL', null, 0::smallint, 0::smallint
+  from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
+ where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
+create or replace view tsql.sysdatabases as select name, database_id as dbid from tsql.databases;
+create or replace view tsql.dm_exec_sessions as
+select a.pid as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
+       a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
+  from pg_stat_activity a where a.datname = current_database() and a.backend_type = 'client backend';

@@ -1,0 +1,229 @@
+-- XML without a library: the server may have been built without libxml. A text becomes a tree in jsonb, and a path of
+-- XQuery (translation/xml_paths.py) a path of jsonpath over it. A node is
+--   {"k": "d", "c": [...]}                                 a document or fragment
+--   {"k": "e", "n": name, "q": as written, "p": position among its namesakes, "i": among elements, "a": {"@name": value},
+--    "r": {"@name": as written}, "s": namespaces in scope, "c": [...], "v": text of an element that holds only text}
+--   {"k": "t", "v": text, "p": position}                   text; {"k": "c" or "i", "v": ...} comment or instruction
+-- where a name is local, or {namespace}local.
+
+create or replace function tsql.xml_refuse(number integer, said text, tokens text[], place integer) returns void
+language plpgsql immutable as $$
+declare
+    before text := array_to_string(tokens[1:place - 1], '');
+begin
+    perform tsql.refuse(number, format('XML parsing: line %s, character %s, %s',
+        length(before) - length(replace(before, E'\n', '')) + 1, length(before) - coalesce(length(substring(before from '^.*\n')), 0) + 1, said));
+end $$;
+
+create or replace function tsql.xml_unescaped(said text) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    entity text;
+    code text;
+begin
+    if strpos(said, '&') = 0 then return said; end if;
+    if said ~ '&(?!(lt|gt|amp|quot|apos|#[0-9]+|#x[0-9A-Fa-f]+);)' then
+        perform tsql.refuse(9448, 'XML parsing: well formed check: undeclared entity');
+    end if;
+    for entity in select distinct m[1] from regexp_matches(said, '&#(x?[0-9A-Fa-f]+);', 'g') m loop
+        code := case when left(entity, 1) = 'x' then ('x' || lpad(substr(entity, 2), 8, '0'))::bit(32)::integer::text else entity end;
+        if code::numeric not between 9 and 1114111 or code::integer between 55296 and 57343 then
+            perform tsql.refuse(9420, 'XML parsing: illegal xml character');
+        end if;
+        said := replace(said, '&#' || entity || ';', chr(code::integer));
+    end loop;
+    return replace(replace(replace(replace(replace(said, '&lt;', '<'), '&gt;', '>'), '&quot;', '"'), '&apos;', ''''), '&amp;', '&');
+end $$;
+
+create or replace function tsql.xml_name(written text, scope jsonb, is_attribute boolean) returns text
+language plpgsql immutable parallel safe as $$
+declare
+    prefix text := case when strpos(written, ':') > 0 then split_part(written, ':', 1) else '' end;
+    uri text;
+begin
+    if prefix = 'xml' then return '{http://www.w3.org/XML/1998/namespace}' || split_part(written, ':', 2); end if;
+    if prefix = '' and is_attribute then return written; end if;
+    uri := scope ->> prefix;
+    if prefix <> '' and uri is null then
+        perform tsql.refuse(9459, format('XML parsing: undeclared prefix ''%s''', prefix));
+    end if;
+    return case when coalesce(uri, '') = '' then written else '{' || uri || '}' || regexp_replace(written, '^.*:', '') end;
+end $$;
+
+-- The nodes from a place on up to the end tag that closes them.
+create or replace function tsql.xml_content(tokens text[], inout place integer, scope jsonb, depth integer, out nodes jsonb[], out said text, out has_elements boolean)
+language plpgsql immutable parallel safe as $$
+declare
+    token text;
+    positions jsonb := '{}';
+    elements integer := 0;
+    texts integer := 0;
+    name text;
+    written text;
+    own jsonb;
+    attributes jsonb;
+    spelled jsonb;
+    pair text[];
+    below record;
+    piece text;
+begin
+    if depth > 128 then
+        perform tsql.refuse(6335, 'XML datatype instance has too many levels of nested nodes. Maximum allowed depth is 128 levels.');
+    end if;
+    nodes := '{}'; said := ''; has_elements := false;
+    while place <= cardinality(tokens) loop
+        token := tokens[place];
+        if left(token, 1) <> '<' or left(token, 9) = '<![CDATA[' then
+            if left(token, 1) = '<' then piece := substr(token, 10, length(token) - 12);
+            elsif strpos(token, ']]>') > 0 then perform tsql.xml_refuse(9420, 'illegal xml character', tokens, place);
+            else piece := case when token ~ '^\s*$' then '' else tsql.xml_unescaped(token) end;
+            end if;
+            if piece <> '' then
+                texts := texts + 1;
+                said := said || piece;
+                nodes := nodes || jsonb_build_object('k', 't', 'v', piece, 'p', texts);
+            end if;
+            place := place + 1;
+        elsif left(token, 2) = '</' then
+            return;
+        elsif left(token, 4) = '<!--' then
+            nodes := nodes || jsonb_build_object('k', 'c', 'v', substr(token, 5, length(token) - 7));
+            place := place + 1;
+        elsif left(token, 2) = '<?' then
+            if token !~* '^<\?xml\s' then nodes := nodes || jsonb_build_object('k', 'i', 'v', substr(token, 3, length(token) - 4)); end if;
+            place := place + 1;
+        elsif left(token, 2) = '<!' then
+            perform tsql.xml_refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.', tokens, place);
+        else
+            written := substring(token from '^<([A-Za-z_\u0080-\uffff][\w.\-:\u0080-\uffff]*)');
+            if written is null or token !~ '^<[^\s/>]+(\s+[^\s=/>]+\s*=\s*("[^"<]*"|''[^''<]*''))*\s*/?>$' then
+                perform tsql.xml_refuse(9455, 'illegal qualified name character', tokens, place);
+            end if;
+            own := scope; attributes := '{}'; spelled := '{}';
+            if strpos(token, '=') > 0 then
+                for pair in select array[m[1], m[2]] from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') m loop
+                    if pair[1] = 'xmlns' or left(pair[1], 6) = 'xmlns:' then
+                        own := own || jsonb_build_object(substr(pair[1], 7), tsql.xml_unescaped(substr(pair[2], 2, length(pair[2]) - 2)));
+                    end if;
+                end loop;
+                for pair in select array[m[1], m[2]] from regexp_matches(token, '\s([^\s=/>]+)\s*=\s*("[^"]*"|''[^'']*'')', 'g') m loop
+                    if pair[1] <> 'xmlns' and left(pair[1], 6) <> 'xmlns:' then
+                        name := '@' || tsql.xml_name(pair[1], own, true);
+                        if attributes ? name then perform tsql.xml_refuse(9437, 'duplicate attribute', tokens, place); end if;
+                        attributes := attributes || jsonb_build_object(name, tsql.xml_unescaped(substr(pair[2], 2, length(pair[2]) - 2)));
+                        if name <> '@' || pair[1] then spelled := spelled || jsonb_build_object(name, pair[1]); end if;
+                    end if;
+                end loop;
+            end if;
+            name := tsql.xml_name(written, own, false);
+            positions := positions || jsonb_build_object(name, coalesce((positions ->> name)::integer, 0) + 1);
+            elements := elements + 1;
+            has_elements := true;
+            place := place + 1;
+            if right(token, 2) = '/>' then
+                below := row(place, '{}'::jsonb[], '', false);
+                nodes := nodes || jsonb_build_object('k', 'e', 'n', name, 'q', written, 'p', positions -> name, 'i', elements, 'a', attributes,
+                                                     'r', spelled, 's', own, 'c', '[]'::jsonb, 'v', '');
+            else
+                below := tsql.xml_content(tokens, place, own, depth + 1);
+                place := below.place;
+                if place > cardinality(tokens) then
+                    perform tsql.xml_refuse(9400, 'unexpected end of input', tokens, place);
+                elsif tokens[place] !~ ('^</' || regexp_replace(written, '([.\-])', '\\\1', 'g') || '\s*>$') then
+                    perform tsql.xml_refuse(9436, 'end tag does not match start tag', tokens, place);
+                end if;
+                place := place + 1;
+                own := jsonb_build_object('k', 'e', 'n', name, 'q', written, 'p', positions -> name, 'i', elements, 'a', attributes,
+                                          'r', spelled, 's', own, 'c', to_jsonb(below.nodes));
+                if not below.has_elements then own := own || jsonb_build_object('v', below.said); end if;
+                nodes := nodes || own;
+                said := said || below.said;
+            end if;
+        end if;
+    end loop;
+end $$;
+
+create or replace function tsql.xml_tree(value text) returns jsonb language plpgsql immutable strict parallel safe as $$
+declare
+    tokens text[];
+    found record;
+begin
+    value := ltrim(value, chr(65279));
+    tokens := array(select m[1] from regexp_matches(value,
+        '(<!--(?:(?!-->).)*-->|<!\[CDATA\[(?:(?!\]\]>).)*\]\]>|<\?(?:(?!\?>).)*\?>|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|[^<]+)', 'g') m);
+    if length(array_to_string(tokens, '')) <> length(value) then
+        perform tsql.refuse(9400, 'XML parsing: line 1, character 1, unexpected end of input');
+    end if;
+    found := tsql.xml_content(tokens, 1, '{}', 1);
+    if found.place <= cardinality(tokens) then
+        perform tsql.xml_refuse(9436, 'end tag does not match start tag', tokens, found.place);
+    end if;
+    return jsonb_build_object('k', 'd', 'c', to_jsonb(found.nodes));
+end $$;
+create or replace function tsql.xml_tree(node jsonb) returns jsonb language sql immutable parallel safe return node;
+
+create or replace function tsql.to_xml(value text) returns text language sql immutable strict parallel safe
+return (select case when tsql.xml_tree(value) is not null then regexp_replace(ltrim(value, chr(65279)), '^\s*<\?xml\s(?:(?!\?>).)*\?>\s*', '') end);
+create or replace function tsql.to_xml(value text, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
+create or replace function tsql.to_xml(value bytea) returns text language sql immutable strict parallel safe
+return tsql.to_xml(case
+    when substring(value, 1, 2) = '\xfffe' then tsql.utf16_decoded(substring(value, 3))
+    when substring(value, 1, 3) = '\xefbbbf' then convert_from(substring(value, 4), 'UTF8')
+    when get_byte(value || '\x0000'::bytea, 1) = 0 and octet_length(value) > 1 then tsql.utf16_decoded(value)
+    when encode(substring(value, 1, 200), 'escape') ~* 'encoding=.(iso-8859-1|windows-1252)' then tsql.single_decoded(value)
+    else convert_from(value, 'UTF8') end);
+create or replace function tsql.to_xml(value bytea, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
+
+-- --- what is in a node ---
+
+create or replace function tsql.xml_string(node jsonb) returns text language sql immutable strict parallel safe
+return case when jsonb_typeof(node) <> 'object' then node #>> '{}'
+            when node ? 'v' then node ->> 'v'
+            else (select coalesce(string_agg(piece #>> '{}', '' order by place), '')
+                    from jsonb_path_query(node, 'strict $.** ? (@.k == "t").v') with ordinality p(piece, place)) end;
+
+create or replace function tsql.xml_escaped(said text) returns text language sql immutable strict parallel safe
+return replace(replace(replace(said, '&', '&amp;'), '<', '&lt;'), '>', '&gt;');
+create or replace function tsql.xml_attribute(said text) returns text language sql immutable strict parallel safe
+return replace(replace(replace(tsql.xml_escaped(said), '"', '&quot;'), E'\n', '&#xA;'), E'\t', '&#x9;');
+
+create or replace function tsql.xml_written(node jsonb, scope jsonb default '{}') returns text language plpgsql immutable strict parallel safe as $$
+declare
+    own jsonb := coalesce(node -> 's', scope);
+    inside text;
+begin
+    if jsonb_typeof(node) <> 'object' then return tsql.xml_escaped(node #>> '{}'); end if;
+    case node ->> 'k'
+        when 't' then return tsql.xml_escaped(node ->> 'v');
+        when 'c' then return '<!--' || (node ->> 'v') || '-->';
+        when 'i' then return '<?' || (node ->> 'v') || '?>';
+        else null;
+    end case;
+    select coalesce(string_agg(tsql.xml_written(child, own), '' order by place), '') into inside
+      from jsonb_array_elements(node -> 'c') with ordinality c(child, place);
+    if node ->> 'k' = 'd' then return inside; end if;
+    return '<' || (node ->> 'q')
+        || coalesce((select string_agg(' xmlns' || case when key = '' then '' else ':' || key end || '="' || tsql.xml_attribute(value) || '"', '' order by key)
+                       from jsonb_each_text(own) where scope ->> key is distinct from value), '')
+        || coalesce((select string_agg(' ' || coalesce(node -> 'r' ->> key, substr(key, 2)) || '="' || tsql.xml_attribute(value) || '"', '')
+                       from jsonb_each_text(node -> 'a')), '')
+        || case when inside = '' then '/>' else '>' || inside || '</' || (node ->> 'q') || '>' end;
+end $$;
+
+create or replace function tsql.to_xml(node jsonb) returns text language sql immutable strict parallel safe return tsql.xml_written(node, '{}');
+
+-- --- the methods; `variables` are those of sql:variable() and sql:column() ---
+
+create or replace function tsql.xml_items(tree jsonb, path text, variables jsonb default '{}') returns setof jsonb
+language sql immutable strict parallel safe rows 5 return jsonb_path_query(tree, path::jsonpath, variables);
+create or replace function tsql.xml_item(tree jsonb, path text, place integer, variables jsonb default '{}') returns jsonb
+language sql immutable strict parallel safe return jsonb_path_query_array(tree, path::jsonpath, variables) -> place;
+create or replace function tsql.xml_exist(tree jsonb, path text, variables jsonb default '{}') returns smallint
+language sql immutable strict parallel safe return jsonb_path_exists(tree, path::jsonpath, variables)::integer::smallint;
+create or replace function tsql.xml_query(tree jsonb, path text, variables jsonb default '{}') returns text
+language sql immutable strict parallel safe
+return (select coalesce(string_agg(tsql.xml_written(item), '' order by place), '')
+          from jsonb_path_query(tree, path::jsonpath, variables) with ordinality i(item, place));
+create or replace function tsql.xml_count(tree jsonb, path text, variables jsonb default '{}') returns integer
+language sql immutable strict parallel safe return jsonb_array_length(jsonb_path_query_array(tree, path::jsonpath, variables));
+create or replace function tsql.xml_local_name(node jsonb) returns text language sql immutable strict parallel safe
+return regexp_replace(regexp_replace(coalesce(node ->> 'n', ''), '^\{[^}]*\}', ''), '^.*:', '');

@@ -1,0 +1,142 @@
+"""From T-SQL to PostgreSQL's SQL, one relational statement or expression at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeAlias
+
+from sqlglot import exp
+
+from servicebroker.tsql.errors import TsqlError, syntax_error
+from servicebroker.tsql.scope import Scope
+from servicebroker.tsql.translation import aggregates, functions  # noqa: F401 # they register what they write
+from servicebroker.tsql.translation.assignments import assignment
+from servicebroker.tsql.translation.changes import change
+from servicebroker.tsql.translation.definitions import definition
+from servicebroker.tsql.translation.expressions import condition_or_value
+from servicebroker.tsql.translation.reading import Slice, parsed, read
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.selects import check_options, query
+from servicebroker.tsql.translation.selects_into import select_into
+from servicebroker.tsql.translation.writer import Writer
+from servicebroker.tsql.translation.xml_namespaces import without_namespaces
+
+__all__ = ["Translated", "tables_of", "translate", "translate_expression"]
+
+_KEPT = 2000  # texts
+_SHAPES = 4  # of scopes, for each text
+_CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
+_DEFINITIONS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})
+Entry: TypeAlias = tuple[str, dict[tuple[str, str], object], Translated]
+_translated: OrderedDict[tuple[str, str], list[Entry]] = OrderedDict()
+
+
+def translate(text: str, scope: Scope) -> Translated:
+    """A query, a change of rows, or a definition of a table, view, index, schema or sequence.
+
+    Raises:
+        TsqlError: what cannot be read, is not there, or is not supported; never anything else.
+    """
+    return _remembered("statement", text, scope)
+
+
+def translate_expression(text: str, scope: Scope) -> Translated:
+    """A value or a condition: a query that returns one row with one column. A condition is true, false or null.
+
+    Raises:
+        TsqlError: as `translate`.
+    """
+    return _remembered("expression", text, scope)
+
+
+def tables_of(text: str, scope: Scope) -> tuple[str, ...]:
+    """The quoted PostgreSQL names of the tables that a statement reads or writes: what `scope.columns` should hold.
+
+    Raises:
+        TsqlError: as `translate`.
+    """
+    writer = Writer(scope)
+    _statement(writer, read(text))
+    return tuple(name for kind, name in writer.used if kind == "columns")
+
+
+def _remembered(what: str, text: str, scope: Scope) -> Translated:
+    """A translation holds for every scope that would have given it the same answers."""
+    entries = _translated.get((what, text))
+    if entries is not None:
+        for database, used, done in entries:
+            if database == scope.database and all(_answer(scope, *asked) == told for asked, told in used.items()):
+                return done
+    writer = Writer(scope)
+    try:
+        done = (_statement if what == "statement" else _expression)(writer, read(text))
+    except RecursionError:
+        raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
+    _translated[what, text] = [(scope.database, writer.used, done), *(entries or [])][:_SHAPES]
+    if len(_translated) > _KEPT:
+        _translated.popitem(last=False)
+    return done
+
+
+def _answer(scope: Scope, kind: str, name: str) -> object:
+    if kind == "variable":
+        return scope.variables.get(name)
+    if kind == "columns":
+        return scope.columns.get(name)
+    if kind == "table":
+        return scope.tables.get(name)
+    if kind == "identity_insert":
+        return scope.identity_insert == name
+    return name in scope.functions
+
+
+def _expression(writer: Writer, piece: Slice) -> Translated:
+    piece = without_namespaces(writer, piece)
+    node = parsed(piece, "SELECT")
+    if not isinstance(node, exp.Select) or len(node.expressions) != 1 or set(_said(node)) - {"expressions"}:
+        raise syntax_error(piece.text[:40], piece.line())
+    inside = node.expressions[0]
+    if isinstance(inside, exp.Alias):  # name = value, as in IF x = 1 with a column x
+        raise TsqlError(207, f"Invalid column name '{inside.alias}'.")
+    value = condition_or_value(writer, inside)
+    text = f"{value.text}::text" if value.is_open and value.type is not None else value.text
+    return Translated(
+        f"SELECT ({text})", tuple(writer.parameters), "rows", ("",), (value.type,), before=tuple(writer.locks)
+    )
+
+
+def _said(node: exp.Expression) -> list[str]:
+    return [name for name, said in node.args.items() if said]
+
+
+def _statement(writer: Writer, piece: Slice) -> Translated:
+    piece = without_namespaces(writer, piece)
+    words = piece.words
+    if not words:
+        raise syntax_error("", 0)
+    first = words[0]
+    if first == "WITH":
+        main = piece.find("SELECT", *_CHANGES, after=1)
+        first = words[main] if main is not None else "SELECT"
+    if first in _CHANGES:
+        return change(writer, piece)
+    if first in _DEFINITIONS:
+        return definition(writer, piece)
+    if first not in ("SELECT", "("):
+        raise syntax_error(first, piece.line())
+    return _query(writer, parsed(piece))
+
+
+def _query(writer: Writer, node: exp.Expression) -> Translated:
+    if not isinstance(node, exp.Query):
+        raise syntax_error("SELECT", 0)
+    check_options(node)
+    if isinstance(node, exp.Select):
+        if any(isinstance(each, exp.EQ) and isinstance(each.this, exp.Parameter) for each in node.expressions):
+            return assignment(writer, node)
+        if node.args.get("into") is not None:
+            return select_into(writer, node)
+    done = query(writer, node, outermost=True)
+    names = None if done.outputs is None else tuple(output.name for output in done.outputs)
+    types = None if done.outputs is None else tuple(output.type for output in done.outputs)
+    return Translated(done.text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.locks))

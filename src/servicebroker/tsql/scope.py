@@ -1,0 +1,42 @@
+"""What a translation needs to know of the session and the catalog: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from servicebroker.tsql.types import SqlType
+
+
+class Column(NamedTuple):
+    """A column of a table or view: its name as it was written, and what is known of it."""
+
+    name: str
+    type: SqlType
+    is_identity: bool = False
+    is_nullable: bool = True
+    is_computed: bool = False
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names that a statement sees.
+
+    Attributes:
+        database: the current broker database.
+        variables: the type of each variable, by its name in lower case with its @.
+        tables: the quoted PostgreSQL name of temporary tables, table variables, and of `inserted` and `deleted` inside
+            a trigger, by their name in lower case with # or @.
+        functions: what the session knows, by name in lower case: '@@rowcount', 'error_number', 'db_name' and so on.
+        columns: the columns of tables by their quoted PostgreSQL name. A table that is missing here is translated
+            without its types; `relational.tables_of` says which ones a statement reads or writes.
+        identity_insert: the quoted PostgreSQL name of the table for which SET IDENTITY_INSERT is ON.
+    """
+
+    database: str
+    variables: Mapping[str, SqlType] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    functions: Mapping[str, object] = field(default_factory=dict)
+    columns: Mapping[str, tuple[Column, ...]] = field(default_factory=dict)
+    identity_insert: str | None = None

@@ -1,0 +1,13 @@
+"""FOR JSON."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.translation.writer import Writer, refused
+from servicebroker.tsql.types import SqlType
+
+
+def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
+    """A query as one document."""
+    raise refused("FOR JSON")

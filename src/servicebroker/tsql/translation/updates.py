@@ -1,0 +1,320 @@
+"""UPDATE and DELETE.
+
+Plain ones stay as they are. Where T-SQL joins the target, takes the TOP rows or wants values from before the change, a
+subquery finds and locks the rows, computes what they become, and the change follows their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from servicebroker.tsql.errors import TsqlError, syntax_error
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.tokens import VARIABLE
+from servicebroker.tsql.translation.conversions import converted
+from servicebroker.tsql.translation.hints import Hints, lock_before
+from servicebroker.tsql.translation.outputs import Outputs, into, returning
+from servicebroker.tsql.translation.reading import Slice, parsed, read
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.selects import Output, check_options, common, row_count
+from servicebroker.tsql.translation.sources import From, name_of_common, object_name, read_from, table_name
+from servicebroker.tsql.translation.targets import into_column
+from servicebroker.tsql.translation.writer import (
+    Source,
+    Sql,
+    Writer,
+    identifier,
+    label,
+    refused,
+    write_predicate,
+    write_value,
+)
+from servicebroker.tsql.types import SqlType
+
+_SIGNS: dict[str, Callable[..., exp.Expression]] = {
+    "+=": exp.Add,
+    "-=": exp.Sub,
+    "*=": exp.Mul,
+    "/=": exp.Div,
+    "%=": exp.Mod,
+    "&=": exp.BitwiseAnd,
+    "|=": exp.BitwiseOr,
+    "^=": exp.BitwiseXor,
+}
+
+
+class Change(NamedTuple):
+    """An UPDATE or DELETE, taken apart; `rows` has FROM, WHERE and OPTION."""
+
+    verb: str
+    common: Slice
+    table: exp.Table
+    hints: Hints
+    top: exp.Expression | None
+    set: Slice | None
+    outputs: Outputs | None
+    rows: exp.Select | None
+
+
+class Setting(NamedTuple):
+    """One member of SET: a column, a variable, or both get a value; None stands for DEFAULT."""
+
+    column: str
+    variable: str
+    value: exp.Expression | None
+
+
+class _Target(NamedTuple):
+    """What is changed: its PostgreSQL name, its alias among `rows`, and whether other tables are read too."""
+
+    table: str
+    source: Source
+    found: From
+    is_alone: bool
+
+
+def write_change(writer: Writer, change: Change) -> Translated:
+    """The statement in PostgreSQL."""
+    level: dict[str, dict[str, Column] | None] = {}
+    writer.common.append(level)
+    try:
+        prefix = ""
+        if change.common.words:
+            prefix = common(writer, _with(change.common), level)
+        target = _target(writer, change)
+        settings = _settings(change.set) if change.set is not None else []
+        if change.rows is not None:
+            check_options(change.rows)
+        with writer.query(target.found.sources):
+            return _written(writer, change, target, settings, prefix)
+    finally:
+        writer.common.pop()
+
+
+def _with(piece: Slice) -> exp.With:
+    node = parsed(read(piece.text + " SELECT 1")).args.get("with_")
+    if not isinstance(node, exp.With):
+        raise syntax_error("WITH", piece.line())
+    return node
+
+
+def _target(writer: Writer, change: Change) -> _Target:
+    own = object_name(change.table)
+    from_ = change.rows.args.get("from_") if change.rows is not None else None
+    if not own.schema and not own.database and name_of_common(writer, own.name):
+        raise refused(
+            f"{change.verb} of a common table expression", f"Write {change.verb} TOP (n) of the table, or a join."
+        )
+    if from_ is None:
+        table = table_name(writer, own)
+        source = Source(own.name.lower(), writer.table_columns(table), table)
+        found = From()
+        found.text, found.sources = f"FROM {table} AS {identifier(own.name)}", [source]
+        found.hints = [(source, change.hints)]
+        return _Target(table, source, found, is_alone=True)
+    found = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
+    by_alias = [each for each in found.sources if each.table and not own.schema and each.alias == own.name.lower()]
+    if not by_alias:
+        table = table_name(writer, own)
+        by_alias = [each for each in found.sources if each.table == table]
+        if not by_alias:  # the target is not among the tables: all of its rows
+            source = Source(own.name.lower(), writer.table_columns(table), table)
+            found.sources.append(source)
+            found.text += f" CROSS JOIN {table} AS {identifier(own.name)}"
+            by_alias = [source]
+    if len(by_alias) > 1:
+        raise TsqlError(8154, f"The table '{own}' is ambiguous.")
+    return _Target(by_alias[0].table, by_alias[0], found, is_alone=len(found.sources) == 1)
+
+
+def _settings(piece: Slice) -> list[Setting]:
+    return [_setting(each) for each in piece.split()]
+
+
+def _setting(piece: Slice) -> Setting:
+    words, tokens = piece.words, piece.tokens
+    variable = ""
+    if words and tokens.kinds[piece.first] == VARIABLE:
+        if words[1:2] != ["="] and words[1:2] and words[1] in _SIGNS:
+            name = tokens.text(piece.first)
+            value = _SIGNS[words[1]](
+                this=exp.Parameter(this=exp.Var(this=name[1:])), expression=_value(piece.part(2, len(words)))
+            )
+            return Setting("", name.lower(), value)
+        if words[1:2] != ["="]:
+            raise syntax_error(piece.text[:40], piece.line())
+        variable = tokens.text(piece.first).lower()
+        piece = piece.part(2, len(words))
+        place = piece.find("=")
+        if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
+            return Setting("", variable, _value(piece))
+        words = piece.words
+    place = piece.find("=", *_SIGNS)
+    if place is None or place == 0:
+        raise syntax_error(piece.text[:40], piece.line())
+    column = _value(piece.part(0, place))
+    if not isinstance(column, exp.Column):
+        raise refused("A method in SET", "Compute the new value and assign it: .modify() and .WRITE() are not there.")
+    right = piece.part(place + 1, len(words))
+    if right.words == ["DEFAULT"]:
+        return Setting(column.name, variable, None)
+    value = _value(right)
+    if words[place] != "=":
+        value = _SIGNS[words[place]](this=column.copy(), expression=exp.Paren(this=value.copy()))
+    return Setting(column.name, variable, value)
+
+
+def _value(piece: Slice) -> exp.Expression:
+    node = parsed(piece, "SELECT")
+    if not isinstance(node, exp.Select) or len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Alias):
+        raise syntax_error(piece.text[:40], piece.line())
+    found: exp.Expression = node.expressions[0]
+    return found
+
+
+def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:
+    asked = [hints for source, hints in target.found.hints if source == target.source] + [change.hints]
+    skips = any(hints.skips_locked for hints in asked)
+    where = change.rows.args.get("where") if change.rows is not None else None
+    for source, hints in [*target.found.hints, (target.source, change.hints)]:
+        lock_before(writer, hints, source.table, source.alias, where)
+    variables = [each for each in settings if each.variable]
+    reads_old = change.verb == "UPDATE" and (
+        any(not each.column for each in variables)
+        or (change.outputs is not None and _mentions(change.outputs, "deleted"))
+    )
+    if target.is_alone and change.top is None and not skips and not reads_old:
+        text, names = _plain(writer, change, target, settings)
+    else:
+        text, names = _by_address(writer, change, target, settings, skips)
+    listed, columns = _listed(writer, change, target, names, variables)
+    if listed:
+        text += " RETURNING " + ", ".join(each.text for each in listed)
+    if change.outputs is not None and change.outputs.into is not None:
+        return _into(writer, change.outputs, prefix, text, listed)
+    text = f"{prefix} {text}" if prefix else text
+    before = tuple(writer.locks)
+    if variables:
+        if change.outputs is not None:
+            raise refused("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
+        types = tuple(writer.variable_type(each.variable) for each in variables)
+        return Translated(
+            text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before
+        )
+    if change.outputs is not None:
+        return Translated(text, tuple(writer.parameters), "rows", *columns, before=before)
+    return Translated(text, tuple(writer.parameters), "count", before=before)
+
+
+def _into(writer: Writer, outputs: Outputs, prefix: str, text: str, listed: list[Output]) -> Translated:
+    whole = into(writer, outputs, text, listed)
+    if prefix:
+        whole = f"{prefix}, {whole.removeprefix('WITH ')}"
+    return Translated(whole, tuple(writer.parameters), "count", before=tuple(writer.locks))
+
+
+def _mentions(outputs: Outputs, name: str) -> bool:
+    return any(column.table.lower() == name for node in outputs.expressions for column in node.find_all(exp.Column))
+
+
+def _plain(writer: Writer, change: Change, target: _Target, settings: list[Setting]) -> tuple[str, dict[str, str]]:
+    """The statement itself; and what `inserted` and `deleted` are called in it."""
+    alias = identifier(target.source.alias)
+    where = change.rows.args.get("where") if change.rows is not None else None
+    if change.verb == "UPDATE":
+        members = ", ".join(f"{identifier(each.column)} = {_new(writer, each, target)}" for each in settings)
+        text = f"UPDATE {target.table} AS {alias} SET {members}"
+    else:
+        text = f"DELETE FROM {target.table} AS {alias}"
+    if where is not None:
+        text += " WHERE " + write_predicate(writer, where.this)
+    return text, {"inserted": target.source.alias, "deleted": target.source.alias}
+
+
+def _new(writer: Writer, setting: Setting, target: _Target) -> str:
+    if setting.value is None:
+        return "DEFAULT"
+    column = (target.source.columns or {}).get(setting.column.lower())
+    if column is not None and (column.is_identity or column.is_computed):
+        number, kind = (8102, "identity") if column.is_identity else (271, "computed")
+        raise TsqlError(number, f"Cannot update {kind} column '{setting.column}'.")
+    return into_column(write_value(writer, setting.value), column)
+
+
+def _by_address(
+    writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool
+) -> tuple[str, dict[str, str]]:
+    alias = identifier(target.source.alias)
+    fields = [f"{alias}.ctid AS tsql_row"]
+    members = []
+    for number, each in enumerate(settings):
+        if each.column:
+            if each.value is None:
+                raise refused("DEFAULT in an UPDATE with FROM or TOP", "Write the value.")
+            fields.append(f"{_new(writer, each, target)} AS tsql_{number}")
+            members.append(f"{identifier(each.column)} = deleted.tsql_{number}")
+        else:
+            assert each.value is not None
+            value = converted(write_value(writer, each.value), writer.variable_type(each.variable))
+            fields.append(f"{value.text} AS tsql_{number}")
+    if change.verb == "UPDATE":
+        fields.append(f"{alias}.*")
+    where = change.rows.args.get("where") if change.rows is not None else None
+    text = f"SELECT {', '.join(fields)} {target.found.text}"
+    if where is not None:
+        text += " WHERE " + write_predicate(writer, where.this)
+    if change.top is not None:
+        text += f" LIMIT {row_count(writer, change.top)}"
+    if not _is_nullable(change, target):
+        text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
+    if change.verb == "DELETE":
+        found = (
+            f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
+        )
+        return found, {"deleted": "deleted"}
+    if not members:
+        raise syntax_error("SET", 0)
+    found = f"UPDATE {target.table} AS inserted SET {', '.join(members)} FROM ({text}) AS deleted WHERE inserted.ctid = deleted.tsql_row"
+    return found, {"inserted": "inserted", "deleted": "deleted"}
+
+
+def _is_nullable(change: Change, target: _Target) -> bool:
+    """Whether an outer join could give no row of the target, which PostgreSQL does not lock."""
+    if change.rows is None:
+        return False
+    sides = {join.args.get("side") for join in change.rows.find_all(exp.Join)}
+    first = target.found.sources[0] == target.source if target.found.sources else True
+    return bool(sides & {"RIGHT", "FULL"}) or ("LEFT" in sides and not first)
+
+
+def _listed(
+    writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting]
+) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
+    """What comes back of each row."""
+    if variables:
+        settings = _settings(change.set) if change.set is not None else []
+        texts = []
+        for number, each in enumerate(settings):
+            if not each.variable:
+                continue
+            if each.column:
+                text = f"{identifier(known['inserted'])}.{identifier(each.column)}"
+                column = (target.source.columns or {}).get(each.column.lower())
+                if column is not None and column.type != writer.variable_type(each.variable):
+                    text = converted(Sql(text, column.type), writer.variable_type(each.variable)).text
+            else:
+                text = f"deleted.tsql_{number}"
+            texts.append(Output(each.variable, f"{text} AS {label(each.variable)}", None))
+        return texts, (None, None)
+    if change.outputs is None:
+        return [], (None, None)
+    found = From()
+    found.sources = [Source(name, target.source.columns, target.table) for name in known]
+    with writer.renamed(known), writer.query(found.sources):
+        listed = returning(writer, change.outputs, found)
+    if any(each.name == "*" for each in listed):
+        return listed, (None, None)
+    return listed, (tuple(each.name for each in listed), tuple(each.type for each in listed))

@@ -1,0 +1,200 @@
+"""The types of T-SQL, and what stands for each in PostgreSQL."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from servicebroker.tsql.errors import TsqlError
+
+
+class SqlType(NamedTuple):
+    """A type: `length` in characters or bytes, -1 for MAX; `precision` and `scale` of decimal, `scale` of times."""
+
+    name: str
+    length: int | None = None
+    precision: int | None = None
+    scale: int | None = None
+
+    def __str__(self) -> str:
+        if self.length is not None and self.name != "sysname":
+            return f"{self.name}({'max' if self.length < 0 else self.length})"
+        if self.precision is not None:
+            return f"{self.name}({self.precision},{self.scale or 0})"
+        return f"{self.name}({self.scale})" if self.scale is not None else self.name
+
+
+STRINGS = frozenset({"char", "varchar", "text", "nchar", "nvarchar", "ntext", "sysname"})
+NATIONAL = frozenset({"nchar", "nvarchar", "ntext", "sysname"})
+BINARIES = frozenset({"binary", "varbinary", "image"})
+INTEGERS = frozenset({"bit", "tinyint", "smallint", "int", "bigint"})
+EXACT = frozenset({"decimal", "money", "smallmoney"})
+APPROXIMATE = frozenset({"float", "real"})
+NUMBERS = INTEGERS | EXACT | APPROXIMATE
+DATES = frozenset({"date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"})
+
+NVARCHAR = SqlType("nvarchar", -1)
+VARCHAR = SqlType("varchar", -1)
+VARBINARY = SqlType("varbinary", -1)
+INT = SqlType("int")
+BIGINT = SqlType("bigint")
+BIT = SqlType("bit")
+DECIMAL = SqlType("decimal", None, 38, 0)
+FLOAT = SqlType("float")
+DATETIME = SqlType("datetime")
+DATETIME2 = SqlType("datetime2", None, None, 7)
+UNIQUEIDENTIFIER = SqlType("uniqueidentifier")
+XML = SqlType("xml")
+SYSNAME = SqlType("sysname", 128)
+
+_OTHER_NAMES = {
+    "integer": "int",
+    "numeric": "decimal",
+    "dec": "decimal",
+    "double precision": "float",
+    "character": "char",
+    "character varying": "varchar",
+    "char varying": "varchar",
+    "national character": "nchar",
+    "national char": "nchar",
+    "national character varying": "nvarchar",
+    "national char varying": "nvarchar",
+    "national text": "ntext",
+    "binary varying": "varbinary",
+}
+_MAXIMUM_LENGTH = {"char": 8000, "varchar": 8000, "binary": 8000, "varbinary": 8000, "nchar": 4000, "nvarchar": 4000}
+_WITHOUT_ARGUMENTS = frozenset(
+    {"bit", "tinyint", "smallint", "int", "bigint", "money", "smallmoney", "real", "date", "datetime", "smalldatetime"}
+    | {"uniqueidentifier", "xml", "text", "ntext", "image", "sysname"}
+)
+_REFUSED = {
+    "sql_variant": "Use nvarchar, or the type that the values have.",
+    "timestamp": "Use a column of datetime2, or a number that a trigger counts up.",
+    "rowversion": "Use a column of datetime2, or a number that a trigger counts up.",
+    "hierarchyid": "Use a column with the key of the parent row.",
+    "geography": "Use columns of float.",
+    "geometry": "Use columns of float.",
+    "cursor": "Use WHILE over a table variable.",
+    "table": "Write DECLARE @name TABLE (...).",
+}
+_TYPE = re.compile(
+    r"(?:\[?sys\]?\s*\.\s*)?(?:\[(?P<quoted>[^\]]+)\]|\"(?P<other>[^\"]+)\"|(?P<plain>[a-z_][\w ]*?))\s*"
+    r"(?:\(\s*(?P<first>max|\d{1,9})\s*(?:,\s*(?P<second>\d{1,9})\s*)?\))?",
+    re.IGNORECASE,
+)
+
+
+def parse_type(text: str, default_length: int = 1) -> SqlType:
+    """The type that a text names: 'nvarchar(MAX)', '[decimal](10, 2)'.
+
+    `default_length` counts where none is written: 1 in declarations, 30 in CAST and CONVERT.
+
+    Raises:
+        TsqlError: 2715 for a name that is no type here, 131 and 2750 for sizes that are too big, 1001 for size 0.
+    """
+    found = _TYPE.fullmatch(text.strip())
+    if found is None:
+        raise TsqlError(2715, f"Column, parameter, or variable: Cannot find data type {text.strip()[:60]}.")
+    written = re.sub(r"\s+", " ", (found["quoted"] or found["other"] or found["plain"]).strip().lower())
+    return make_type(written, found["first"], found["second"], default_length)
+
+
+def make_type(written: str, first: str | None = None, second: str | None = None, default_length: int = 1) -> SqlType:
+    """A type by its name and the numbers in its parentheses. Raises as `parse_type`."""
+    name = _OTHER_NAMES.get(written, written)
+    if name in _REFUSED:
+        raise TsqlError(40515, f"The type {name} is not supported here. {_REFUSED[name]}")
+    if name in _WITHOUT_ARGUMENTS:
+        if first is not None:
+            raise TsqlError(2716, f"Column, parameter, or variable: Cannot specify a column width on data type {name}.")
+        return SYSNAME if name == "sysname" else SqlType(name)
+    if name in _MAXIMUM_LENGTH:
+        return SqlType(name, _length(name, first, second, default_length))
+    if name == "decimal":
+        return _decimal(first, second)
+    if name == "float":
+        return SqlType("real" if first is not None and int(first) <= 24 else "float")
+    if name in ("datetime2", "time", "datetimeoffset"):
+        scale = 7 if first is None else int(first)
+        if scale > 7:
+            raise TsqlError(1002, f"Line 1: Specified scale {scale} is invalid.")
+        return SqlType(name, None, None, scale)
+    raise TsqlError(2715, f"Column, parameter, or variable: Cannot find data type {written[:60]}.")
+
+
+def _length(name: str, first: str | None, second: str | None, default: int) -> int:
+    if second is not None:
+        raise TsqlError(102, "Incorrect syntax near ','.", severity=15)
+    if first is None:
+        return default
+    if first.lower() == "max":
+        if name in ("varchar", "nvarchar", "varbinary"):
+            return -1
+        raise TsqlError(102, "Incorrect syntax near 'max'.", severity=15)
+    length = int(first)
+    if length == 0:
+        raise TsqlError(1001, "Line 1: Length or precision specification 0 is invalid.", severity=15)
+    if length > _MAXIMUM_LENGTH[name]:
+        raise TsqlError(
+            131,
+            f"The size ({length}) given to the type '{name}' exceeds the maximum allowed for any data type "
+            f"({_MAXIMUM_LENGTH[name]}).",
+            severity=15,
+        )
+    return length
+
+
+def _decimal(first: str | None, second: str | None) -> SqlType:
+    precision, scale = int(first or 18), int(second or 0)
+    if not 1 <= precision <= 38:
+        raise TsqlError(2750, f"Column or parameter: Specified column precision {precision} is invalid.")
+    if scale > precision:
+        raise TsqlError(183, f"The scale ({scale}) must be less than or equal to the precision ({precision}).")
+    return SqlType("decimal", None, precision, scale)
+
+
+_POSTGRES = {
+    "bit": "smallint",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "money": "numeric(19,4)",
+    "smallmoney": "numeric(10,4)",
+    "float": "double precision",
+    "real": "real",
+    "date": "date",
+    "datetime": "timestamp(3)",
+    "smalldatetime": "timestamp(0)",
+    "uniqueidentifier": "uuid",
+    "text": "text",
+    "ntext": "text",
+    "sysname": "text",
+    "image": "bytea",
+    "binary": "bytea",
+    "varbinary": "bytea",
+    "xml": "text",
+    "varchar": "text",
+    "nvarchar": "text",
+    "char": "text",
+    "nchar": "text",
+}
+
+
+def postgres_type(of: SqlType) -> str:
+    """The PostgreSQL type of values of a T-SQL type, as variables have it. Columns have lengths: `column_type`."""
+    if of.name == "decimal":
+        return f"numeric({of.precision},{of.scale})"
+    if of.name in ("datetime2", "time", "datetimeoffset"):
+        kind = {"datetime2": "timestamp", "time": "time", "datetimeoffset": "timestamptz"}[of.name]
+        return f"{kind}({min(6, 7 if of.scale is None else of.scale)})"
+    return _POSTGRES[of.name]
+
+
+def column_type(of: SqlType) -> str:
+    """The PostgreSQL type of a column: a string that is too long is refused by it."""
+    if of.name in ("varchar", "nvarchar", "sysname") and of.length and of.length > 0:
+        return f"varchar({of.length})"
+    if of.name in ("char", "nchar"):
+        return f"char({of.length or 1})"
+    return postgres_type(of)

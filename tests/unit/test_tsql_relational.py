@@ -1,0 +1,150 @@
+"""What T-SQL becomes in PostgreSQL, text for text."""
+
+from __future__ import annotations
+
+import pytest
+
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
+from servicebroker.tsql.scope import Column, Scope
+from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, SqlType, parse_type
+
+ITEMS = '"shop_dbo"."items"'
+COLUMNS = {
+    ITEMS: (
+        Column("Id", INT, is_identity=True, is_nullable=False),
+        Column("Name", SqlType("nvarchar", 50)),
+        Column("Handle", UNIQUEIDENTIFIER),
+    )
+}
+
+
+def scope(**more: object) -> Scope:
+    variables = {"@n": INT, "@s": NVARCHAR, "@h": UNIQUEIDENTIFIER, "@b": VARBINARY}
+    return Scope("Shop", variables, {"#t": 'pg_temp."#t"'}, {"@@rowcount": 0}, COLUMNS, **more)  # type: ignore[arg-type]
+
+
+def translated(text: str) -> Translated:
+    return translate(text, scope())
+
+
+@pytest.mark.parametrize(
+    ("text", "sql"),
+    [
+        (
+            "SELECT TOP (1) Name FROM Items WHERE Id = @n ORDER BY Name DESC",
+            'SELECT "name" AS "Name" FROM "shop_dbo"."items" AS "items" WHERE "id" = $1::integer '
+            'ORDER BY "name" DESC NULLS LAST LIMIT 1',
+        ),
+        (
+            "select [My Name] = i.Name + N'!' from Shop..Items i",
+            """SELECT ("i"."name" || '!'::text) AS "My Name" FROM "shop_dbo"."items" AS "i\"""",
+        ),
+        (
+            "UPDATE Items SET Name = @n WHERE Handle = @s",
+            'UPDATE "shop_dbo"."items" AS "items" SET "name" = tsql.to_nvarchar($1::integer) '
+            'WHERE "handle" = tsql.to_uniqueidentifier($2::text)',
+        ),
+        (
+            "DELETE Items WHERE Id IN (1, 2)",
+            'DELETE FROM "shop_dbo"."items" AS "items" WHERE ("id" IN (1, 2))',
+        ),
+        (
+            "INSERT INTO Items (Name) VALUES (N'a'), (NULL)",
+            """INSERT INTO "shop_dbo"."items" AS "inserted" ("name") VALUES ('a'), (NULL) RETURNING inserted."id\"""",
+        ),
+        (
+            "SELECT name FROM sys.databases WHERE name = 'shop'",
+            'SELECT "name" AS "name" FROM tsql."databases" AS "databases" '
+            """WHERE lower("name") = lower('shop'::text)""",
+        ),
+    ],
+)
+def test_a_statement_becomes_this(text: str, sql: str) -> None:
+    assert translated(text).sql == sql
+
+
+@pytest.mark.parametrize(
+    ("text", "sql"),
+    [
+        ("@n + 1", "SELECT (($1::integer + 1))"),
+        ("@n = 1 AND @s LIKE '[a-c]%'", "SELECT ((($1::integer = 1 AND ($2::text ~ '^[a-c].*$'))))"),
+        ("CAST(@b AS NVARCHAR(MAX))", "SELECT (tsql.to_nvarchar($1::bytea))"),
+        ("ISNULL(@s, '') + 'x'", "SELECT ((COALESCE($1::text, ''::text) || 'x'::text))"),
+        ("@@ROWCOUNT", "SELECT ($1::integer)"),
+        ("0xAB", "SELECT ('\\xab'::bytea)"),
+    ],
+)
+def test_an_expression_becomes_this(text: str, sql: str) -> None:
+    assert translate_expression(text, scope()).sql == sql
+
+
+def test_an_assignment_names_its_variables_and_converts_to_their_types() -> None:
+    done = translated("SELECT @n = Id, @s = Handle FROM Items")
+    assert (done.kind, done.assignments) == ("assign", ("@n", "@s"))
+    assert 'tsql.to_nvarchar("handle")' in done.sql
+
+
+def test_variables_are_parameters_and_never_text() -> None:
+    done = translated("SELECT @s, @n, @s")
+    assert done.sql == 'SELECT $1::text AS "?column?", $2::integer AS "?column?", $1::text AS "?column?"'
+    assert done.parameters == ("@s", "@n")
+
+
+def test_holdlock_takes_the_key_before_the_statement() -> None:
+    done = translated("SELECT Name FROM Items WITH (UPDLOCK, HOLDLOCK) WHERE Handle = @h")
+    (lock,) = done.before
+    assert "pg_advisory_xact_lock" in lock.sql
+    assert lock.parameters == ("@h",)
+    assert done.sql.endswith('FOR UPDATE OF "items"')
+
+
+def test_a_translation_is_kept_for_scopes_of_the_same_shape_only() -> None:
+    first = translate("SELECT @n", scope())
+    assert translate("SELECT @n", scope()) is first
+    assert translate("SELECT @n", Scope("Shop", {"@n": NVARCHAR})).sql != first.sql
+    assert translate("SELECT 1 FROM Items", scope()).sql != translate("SELECT 1 FROM Items", Scope("Other")).sql
+
+
+def test_the_tables_of_a_statement_are_told() -> None:
+    assert tables_of("SELECT * FROM Items JOIN Other.x.Y AS y ON 1 = 1", scope()) == (ITEMS, '"other_x"."y"')
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("SELECT @unknown", 137),
+        ("SELECT * FROM @unknown", 1087),
+        ("SELECT * FROM #unknown", 208),
+        ("SELECT Name FROM Items WITH (FASTER)", 321),
+        ("SELECT FOO(1)", 195),
+        ("SELECT TOP 10 PERCENT Name FROM Items", 40515),
+        ("SELECT", 102),
+        ("SELECT 1 FROM", 102),
+        ("INSERT INTO Items (Id) VALUES (1)", 544),
+        ("INSERT INTO Items (Nothing) VALUES (1)", 207),
+        ("INSERT INTO Items (Name) VALUES (1, 2)", 110),
+        ("SELECT CAST(1 AS rowversion)", 40515),
+        ("SELECT Name FROM Items WHERE Name", 4145),
+        ("SELECT @n = 1, Name FROM Items", 141),
+        ("MERGE Items USING x ON 1 = 1 WHEN MATCHED THEN DELETE", 40515),
+    ],
+)
+def test_what_cannot_be_done_says_so(text: str, number: int) -> None:
+    with pytest.raises(TsqlError) as refused:
+        translated(text)
+    assert refused.value.number == number
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nvarchar(MAX)", SqlType("nvarchar", -1)),
+        ("[decimal](10, 2)", SqlType("decimal", None, 10, 2)),
+        ("national character varying (5)", SqlType("nvarchar", 5)),
+        ("INTEGER", INT),
+        ("sysname", SqlType("sysname", 128)),
+    ],
+)
+def test_types_are_read(text: str, expected: SqlType) -> None:
+    assert parse_type(text) == expected
