@@ -17,6 +17,7 @@ from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
 
 if TYPE_CHECKING:
+    from servicebroker.activation.host import activate
     from servicebroker.activation.procedures import procedure
     from servicebroker.api.aio.database import AsyncDatabase
     from servicebroker.api.aio.instance import AsyncInstance
@@ -52,6 +53,7 @@ __all__ = [
     "Message",
     "ServiceBrokerError",
     "Transaction",
+    "activate",
     "open",
     "open_async",
     "procedure",
@@ -71,6 +73,7 @@ _LATER = {
     "Instance": ("servicebroker.api.instance", "Instance"),
     "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
+    "activate": ("servicebroker.activation.host", "activate"),
     "open": ("servicebroker.api.open", "open_instance"),
     "open_async": ("servicebroker.api.open", "open_async"),
     "procedure": ("servicebroker.activation.procedures", "procedure"),

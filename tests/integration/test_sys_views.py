@@ -40,6 +40,11 @@ NO_KEY = UUID(int=0)
 
 # columns and types, in their order; each view has broker_database text at the end
 VIEWS = {
+    "dm_broker_queue_monitors": """
+        database_id integer, queue_id integer, state text, last_empty_rowset_time timestamptz,
+        last_activated_time timestamptz, tasks_waiting integer""",
+    "dm_broker_activated_tasks": """
+        spid integer, database_id integer, queue_id integer, procedure_name text, execute_as integer""",
     "databases": """
         name text, database_id integer, service_broker_guid uuid, is_broker_enabled smallint,
         is_honor_broker_priority_on smallint""",
@@ -95,7 +100,13 @@ VIEWS = {
 }
 
 # of the instance, not of a database: test_network_endpoint.py
-OF_THE_NETWORK = ("dm_broker_connections", "endpoints", "service_broker_endpoints", "tcp_endpoints")
+OF_THE_INSTANCE = (
+    "dm_broker_connections",
+    "dm_exec_sessions",
+    "endpoints",
+    "service_broker_endpoints",
+    "tcp_endpoints",
+)
 
 
 def rows(database: sb.Database, view: str, **where: object) -> list[Any]:
@@ -154,7 +165,7 @@ def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance,
 
 def test_there_is_no_other_view(instance: sb.Instance) -> None:
     text = "select relname::text from pg_class where relnamespace = 'sys'::regnamespace order by 1"
-    assert query(instance.database("msdb"), text) == [(name,) for name in sorted([*VIEWS, *OF_THE_NETWORK])]
+    assert query(instance.database("msdb"), text) == [(name,) for name in sorted([*VIEWS, *OF_THE_INSTANCE])]
 
 
 def test_each_view_runs_with_the_rights_of_its_reader(database: sb.Database) -> None:

@@ -101,6 +101,8 @@ TABLE: dict[str, tuple[Settings, list[tuple[float, Seen, State, Decision]]]] = {
             (5.1, ready(0, receives=1, empty=1), NOTIFIED, ACTIVATE),
         ],
     ),
+    "a first look starts one more at once, as after ALTER QUEUE": (THREE, [(0, ready(1), OCCURRING, ACTIVATE)]),
+    "but no more than allowed": (THREE, [(0, ready(3), INACTIVE, LIMIT)]),
     "what is locked is not there": (
         THREE,
         [

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from psycopg_pool import PoolClosed, PoolTimeout
 
@@ -190,6 +190,14 @@ class Instance(Network):
         """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
         if self._upkeep is not None:
             self._upkeep.took(queue_id, messages)
+
+    def looked(self, found: bool) -> None:
+        """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""
+
+    def share(self, other: Any) -> None:
+        """Count rollbacks and record events together with another open form of the same instance."""
+        self.events = other.events
+        self.poison.share(other.poison)
 
     def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user."""

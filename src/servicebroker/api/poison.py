@@ -34,6 +34,13 @@ class PoisonDetector:
         self._rollbacks = Rollbacks()
         self._lock = threading.Lock()
 
+    def share(self, other: Any) -> None:
+        """Count together with the detector of another form of the same instance."""
+        self._events, self._rollbacks, self._lock = other._events, other._rollbacks, other._lock
+
+    def took(self, transaction: int, queue_id: int) -> None:
+        """A transaction of ours has just taken messages; how it ends will be told, unless this process dies."""
+
     def received(self, transaction: int, queues: Iterable[int]) -> None:
         """A transaction that somebody else ends has taken messages from these queues."""
         with self._lock:

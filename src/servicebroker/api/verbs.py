@@ -232,7 +232,9 @@ class Verbs(ABC):
             return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
 
         def once() -> UUID | None:
-            return self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            group = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            self.database.instance.looked(group is not None)
+            return group
 
         return self._waiting(queue, once, wait, choosy=False)
 

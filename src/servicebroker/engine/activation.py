@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from servicebroker.engine.alter import find_user_queue
+from servicebroker.engine.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.authorization import demand
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -38,15 +38,16 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
     Raises:
         BrokerError: 15151 no such queue, 402 wrong types or number of readers, 9609, 9742 and 15151 the procedure's
             name, 9611 no such user, 15517 one that the user may not act as, 9613 and 9614 to be switched on without
-            user or procedure.
+            user or procedure, 9717 with event notifications for QUEUE_ACTIVATION.
     """
     queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
     if activation == DROP:
         yield Statement(
             "update servicebroker.queues set activation_procedure = null, max_readers = null, "
-            "execute_as_principal_id = null, is_activation_enabled = false where queue_id = $1",
+            f"execute_as_principal_id = null, is_activation_enabled = false, {RENEW_MONITOR} where queue_id = $1",
             (queue_id,),
         )
+        yield ring_monitors()
         return None
     if not isinstance(activation, Activation):
         raise BrokerError(402, "ACTIVATION", repr(activation), 'an Activation, or "DROP"')
@@ -54,9 +55,9 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
     rows = yield Statement(
         "update servicebroker.queues q set activation_procedure = coalesce($2, activation_procedure), "
         "max_readers = coalesce($3, max_readers), execute_as_principal_id = coalesce($4, execute_as_principal_id), "
-        "is_activation_enabled = coalesce($5, is_activation_enabled) where queue_id = $1 "
+        f"is_activation_enabled = coalesce($5, is_activation_enabled), {RENEW_MONITOR} where queue_id = $1 "
         "returning name, is_activation_enabled, activation_procedure is not null, execute_as_principal_id is not null, "
-        "coalesce(max_readers, 0)",
+        "coalesce(max_readers, 0), notifies_activation",
         (
             queue_id,
             None if activation.procedure_name is None else _procedure(user, activation),
@@ -65,11 +66,14 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
             activation.status,
         ),
     )
-    name, enabled, has_procedure, has_user, readers = rows[0]
+    name, enabled, has_procedure, has_user, readers, notifies = rows[0]
+    if enabled and notifies:
+        raise BrokerError(9717, name)
     if enabled and not has_procedure:
         raise BrokerError(9614, name)
     if enabled and not has_user:
         raise BrokerError(9613, name)
+    yield ring_monitors()
     return BrokerError(9648, name) if enabled and not readers else None
 
 

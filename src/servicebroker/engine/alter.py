@@ -21,6 +21,10 @@ from servicebroker.store import locks
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 
+# of a row of servicebroker.queues: its monitor begins anew
+RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
+MONITORS_CHANNEL = "servicebroker_activation"
+
 
 def lock_catalog() -> Statement:
     """Definitions change one at a time; SEND and RECEIVE take no notice."""
@@ -129,10 +133,12 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     if status:
         yield lock_delivery()
     yield Statement(
-        "update servicebroker.queues set is_receive_enabled = $2, is_enqueue_enabled = $2 where queue_id = $1",
+        "update servicebroker.queues set is_receive_enabled = $2, is_enqueue_enabled = $2, "
+        f"{RENEW_MONITOR} where queue_id = $1",
         (queue_id, status),
     )
     yield ring(queue_id)
+    yield ring_monitors()
     if status:
         return (yield from deliver_everything(catalog, now))
     return []
@@ -177,6 +183,7 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
     )
     yield Statement(f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False)
     yield ring(queue.queue_id)
+    yield ring_monitors()
     return queue
 
 
@@ -202,7 +209,8 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
         yield Statement(f"drop function if exists {function}", prepared=False)
     for table in ("archived", "retained", "queue"):
         yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
-    yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_order", prepared=False)
+    for sequence in ("order", "receives", "empty_receives"):
+        yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_{sequence}", prepared=False)
 
 
 def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
@@ -221,3 +229,8 @@ def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
 def ring(queue_id: int) -> Statement:
     """All readers that wait at the queue look again, and find out: a number below zero says so to their doorbells."""
     return Statement("select pg_notify('servicebroker', $1)", (str(-queue_id),))
+
+
+def ring_monitors() -> Statement:
+    """Who runs queue monitors reads anew which there are to be."""
+    return Statement(f"notify {MONITORS_CHANNEL}", prepared=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from servicebroker.engine.alter import MONITORS_CHANNEL
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -28,7 +29,8 @@ def disable_queue(queue_id: int) -> Steps[Disabled | None]:
     rows = yield Statement(
         "update servicebroker.queues set is_receive_enabled = false, is_enqueue_enabled = false "
         "where queue_id = $1 and is_poison_message_handling_enabled and (is_receive_enabled or is_enqueue_enabled) "
-        "returning database_id, name, pg_notify('servicebroker', (-queue_id)::text)",
+        "returning database_id, name, pg_notify('servicebroker', (-queue_id)::text), "
+        f"pg_notify('{MONITORS_CHANNEL}', '')",
         (queue_id,),
     )
     return Disabled(*rows[0][:2]) if rows else None

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
-QUEUE_DISABLED = 143
+QUEUE_DISABLED, ACTIVATION = 143, 163
 
-NAMES = {QUEUE_DISABLED: "Broker:Queue Disabled"}
+NAMES = {QUEUE_DISABLED: "Broker:Queue Disabled", ACTIVATION: "Broker:Activation"}
+_LEVELS = {ACTIVATION: logging.INFO}  # the others are warnings
 
 _KEPT = 1000
 _LOG = logging.getLogger("servicebroker")
@@ -41,7 +42,7 @@ class Events:
         """Keep the event, log it, and tell the handlers; what a handler raises is logged and goes no further."""
         event = BrokerEvent(number, NAMES[number], at, database_id, object_id, text)
         self._recent.append(event)
-        _LOG.warning("%s: %s", event.name, event.text)
+        _LOG.log(_LEVELS.get(number, logging.WARNING), "%s: %s", event.name, event.text)
         for handler in tuple(self._handlers):
             try:
                 handler(event)

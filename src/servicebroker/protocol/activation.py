@@ -3,9 +3,9 @@
     monitor = NEW
     monitor, decision = look(monitor, seen, settings, now)
 
-`now` is in seconds of any clock that only goes forward. A monitor is thrown away, and begins as NEW, when activation or
-the queue is switched on, and when the procedure is another one. Nothing is started where there is no monitor: who
-calls has seen that queue and activation are ON.
+`now` is in seconds of any clock that only goes forward. A monitor is thrown away, and begins as NEW, at every ALTER
+QUEUE; a first look at messages starts one reader at once. Nothing is started where there is no monitor: who calls has
+seen that queue and activation are ON.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ NEW = Monitor()
 
 def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[Monitor, Decision]:
     """What a look at the queue leads to: the monitor from now on, and what is to be done."""
+    begins = monitor.seen is None
     monitor = _observe(monitor, seen, now)
     if not seen.receivable or monitor.state == State.NOTIFIED:
         return monitor, Decision.NOTHING
@@ -95,7 +96,7 @@ def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[
         return monitor, Decision.NOTHING
     nobody_reads = seen.running == 0 and not settings.external
     if monitor.state == State.INACTIVE:
-        if seen.running == 0:
+        if seen.running == 0 or begins:
             return _activate(monitor, seen, settings, now)
         monitor = monitor._replace(state=State.RECEIVES_OCCURRING, quiet_since=now)
     elif nobody_reads and not (monitor.found_nothing and monitor.activated_at == seen.arrivals):

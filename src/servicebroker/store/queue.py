@@ -13,7 +13,8 @@ from servicebroker.model.messages import error_body
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
-_FUNCTIONS = ("fire_timers", "expire", "survey", "receive")
+_FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "look")
+_COUNTERS = ("receives", "empty_receives", "count_receives")
 
 
 def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
@@ -28,7 +29,7 @@ def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> lis
 def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
     """The statements that make what can be made again while the queue has messages, as a newer version wants it."""
     return [
-        *(_statement(part, queue_id) for part in ("retained", "retained_conversation")),
+        *(_statement(part, queue_id) for part in ("retained", "retained_conversation", *_COUNTERS)),
         *queue_functions(queue_id, retention),
         _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
         *queue_refusals(queue_id, schema, view),

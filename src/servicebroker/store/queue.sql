@@ -56,6 +56,17 @@ create table if not exists servicebroker.retained_{id} (
 -- name: retained_conversation
 create index if not exists retained_{id}_conversation on servicebroker.retained_{id} (conversation_handle);
 
+-- name: receives
+-- How often RECEIVE was executed while the queue is monitored, and how often it found nothing. A sequence, because it
+-- counts what is rolled back too; unlogged, so that drawing from it assigns no transaction id.
+create unlogged sequence if not exists servicebroker.queue_{id}_receives cache 1;
+
+-- name: empty_receives
+create unlogged sequence if not exists servicebroker.queue_{id}_empty_receives cache 1;
+
+-- name: count_receives
+grant usage on sequence servicebroker.queue_{id}_receives, servicebroker.queue_{id}_empty_receives to public;
+
 -- name: fire_timers
 -- DialogTimer messages for the timers of this queue that are due. A row that another transaction holds is
 -- left for the next look.
@@ -205,6 +216,7 @@ declare
     stage integer;
     places tid[];
     enabled boolean;
+    monitored boolean;
     due boolean;
     fired boolean := false;
 begin
@@ -216,13 +228,14 @@ begin
         places := '{}';
         -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest
         -- priority
-        select q.is_receive_enabled, s.last_value, head.level, head.queuing_order, head.conversation_group_id,
+        select q.is_receive_enabled, q.is_monitored, s.last_value, head.level, head.queuing_order,
+               head.conversation_group_id,
                exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.dialog_timer <= at)
             or exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.lifetime <= at
                           and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
-          into enabled, drawn, level, oldest, candidate, due
+          into enabled, monitored, drawn, level, oldest, candidate, due
           from servicebroker.queues q
           cross join servicebroker.queue_{id}_order s
           left join lateral (
@@ -232,6 +245,9 @@ begin
                                      order by m.queuing_order limit 1) first
                 limit 1) head on true
          where q.queue_id = {id};
+        if monitored and enabled and not fired then
+            perform nextval('servicebroker.queue_{id}_receives');
+        end if;
         -- a pipeline that reads the queue holds its lock, and plans batches that must not change under it
         if top <= 0 or not coalesce(enabled, false) or not pg_try_advisory_xact_lock_shared({pipeline_lock}, {id}) then
             return;
@@ -339,6 +355,9 @@ begin
     end loop;
 
     if places = '{}' then
+        if monitored then
+            perform nextval('servicebroker.queue_{id}_empty_receives');
+        end if;
         return;
     end if;
     if only_lock then
@@ -366,6 +385,69 @@ begin
                       null::uuid, null::integer, null::xid8, null::boolean
             {from_gone};
     end if;
+end $$;
+
+-- name: look
+-- What a queue monitor sees. Fires what is due, since nobody may be receiving. A message is receivable when nobody has
+-- locked its group; the groups are looked at one by one until one is free, and no more are locked than there are readers.
+create or replace function servicebroker.look_{id}(
+    at timestamptz, out receivable boolean, out arrivals bigint, out receives bigint, out empty bigint,
+    out waiting integer, out due timestamptz
+) language plpgsql
+set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+as $$
+declare
+    marks bigint[] := coalesce(nullif(current_setting('servicebroker.marks_{id}', true), ''), '{0,0,0,0,0,0,0,0,0,0,0}');
+    level integer;
+    oldest bigint;
+    candidate uuid;
+    locked bigint[];
+    surveyed boolean := false;
+begin
+    if marks[11] <> 0 and not servicebroker.marks_hold({id}) then
+        marks := servicebroker.unconditional_marks({id});
+    end if;
+    select least(
+        (select e.dialog_timer from servicebroker.conversation_endpoints e
+          where e.queue_id = {id} and e.dialog_timer is not null order by e.dialog_timer limit 1),
+        (select e.lifetime from servicebroker.conversation_endpoints e
+          where e.queue_id = {id} and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO'
+          order by e.lifetime limit 1)) into due;
+    if due <= at then
+        perform servicebroker.fire_timers_{id}(at);
+        perform servicebroker.expire_{id}(at);
+        due := at;  -- look again soon: there may be more
+    end if;
+    select case when o.is_called then o.last_value else 0 end, case when r.is_called then r.last_value else 0 end,
+           case when n.is_called then n.last_value else 0 end into arrivals, receives, empty
+      from servicebroker.queue_{id}_order o, servicebroker.queue_{id}_receives r, servicebroker.queue_{id}_empty_receives n;
+    select count(*) into waiting from servicebroker.waiting_readers w where w.queue_id = {id} and not w.is_monitor;
+    receivable := false;
+    for level in reverse 10 .. 1 loop
+        oldest := (select m.queuing_order from servicebroker.queue_{id} m
+                    where m.priority = level and m.queuing_order >= marks[level] order by m.queuing_order limit 1);
+        if not surveyed and coalesce(oldest, arrivals) - marks[level] > 100 then
+            marks := servicebroker.survey_{id}(marks);
+            surveyed := true;
+        end if;
+        continue when oldest is null;
+        locked := coalesce(locked, array(
+            select l.objid::bigint from pg_locks l
+             where l.locktype = 'advisory' and l.granted and l.classid = {group_lock} and l.objsubid = 2
+               and l.database = (select d.oid from pg_database d where d.datname = current_database())));
+        candidate := '00000000-0000-0000-0000-000000000000';
+        loop
+            candidate := (select m.conversation_group_id from servicebroker.queue_{id} m
+                           where m.priority = level and m.conversation_group_id > candidate
+                             and m.queuing_order >= marks[level]
+                           order by m.conversation_group_id limit 1);
+            exit when candidate is null;
+            if (uuid_hash(candidate)::bigint & 4294967295) <> all (locked) then
+                receivable := true;
+                return;
+            end if;
+        end loop;
+    end loop;
 end $$;
 
 -- name: take

@@ -459,3 +459,46 @@ select c.connection_id,
  where exists (select from pg_locks l
                 where l.locktype = 'advisory' and l.granted and l.pid = c.pid
                   and l.classid::bigint = 1396834323 and l.objid::bigint = 0);
+
+-- Activation. A row is there as long as the session that wrote it is: it holds the lease, or runs the task.
+
+create or replace view sys.dm_broker_queue_monitors with (security_invoker = true) as
+select q.database_id,
+       m.queue_id,
+       m.state,
+       m.last_empty_rowset_time,
+       m.last_activated_time,
+       m.tasks_waiting,
+       shown.broker_database
+  from servicebroker.queue_monitors m
+  join servicebroker.queues q using (queue_id)
+  join servicebroker.shown_databases shown using (database_id)
+ where exists (select from pg_locks l
+                where l.locktype = 'advisory' and l.granted and l.classid::bigint = 1396834324
+                  and l.objid::bigint = m.queue_id
+                  and l.database = (select oid from pg_database where datname = current_database()));
+
+create or replace view sys.dm_broker_activated_tasks with (security_invoker = true) as
+select t.spid,
+       q.database_id,
+       t.queue_id,
+       t.procedure_name,
+       t.execute_as,
+       shown.broker_database
+  from servicebroker.activated_tasks t
+  join servicebroker.queues q using (queue_id)
+  join servicebroker.shown_databases shown using (database_id)
+ where exists (select from pg_stat_activity a where a.pid = t.spid);
+
+create or replace view sys.dm_exec_sessions with (security_invoker = true) as
+select a.pid as session_id,
+       a.backend_start as login_time,
+       a.client_hostname as host_name,
+       a.application_name as program_name,
+       a.usename::text as login_name,
+       case when a.state = 'active' then 'running' else 'sleeping' end as status,
+       (t.spid is null)::integer::smallint as is_user_process,
+       (a.xact_start is not null)::integer as open_transaction_count
+  from pg_stat_activity a
+  left join servicebroker.activated_tasks t on t.spid = a.pid
+ where a.datname = current_database() and a.backend_type = 'client backend';

@@ -213,7 +213,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, 
             status: False makes it OFF.
             retention: what its services receive and send stays visible there until the conversation ends.
             poison_message_handling: False lets no number of rollbacks switch it off.
-            activation: the procedure that reads it; on unless its `status` says otherwise. Nothing starts it yet.
+            activation: the procedure that reads it; on unless its `status` says otherwise.
             filegroup: only DEFAULT.
 
         Raises:

@@ -23,7 +23,7 @@ _LOOK = 0.5  # seconds between looks at whether the instance was closed
 _REGISTER = (
     "with gone as (delete from servicebroker.waiting_readers "
     "where pid = $1 and queue_id <> all ($2::int[]) or pid <> all (select pid from pg_stat_activity)) "
-    "insert into servicebroker.waiting_readers select queue_id, $1 from unnest($2::int[]) as queue_id "
+    "insert into servicebroker.waiting_readers (queue_id, pid) select queue_id, $1 from unnest($2::int[]) as queue_id "
     "on conflict do nothing"
 )
 
@@ -69,6 +69,10 @@ class Doorbell:
         if queue_id in self._waiting:
             async with self._lock:
                 _wake_one(self._waiting.get(queue_id, ()), several=False)
+
+    def waiting(self, queue_id: int) -> int:
+        """How many readers of this process wait for the queue."""
+        return len(self._waiting.get(queue_id, ()))
 
     async def close(self) -> None:
         """Stop listening; who still waits looks once more, and finds the instance closed."""

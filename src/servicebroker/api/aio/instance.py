@@ -190,6 +190,14 @@ class AsyncInstance(AsyncNetwork):
         if self._upkeep is not None:
             self._upkeep.took(queue_id, messages)
 
+    def looked(self, found: bool) -> None:
+        """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""
+
+    def share(self, other: Any) -> None:
+        """Count rollbacks and record events together with another open form of the same instance."""
+        self.events = other.events
+        self.poison.share(other.poison)
+
     async def close(self) -> None:
         """Leave the instance; an embedded server stops with its last user."""
         if self._upkeep is not None:

@@ -166,7 +166,9 @@ class AsyncTransaction(AsyncJoinedTransaction):
                 await poison.judge(connection)
 
     def _received(self, queue_id: int, transaction: int) -> None:
-        self._taken.add((transaction, queue_id))
+        if (transaction, queue_id) not in self._taken:
+            self._taken.add((transaction, queue_id))
+            self.database.instance.poison.took(transaction, queue_id)
 
     _ended = False
     _commit_travels = False

@@ -233,7 +233,9 @@ class AsyncVerbs(ABC):
             return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
 
         async def once() -> UUID | None:
-            return await self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            group = await self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            self.database.instance.looked(group is not None)
+            return group
 
         return await self._waiting(queue, once, wait, choosy=False)
 

@@ -1,0 +1,467 @@
+"""Internal activation in a process: the thread that runs queue monitors, and starts and counts their tasks.
+
+It sleeps until something happens: a SEND into a queue that has nobody to read it, a change of a queue, the end of a
+task; and looks at every queue of its own once a second. A queue's monitor is run by one process at a time, the one that
+holds its lease; a process that cannot find the procedure leaves it to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, overload
+
+import psycopg
+
+from servicebroker.activation.loop import AsyncTasks
+from servicebroker.activation.order import Order
+from servicebroker.activation.procedures import Procedure, Resolver, load, registered
+from servicebroker.activation.task import Outcome, Stop, run_task
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
+from servicebroker.engine import monitors
+from servicebroker.engine.alter import MONITORS_CHANNEL
+from servicebroker.engine.monitors import Definition
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.events import ACTIVATION
+from servicebroker.protocol.activation import (
+    INTERVAL,
+    NEW,
+    Decision,
+    Monitor,
+    Settings,
+    State,
+    could_not_start,
+    look,
+)
+from servicebroker.store.connection import connect, one_line
+from servicebroker.store.running import run
+
+TICK = 1.0  # seconds between two looks at everything
+SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that
+RECONNECT = 1.0  # seconds between attempts to reach the database again
+PATIENCE = 30.0  # seconds that `stop` gives to the calls in progress
+_STARTED = "Started"
+
+_log = logging.getLogger("servicebroker.activation")
+
+
+@dataclass
+class _Watched:
+    """A queue whose monitor runs here, and its tasks."""
+
+    definition: Definition
+    is_on: bool = True  # else its tasks are about to end
+    is_ours: bool = True  # the lease; else the database was lost
+    monitor: Monitor = NEW
+    tasks: dict[threading.Thread, Stop] = field(default_factory=dict)
+    waiting: int = 0
+    due: datetime | None = None
+    shown: tuple[Any, ...] = ()
+
+    @property
+    def wants_to_be_told(self) -> bool:
+        """Whether a SEND is to notify: while nobody reads. Later looks are enough for the rest."""
+        return self.is_on and not self.tasks and self.monitor.state != State.NOTIFIED
+
+
+class Host:
+    """Runs the queue monitors of an open instance in this process, until `stop`; a context manager of both kinds.
+
+    Attributes:
+        instance: the instance that tasks work in.
+    """
+
+    def __init__(self, instance: Instance, resolvers: Iterable[Resolver], *, interval: float = INTERVAL) -> None:
+        self.instance = instance
+        self._resolvers = (registered, *resolvers)
+        self._interval = interval
+        self._tick = min(TICK, interval / 4)
+        self._coroutines = AsyncTasks(instance)
+        self._watched: dict[int, _Watched] = {}
+        self._retry_at: dict[int, float] = {}  # queues whose procedure is missing
+        self._ended: deque[tuple[_Watched, threading.Thread, Outcome]] = deque()
+        self._rung: deque[int] = deque()
+        self._listens_for: set[int] = set()
+        self._look_at = 0.0  # when everything is looked at
+        self._patience = PATIENCE
+        self._changed, self._bell, self._stopped = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
+
+    def start(self) -> Self:
+        """Begin to watch; returns at once."""
+        self._thread.start()
+        return self
+
+    def stop(self, patience: float = PATIENCE) -> None:
+        """Start nothing more, and wait for the calls in progress, `patience` seconds; what is left then is undone."""
+        self._patience = patience
+        self._stopped.set()
+        self._bell.set()
+        self._thread.join()
+        if not any(watched.tasks for watched in self._watched.values()):
+            self._coroutines.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                with connect(self.instance.url, application_name="servicebroker activation") as connection:
+                    self._serve(connection)
+            except (psycopg.Error, ServiceBrokerError) as problem:
+                _log.warning("Activation has lost the database, and looks for it again: %s", one_line(problem))
+                self._forget()
+                self._stopped.wait(RECONNECT)
+        self._drain()
+
+    def _serve(self, connection: psycopg.Connection[Any]) -> None:
+        self._look_at = 0.0
+        with self._hearing():
+            soon = SOON
+            while not self._stopped.is_set():
+                self._bell.clear()
+                pause = self._round(connection)
+                if self._listen(connection):
+                    soon = SOON
+                    continue  # a SEND may have come before it could know of us
+                if not self._bell.wait(min(pause, soon)):
+                    self._rung.extend(self._listens_for)
+                    soon = min(soon * 5, self._tick)
+        self._drain()
+        run(connection, monitors.listen_for([]))
+        for queue_id in self._watched:
+            run(connection, monitors.give_lease(queue_id))
+
+    def _drain(self) -> None:
+        """Wait for the tasks, after they were asked to end."""
+        deadline = time.monotonic() + self._patience
+        tasks = [task for watched in self._watched.values() for task in watched.tasks.items()]
+        for _, stop in tasks:
+            stop.ask()
+        for thread, _ in tasks:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._collect()
+        if any(watched.tasks for watched in self._watched.values()):
+            _log.warning("Activated procedures did not end in %g seconds: they are undone.", self._patience)
+
+    def _round(self, connection: psycopg.Connection[Any]) -> float:
+        """Look at what has rung. Returns the seconds after which something is due by itself."""
+        self._collect()
+        if self._changed.is_set() or time.monotonic() >= self._look_at:
+            self._changed.clear()
+            self._look_at = time.monotonic() + self._tick
+            self._define(connection)
+            self.instance.poison.judge(connection)
+            self._rung.extend(self._watched)
+        rung = set()
+        while self._rung:
+            rung.add(self._rung.popleft())
+        for queue_id in rung & self._watched.keys():
+            self._look(connection, self._watched[queue_id])
+        self._show(connection)
+        now = self.instance.clock()
+        dues = [watched.due - now for watched in self._watched.values() if watched.due is not None]
+        seconds = min((due.total_seconds() for due in dues), default=self._tick)
+        return max(0.0, min(seconds, self._look_at - time.monotonic()))
+
+    def _collect(self) -> None:
+        """Tasks that have ended."""
+        while self._ended:
+            watched, thread, outcome = self._ended.popleft()
+            del watched.tasks[thread]
+            queue_id = watched.definition.queue_id
+            self._rung.append(queue_id)
+            if not watched.is_on:
+                self._changed.set()
+            if outcome == Outcome.NOT_STARTED:
+                watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
+            self._record(outcome, watched)
+
+    # ---------------------------------------------------------------- which queues
+
+    def _define(self, connection: psycopg.Connection[Any]) -> None:
+        """Do as the catalog says: monitors begin, begin anew and end; running tasks of a queue that is off end soon."""
+        found = {definition.queue_id: definition for definition in run(connection, monitors.definitions())}
+        for queue_id in self._watched.keys() - found.keys():
+            self._switch_off(connection, self._watched[queue_id])
+        for queue_id, definition in found.items():
+            watched = self._watched.get(queue_id)
+            if watched is None or not watched.is_ours:
+                if not self._may_watch(definition) or not run(connection, monitors.take_lease(queue_id)):
+                    continue
+                watched = self._watched[queue_id] = watched or _Watched(definition)
+                watched.is_ours = True
+            elif watched.is_on and watched.definition.version == definition.version:
+                watched.definition = definition  # a principal may have gone, or changed its name
+                continue
+            watched.definition, watched.monitor, watched.is_on = definition, NEW, True
+
+    def _switch_off(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+        """The queue is off, or gone: nothing is started, and what runs ends after its call."""
+        queue_id = watched.definition.queue_id
+        if watched.is_on:
+            watched.is_on = False
+            reason = run(connection, monitors.why_off(queue_id)) or 28086
+            for stop in watched.tasks.values():
+                stop.ask(reason)
+        if not watched.tasks:
+            del self._watched[queue_id]
+            run(connection, monitors.give_lease(queue_id))
+
+    def _may_watch(self, definition: Definition) -> bool:
+        """Whether the procedure is found here; else it is asked for again after the interval, and only for a moment."""
+        if definition.procedure is None or self._resolve(definition) is not None:
+            return True
+        now = time.monotonic()
+        if now < self._retry_at.get(definition.queue_id, now):
+            return False
+        self._retry_at[definition.queue_id] = now + self._interval
+        return True
+
+    def _resolve(self, definition: Definition) -> Procedure | None:
+        database_name, *rest = names.name_parts("procedure", definition.procedure, 3)
+        name = ".".join(f"[{part.replace(']', ']]')}]" for part in rest)
+        try:
+            database = self.instance.database(database_name)
+        except BrokerError:
+            return None
+        return next((found for resolve in self._resolvers if (found := resolve(database, name))), None)
+
+    def _forget(self) -> None:
+        """The leases are lost with the session; tasks that still run count for their queue when it is ours again."""
+        self._listens_for = set()
+        self._collect()
+        self._watched = {number: watched for number, watched in self._watched.items() if watched.tasks}
+        for watched in self._watched.values():
+            watched.is_ours, watched.monitor, watched.shown = False, NEW, ()
+            for stop in watched.tasks.values():
+                stop.ask()
+
+    # ---------------------------------------------------------------- one queue
+
+    def _settings(self, watched: _Watched) -> Settings:
+        definition = watched.definition
+        return Settings(definition.max_readers, self._interval, external=definition.procedure is None)
+
+    def _look(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+        queue_id = watched.definition.queue_id
+        if not watched.is_on or not watched.is_ours:
+            return
+        try:
+            found = run(connection, monitors.look(queue_id, self.instance.clock(), len(watched.tasks)))
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):  # dropped since
+            self._changed.set()
+            return
+        watched.due = found.due
+        watched.waiting = max(found.seen.waiting, self.instance.doorbell.waiting(queue_id))
+        seen = found.seen._replace(waiting=watched.waiting)
+        watched.monitor, decision = look(watched.monitor, seen, self._settings(watched), time.monotonic())
+        if decision == Decision.ACTIVATE:
+            self._activate(connection, watched)
+
+    def _activate(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+        definition = watched.definition
+        procedure = self._resolve(definition)
+        if procedure is None:
+            _log.error("%s", BrokerError(9614, definition.queue))
+            self._give_up(connection, watched)
+        elif not definition.principal:
+            _log.error("%s", BrokerError(9613, definition.queue))
+            watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
+        else:
+            self._start(watched, procedure)
+
+    def _give_up(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+        """The procedure is not to be found here: somebody else may have it."""
+        queue_id = watched.definition.queue_id
+        watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
+        if not watched.tasks:
+            self._retry_at[queue_id] = time.monotonic() + self._interval
+            del self._watched[queue_id]
+            run(connection, monitors.give_lease(queue_id))
+
+    def _start(self, watched: _Watched, procedure: Procedure) -> None:
+        order, stop = Order.of(watched.definition), Stop()
+
+        def work() -> None:
+            outcome = Outcome.ABORTED
+            try:
+                outcome = run_task(self.instance, order, procedure, stop, self._coroutines)
+            finally:
+                self._ended.append((watched, thread, outcome))
+                self._bell.set()
+
+        thread = threading.Thread(target=work, name=order.procedure, daemon=True)
+        watched.tasks[thread] = stop
+        thread.start()
+        self._record(_STARTED, watched)
+
+    def _record(self, what: str, watched: _Watched) -> None:
+        definition = watched.definition
+        text = f"{what}: {definition.procedure} on {definition.name}, {len(watched.tasks)} active tasks"
+        now = self.instance.clock()
+        self.instance.events.record(ACTIVATION, now, definition.database_id, definition.queue_id, text)
+
+    # ---------------------------------------------------------------- telling and being told
+
+    def _show(self, connection: psycopg.Connection[Any]) -> None:
+        rows = []
+        now, here = self.instance.clock(), time.monotonic()
+
+        def at(moment: float | None) -> datetime | None:
+            return None if moment is None else now - timedelta(seconds=here - moment)
+
+        for queue_id, watched in self._watched.items():
+            if not watched.is_ours:
+                continue
+            monitor = watched.monitor
+            new = (monitor.state, monitor.last_empty, monitor.last_activated, watched.waiting)
+            if new != watched.shown:
+                watched.shown = new
+                times = at(monitor.last_empty), at(monitor.last_activated)
+                rows.append((queue_id, str(monitor.state), *times, watched.waiting))
+        if rows:
+            run(connection, monitors.show(rows))
+
+    def _listen(self, connection: psycopg.Connection[Any]) -> bool:
+        """Ask to be told of arrivals where nobody reads. True when that has grown: then a look must follow."""
+        wanted = {number for number, watched in self._watched.items() if watched.wants_to_be_told}
+        if wanted == self._listens_for:
+            return False
+        new = wanted - self._listens_for
+        run(connection, monitors.listen_for(wanted))
+        self._listens_for = wanted
+        self._rung.extend(new)
+        return bool(new)
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """A thread that rings when a queue we listen for was sent to, and when definitions have changed."""
+        with connect(self.instance.url, application_name="servicebroker activation") as connection:
+            connection.execute("listen servicebroker")
+            connection.execute(f"listen {MONITORS_CHANNEL}")
+            over = threading.Event()
+
+            def hear() -> None:
+                with contextlib.suppress(psycopg.Error):
+                    while not over.is_set():
+                        for notice in connection.notifies(timeout=0.5):
+                            self._hear(notice)
+                self._bell.set()
+
+            thread = threading.Thread(target=hear, name="servicebroker activation bell", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join(RECONNECT)
+
+    def _hear(self, notice: psycopg.Notify) -> None:
+        if notice.channel == MONITORS_CHANNEL:
+            self._changed.set()
+        elif (queue_id := abs(int(notice.payload))) in self._watched:
+            self._rung.append(queue_id)
+        else:
+            return
+        self._bell.set()
+
+
+class AsyncHost:
+    """`Host` for an instance that is open under asyncio: it works beside the event loop, through a form of its own."""
+
+    def __init__(self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float) -> None:
+        self._instance = instance
+        self._arguments = tuple(resolvers), interval
+        self._host: Host | None = None
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def _start(self) -> None:
+        opened = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
+        opened.share(self._instance)
+        resolvers, interval = self._arguments
+        self._host = Host(opened, resolvers, interval=interval).start()
+
+    def _stop(self) -> None:
+        if self._host is not None:
+            self._host.stop()
+            self._host.instance.close()
+
+
+@overload
+def activate(
+    instance: Instance,
+    *,
+    procedures: Iterable[str] = ...,
+    resolvers: Iterable[Resolver] = ...,
+    interval: float = ...,
+) -> Host: ...
+
+
+@overload
+def activate(
+    instance: AsyncInstance,
+    *,
+    procedures: Iterable[str] = ...,
+    resolvers: Iterable[Resolver] = ...,
+    interval: float = ...,
+) -> AsyncHost: ...
+
+
+def activate(
+    instance: Instance | AsyncInstance,
+    *,
+    procedures: Iterable[str] = (),
+    resolvers: Iterable[Resolver] = (),
+    interval: float = INTERVAL,
+) -> Host | AsyncHost:
+    """Activation in this process, for an open instance: `with sb.activate(instance): ...`, under asyncio `async with`.
+
+    Queues with ACTIVATION get their readers as threads of this process, and event notifications for QUEUE_ACTIVATION
+    are sent. At the end of the block nothing more is started, and the calls in progress have 30 s to end. Where several
+    processes do this, or the daemon does, a queue is served by one that finds its procedure.
+
+    Args:
+        instance: what it works on; it stays open.
+        procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`).
+            Those of the entry points `servicebroker.procedures` are imported too.
+        resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
+        interval: seconds between two readers under load, and between attempts to start what cannot be started.
+
+    Raises:
+        BrokerError: 402 the interval is no positive number.
+        InstanceError: a module cannot be imported.
+    """
+    if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
+        raise BrokerError(402, "interval", repr(interval), "a positive number of seconds")
+    load(procedures)
+    if isinstance(instance, AsyncInstance):
+        return AsyncHost(instance, resolvers, interval)
+    return Host(instance, resolvers, interval=interval)

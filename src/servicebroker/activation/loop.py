@@ -1,0 +1,69 @@
+"""An event loop in a thread, for procedures that are coroutine functions, with the instance in its asyncio form."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+from servicebroker.activation.order import Order
+from servicebroker.api.aio.database import AsyncDatabase
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.aio.session import AsyncSession
+from servicebroker.api.instance import Instance
+from servicebroker.api.session import Observed
+from servicebroker.engine import monitors
+from servicebroker.store.aio.connection import connect
+from servicebroker.store.aio.running import run
+
+Work = Callable[[AsyncDatabase], Awaitable[None]]
+
+
+class AsyncTasks:
+    """Runs coroutines beside the threads of an instance; the loop begins with the first and ends with `close`."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened: AsyncInstance | None = None
+
+    def run(self, order: Order, observed: Observed, work: Work) -> None:
+        """Run the work in a session of its own, and wait for its end."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="servicebroker procedures", daemon=True
+                )
+                self._thread.start()
+            loop = self._loop
+        asyncio.run_coroutine_threadsafe(self._run(order, observed, work), loop).result()
+
+    def close(self) -> None:
+        """End the loop; nothing runs in it any more."""
+        if self._loop is None:
+            return
+        if self._opened is not None:
+            asyncio.run_coroutine_threadsafe(self._opened.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = None
+
+    async def _run(self, order: Order, observed: Observed, work: Work) -> None:
+        connection = await connect(self._instance.url, application_name=order.application_name)
+        async with connection:
+            await run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
+            session = AsyncSession(await self._open(), connection, observed)  # type: ignore[arg-type] # the same class
+            await work(await session.enter(order.database, order.principal))
+            await session.roll_back()
+            await run(connection, monitors.leave_task())
+
+    async def _open(self) -> AsyncInstance:
+        if self._opened is None:
+            opened = AsyncInstance(self._instance.url, clock=self._instance.clock, upkeep=None)
+            opened.share(self._instance)
+            self._opened = opened
+            await opened.open()
+        return await self._opened.open()

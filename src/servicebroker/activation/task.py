@@ -1,0 +1,124 @@
+"""One activated task: a loop around calls of the procedure, in a session of its own (reference 04 section 3)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from enum import StrEnum
+
+from servicebroker.activation.loop import AsyncTasks, Work
+from servicebroker.activation.order import Order
+from servicebroker.activation.procedures import Call, Procedure
+from servicebroker.api.instance import Instance
+from servicebroker.api.session import Observed, Session
+from servicebroker.engine import monitors
+from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.store.connection import connect
+from servicebroker.store.running import run
+
+_LOG = logging.getLogger("servicebroker.activation")
+_QUEUE_OFF = {9617, 15151, 8468}  # what a RECEIVE raises when the queue was switched off, dropped or changed
+
+
+class Outcome(StrEnum):
+    """How a task has ended: the subclasses of the event Broker:Activation, and one that never ran."""
+
+    ENDED = "Ended"
+    ABORTED = "Aborted"
+    NOT_STARTED = "Not started"
+
+
+class Stop:
+    """Asks a task to end once the call in progress, or the transaction of a form that takes messages, is over."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reason: int | None = None  # 28085 or 28086; None: the process ends
+
+    def ask(self, reason: int | None = None) -> None:
+        """The first reason counts."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    def is_asked(self) -> bool:
+        """Whether it is to end."""
+        return self._event.is_set()
+
+
+def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop, coroutines: AsyncTasks) -> Outcome:
+    """Call the procedure until it finds nothing, is to stop, or fails. Everything that goes wrong is logged."""
+    try:
+        with connect(instance.url, application_name=order.application_name) as connection:
+            observed = Observed()
+            session = Session(instance, connection, observed)
+            database = session.enter(order.database, order.principal)
+            before = run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
+
+            def run_async(work: Work) -> None:
+                coroutines.run(order, observed, work)
+
+            call = Call(database, order.queue, stop.is_asked, lambda text: say(order, text), run_async)
+            try:
+                return _loop(order, procedure, call, session, stop, before)
+            finally:
+                if not connection.closed:
+                    session.roll_back()
+                    run(connection, monitors.leave_task())
+    except BrokerError as refused:  # of EXECUTE AS
+        _LOG.error("%s", refused)
+        return Outcome.NOT_STARTED
+    except Exception as problem:
+        _fail(order, problem)
+        return Outcome.ABORTED
+
+
+def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop: Stop, receives: int) -> Outcome:
+    observed = session.observed
+    while True:
+        observed.begin()
+        try:
+            procedure(call)
+        except Exception as problem:
+            return _failed(order, session, problem)
+        if session.is_lent:
+            observed.left_open = True
+        session.roll_back()
+        if observed.left_open:
+            _LOG.error("%s", BrokerError(8415, order.procedure))
+            return Outcome.ABORTED
+        if not observed.has_received and run(session.own, monitors.receives(order.queue_id)) == receives:
+            _LOG.error("%s", BrokerError(28087, order.procedure))
+            return Outcome.ABORTED
+        if stop.is_asked():
+            if stop.reason is not None:
+                _LOG.warning("%s", BrokerError(stop.reason))
+            return Outcome.ENDED
+        if observed.found_nothing or not observed.has_received:
+            return Outcome.ENDED
+
+
+def _failed(order: Order, session: Session, problem: Exception) -> Outcome:
+    """The procedure raised. That its queue was switched off or dropped meanwhile is no failure of its own."""
+    if isinstance(problem, BrokerError) and problem.number in _QUEUE_OFF and not session.own.closed:
+        session.roll_back()
+        reason = run(session.own, monitors.why_off(order.queue_id))
+        if reason is not None:
+            _LOG.warning("%s", BrokerError(reason))
+            return Outcome.ENDED
+    _fail(order, problem)
+    return Outcome.ABORTED
+
+
+def say(order: Order, text: str) -> None:
+    """What a procedure puts out goes to the log."""
+    _LOG.info("%s", BrokerError(9724, order.procedure, order.queue, text))
+
+
+def _fail(order: Order, problem: Exception) -> None:
+    """What a procedure raised: to the log, with the traceback, and why its task has ended."""
+    text = f"{type(problem).__name__}: {problem}"
+    number, state = (problem.number, problem.state) if isinstance(problem, BrokerError) else (0, 1)
+    expected = isinstance(problem, ServiceBrokerError)
+    _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text), exc_info=None if expected else problem)
+    _LOG.error("%s", BrokerError(28088, number, state))

@@ -1,0 +1,157 @@
+"""The session of an activated task: an open instance seen through a connection of its own, as one principal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from psycopg.pq import TransactionStatus
+
+from servicebroker.api.aio.database import AsyncDatabase
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.aio.transaction import release_kept
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.aio.concurrency import finish
+from servicebroker.store.aio.direct import AsyncDirectConnection
+
+_NO_SERVER_RIGHTS = (
+    "An activated procedure works as a user of its database, and has no rights in the instance. Procedures cannot be "
+    "signed: let a program that opens the instance itself do this, asked by a message."
+)
+
+
+@dataclass
+class Observed:
+    """What a task has done since it began, or since `begin`."""
+
+    has_received: bool = False
+    found_nothing: bool = False  # its last RECEIVE
+    left_open: bool = False  # a transaction that it neither committed nor rolled back
+
+    def begin(self) -> None:
+        """Another call of the procedure begins."""
+        self.has_received = self.found_nothing = self.left_open = False
+
+
+class AsyncSession(AsyncInstance):
+    """An instance for one task. What it borrows first is its own connection, so that its number says who does what.
+
+    It is neither opened nor closed; `instance` is open. Verbs of the instance itself are refused.
+
+    Attributes:
+        own: its connection.
+        observed: what the task has done.
+    """
+
+    def __init__(self, instance: AsyncInstance, connection: AsyncDirectConnection, observed: Observed) -> None:
+        self.__dict__.update(instance.__dict__)
+        self.own = connection
+        self._is_lent = False
+        self.observed = observed
+        self._home = ("", "")  # its database and principal
+
+    async def enter(self, name: str, user: str) -> AsyncDatabase:
+        """The database that the task works in, as its principal.
+
+        Raises:
+            BrokerError: 911, 916, 15517.
+        """
+        database = await super().database(name, user=user)
+        self._home = (name.lower(), user)
+        return database
+
+    async def database(self, name: str, *, create: bool = False, user: str | None = None) -> AsyncDatabase:
+        """Its own database as its own principal, another one as guest.
+
+        Raises:
+            BrokerError: 911, 916, 15517 as anybody else, 15247 to create one.
+        """
+        if create:
+            self._refuse()
+        home, principal = self._home
+        who = principal if isinstance(name, str) and name.lower() == home else "guest"
+        if user not in (None, who):
+            raise BrokerError(15517, user)
+        return await super().database(name, user=who)
+
+    async def create_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
+        """Refused.
+
+        Raises:
+            BrokerError: 15247.
+        """
+        self._refuse()
+
+    async def alter_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
+        """Refused.
+
+        Raises:
+            BrokerError: 15247.
+        """
+        self._refuse()
+
+    async def drop_endpoint(self, *arguments: object, **clauses: object) -> NoReturn:
+        """Refused.
+
+        Raises:
+            BrokerError: 15247.
+        """
+        self._refuse()
+
+    async def drop_database(self, *arguments: object, **clauses: object) -> NoReturn:
+        """Refused.
+
+        Raises:
+            BrokerError: 15247.
+        """
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise BrokerError(15247, hint=_NO_SERVER_RIGHTS)
+
+    def took(self, queue_id: int, messages: int) -> None:
+        """A RECEIVE took so many messages."""
+        self.observed.has_received = True
+        self.observed.found_nothing = messages == 0
+        super().took(queue_id, messages)
+
+    def looked(self, found: bool) -> None:
+        """A GET CONVERSATION GROUP has found one, or none."""
+        self.observed.has_received = True
+        self.observed.found_nothing = not found
+
+    @contextlib.asynccontextmanager
+    async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:
+        if self._is_lent:
+            async with super()._borrowed() as other:
+                yield other
+            return
+        self._is_lent = True
+        try:
+            yield self.own
+        except GeneratorExit:  # a `with` block that was entered and never left
+            self.observed.left_open = True
+            raise
+        finally:
+            self._is_lent = False
+            await finish(self._settle())
+
+    async def _settle(self) -> None:
+        self.own.ahead.clear()
+        await self.roll_back()
+        await release_kept(self.own)
+
+    async def roll_back(self) -> None:
+        """End what the procedure has left open."""
+        if self.own.closed:
+            return
+        if self.own.info.transaction_status != TransactionStatus.IDLE:
+            self.observed.left_open = True
+            await self.own.rollback()
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether somebody still works on the task's connection."""
+        return self._is_lent

@@ -1,0 +1,618 @@
+"""Internal activation: queues that start their own readers, in this process."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from servicebroker.activation import procedures
+from servicebroker.activation.procedures import Procedure
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    eventually,
+    query,
+    queue_number,
+    waiting_reader,
+)
+
+PROCEDURE = "usp_Stock"
+ON = sb.Activation(PROCEDURE, max_queue_readers=1, execute_as="SELF", status=True)
+
+
+class Seen:
+    """What a procedure of a test has taken, and who runs it at a time."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes | None] = []
+        self.calls = 0
+        self.running = self.most = 0
+        self.lock = threading.Lock()
+        self.go_on = threading.Event()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        with self.lock:
+            self.calls += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.running -= 1
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def send(database: sb.Database, *texts: str, conversations: int = 1) -> None:
+    for text in texts:
+        for _ in range(conversations):
+            database.send(begin(database), ORDER, text)
+
+
+def switch_on(database: sb.Database, **changes: Any) -> None:
+    database.alter_queue(STOCK_QUEUE, activation=ON._replace(**changes))
+
+
+def monitor(database: sb.Database) -> tuple[Any, ...] | None:
+    text = (
+        "select state, last_empty_rowset_time, last_activated_time, tasks_waiting "
+        "from sys.dm_broker_queue_monitors where queue_id = %s"
+    )
+    rows = query(database, text, queue_number(database, STOCK_QUEUE))
+    return rows[0] if rows else None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(database: sb.Database) -> Iterator[None]:
+    """The queues of a test start no procedures of the next one."""
+    yield
+    procedures._registered.clear()
+    with database.instance.connection() as connection:
+        connection.execute("update servicebroker.queues set is_activation_enabled = false")
+
+
+@pytest.fixture
+def active(database: sb.Database) -> Iterator[sb.Database]:
+    with sb.activate(database.instance, interval=0.4):
+        yield database
+
+
+@pytest.mark.feature(168)
+def test_an_arrival_starts_a_reader(active: sb.Database, seen: Seen) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+        transaction.send(message.conversation_handle, REPLY, b"done")
+
+    switch_on(active)
+    handle = begin(active)
+    active.send(handle, ORDER, b"teapot")
+    eventually(lambda: seen.bodies == [b"teapot"])
+    assert bodies(active.receive("OrdersQueue", conversation_handle=handle, wait=5)) == [b"done"]
+
+
+def test_messages_in_a_batch_come_by_groups(active: sb.Database, seen: Seen) -> None:
+    taken: list[list[bytes | None]] = []
+
+    @sb.procedure(PROCEDURE, form="batch")
+    def stock(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        taken.append(bodies(messages))
+
+    with active.transaction() as transaction:
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        for number in range(5):
+            transaction.send(handle, ORDER, str(number))
+    switch_on(active)
+    eventually(lambda: taken == [[b"0", b"1", b"2", b"3", b"4"]])
+
+
+@pytest.mark.parametrize("form", ["message", "batch", "transaction", "database"])
+def test_coroutine_functions(active: sb.Database, seen: Seen, form: Any) -> None:
+    """Each form, as a coroutine function."""
+
+    async def take(transaction: Any, messages: Any) -> None:
+        messages = messages if isinstance(messages, list) else [messages]
+        for message in messages:
+            seen.bodies.append(message.message_body)
+            await transaction.send(message.conversation_handle, REPLY, b"done")
+
+    async def take_by_itself(transaction: Any) -> None:
+        await take(transaction, await transaction.receive(STOCK_QUEUE))
+
+    async def begin_and_take(database: sb.AsyncDatabase) -> None:
+        async with database.transaction() as transaction:
+            await take_by_itself(transaction)
+
+    functions = {"transaction": take_by_itself, "database": begin_and_take}
+    sb.procedure(PROCEDURE, form=form)(functions.get(form, take))
+    switch_on(active)
+    handle = begin(active)
+    active.send(handle, ORDER, b"one")
+    active.send(handle, ORDER, b"two")
+    answers: list[sb.Message] = []
+    eventually(lambda: len(answers) == 2 or answers.extend(active.receive("OrdersQueue", wait=1)))  # type: ignore[func-returns-value]
+    assert seen.bodies == [b"one", b"two"]
+
+
+@pytest.mark.feature(172)
+def test_a_procedure_of_one_message_drains_a_hundred(active: sb.Database, seen: Seen) -> None:
+    """It exits after each, and is started again as long as messages are left."""
+
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> None:
+        seen.calls += 1
+        seen.bodies += bodies(transaction.receive(STOCK_QUEUE, top=1))
+
+    send(active, "x", conversations=100)
+    switch_on(active)
+    eventually(lambda: len(seen.bodies) == 100)
+    assert seen.calls >= 100
+
+
+@pytest.mark.feature(168, 170, 212)
+def test_readers_join_one_by_one_and_never_more_than_allowed(active: sb.Database, seen: Seen) -> None:
+    """One more after each interval while messages remain, and MAX_QUEUE_READERS at most."""
+    starts: list[float] = []
+
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> None:
+        starts.append(time.monotonic())
+        with seen.one_more():
+            transaction.receive(STOCK_QUEUE)
+            seen.go_on.wait(20)
+
+    send(active, "x", conversations=8)
+    switch_on(active, max_queue_readers=3)
+    eventually(lambda: seen.running == 3)
+    time.sleep(0.9)  # two more intervals
+    assert seen.most == 3
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    assert all(0.3 < gap < 1.0 for gap in gaps), gaps
+    seen.go_on.set()
+    eventually(lambda: seen.calls >= 8 and not query(active, "select from " + STOCK_VIEW.format(active.name.lower())))
+    assert seen.most == 3
+
+
+STOCK_VIEW = "{}_dbo.stockqueue"
+
+
+@pytest.mark.feature(171)
+def test_the_states_of_the_monitor(active: sb.Database, seen: Seen) -> None:
+    may_receive = threading.Event()
+
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        may_receive.wait(20)
+        database.receive(STOCK_QUEUE, top=1)
+        seen.go_on.wait(20)
+        while database.receive(STOCK_QUEUE):
+            pass
+
+    switch_on(active)
+    eventually(lambda: (monitor(active) or ("",))[0] == "INACTIVE")
+    send(active, "one", "two", "three")
+    eventually(lambda: (monitor(active) or ("",))[0] == "NOTIFIED")
+    found = monitor(active)
+    assert found is not None
+    assert found[2] is not None
+    assert found[1] is None
+    may_receive.set()
+    eventually(lambda: (monitor(active) or ("",))[0] == "RECEIVES_OCCURRING")
+    seen.go_on.set()
+    eventually(lambda: (monitor(active) or ("",))[0] == "INACTIVE")
+    found = monitor(active)
+    assert found is not None
+    assert found[1] is not None, "a RECEIVE came back empty"
+    active.alter_queue(STOCK_QUEUE, status=False)
+    eventually(lambda: monitor(active) is None)
+    active.alter_queue(STOCK_QUEUE, status=True)
+    eventually(lambda: monitor(active) is not None)
+
+
+def test_who_waits_in_receive_is_shown_and_served_first(active: sb.Database, seen: Seen) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    switch_on(active)
+    waits = waiting_reader(active)
+    eventually(lambda: (monitor(active) or (0, 0, 0, 0))[3] == 1)
+    send(active, "mine")
+    assert bodies(waits.result(10)) == [b"mine"]
+    assert seen.bodies == []
+
+
+@pytest.mark.feature(173)
+def test_a_procedure_that_never_receives_is_not_started_again(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """28087, and stuck, until somebody executes RECEIVE or the activation is switched off and on."""
+
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        seen.calls += 1
+        if seen.calls > 2:
+            seen.bodies += bodies(database.receive(STOCK_QUEUE))
+
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: said(caplog, 28087))
+    time.sleep(1.0)  # more than two intervals
+    assert seen.calls == 1
+    assert (monitor(active) or ("",))[0] == "NOTIFIED"
+    switch_on(active, status=False)
+    switch_on(active)
+    eventually(lambda: seen.calls == 2)
+    assert active.receive(STOCK_QUEUE, top=0) == []  # any session's RECEIVE, even of nothing
+    eventually(lambda: seen.bodies == [b"x"])
+
+
+@pytest.mark.feature(174)
+def test_a_missing_procedure_is_tried_again(active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    switch_on(active, procedure_name="usp_Later")
+    send(active, "x")
+    eventually(lambda: said(caplog, 9614) >= 2)
+    assert (monitor(active) or ("",))[0] != "NOTIFIED"
+
+    @sb.procedure("usp_Later")
+    def later(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    eventually(lambda: seen.bodies == [b"x"])
+
+
+@pytest.mark.feature(174)
+def test_a_user_that_is_gone_is_tried_again(active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    active.create_user("Clerk")
+    switch_on(active, execute_as="Clerk")
+    active.drop_user("Clerk")
+    send(active, "x")
+    eventually(lambda: said(caplog, 9613) >= 2)
+    assert seen.bodies == []
+    switch_on(active, execute_as="OWNER")
+    eventually(lambda: seen.bodies == [b"x"])
+
+
+@pytest.mark.feature(175)
+@pytest.mark.parametrize("how", ["never left", "begun on the connection"])
+def test_an_open_transaction_at_the_end_is_undone(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        seen.calls += 1
+        if seen.calls > 1:
+            seen.bodies += bodies(database.receive(STOCK_QUEUE))
+        elif how == "never left":
+            block = database.transaction()
+            block.__enter__().receive(STOCK_QUEUE)
+        else:
+            with database.instance.connection() as connection:
+                connection.execute("begin")
+                database.join(connection).receive(STOCK_QUEUE)
+
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: said(caplog, 8415))
+    eventually(lambda: seen.bodies == [b"x"])
+
+
+@pytest.mark.feature(176)
+def test_what_a_procedure_raises_is_logged(active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.calls += 1
+        if seen.calls == 1:
+            raise ValueError("no such shelf")
+        seen.bodies.append(message.message_body)
+
+    send(active, "x")
+    switch_on(active)
+    eventually(lambda: seen.bodies == [b"x"])
+    assert said(caplog, 9724, "usp_Stock", "StockQueue", "ValueError: no such shelf")
+    assert said(caplog, 28088)
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.feature(176)
+def test_what_a_procedure_puts_out_is_logged(active: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
+    class Talks:
+        worker = "thread"
+
+        def __call__(self, call: Any) -> None:
+            call.output("forty-two")
+            call.database.receive(call.queue)
+
+    caplog.set_level(logging.INFO, "servicebroker")
+    found: dict[str, Procedure] = {"[dbo].[usp_Talks]": Talks()}
+    with sb.activate(active.instance, resolvers=[lambda database, name: found.get(name)], interval=0.4):
+        switch_on(active, procedure_name="usp_Talks")
+        send(active, "x")
+        eventually(lambda: said(caplog, 9724, "forty-two"))
+
+
+@pytest.mark.feature(177)
+def test_a_procedure_has_no_rights_in_the_instance(active: sb.Database, seen: Seen, caplog: Any) -> None:
+    """It works as a user of its database; another database lets it in as guest alone. Nothing is signed."""
+    other = active.instance.database("Elsewhere", create=True)
+    told: list[Exception] = []
+
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        instance = database.instance
+        for attempt in (
+            lambda: instance.drop_database(other.name),
+            lambda: instance.create_endpoint("e", listener_port=4022),
+            lambda: instance.database("New", create=True),
+            lambda: instance.database(other.name, user="dbo"),
+        ):
+            try:
+                attempt()
+            except sb.BrokerError as problem:
+                told.append(problem)
+        assert instance.database(other.name).user.name == "guest"
+        assert instance.database(database.name).user == database.user
+        seen.bodies += bodies(database.receive(STOCK_QUEUE))
+
+    other.grant("CONNECT", "guest")
+    switch_on(active)
+    send(active, "x")
+    eventually(lambda: bool(seen.bodies))
+    assert [problem.number for problem in told[:4]] == [15247, 15247, 15247, 15517]
+    assert "signed" in str(told[0])
+
+
+@pytest.mark.feature(169)
+@pytest.mark.parametrize(("execute_as", "expected"), [("SELF", "dbo"), ("Clerk", "Clerk"), ("OWNER", "Manager")])
+def test_execute_as(active: sb.Database, seen: Seen, execute_as: str, expected: str) -> None:
+    """The procedure works as that user, with its permissions and no others."""
+    told: list[str] = []
+
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        told.append(database.user.name)
+        try:
+            seen.bodies += bodies(database.receive(STOCK_QUEUE))
+        except sb.BrokerError as refusal:
+            told.append(str(refusal.number))
+
+    for user in ("Clerk", "Manager"):
+        active.create_user(user)
+    active.alter_authorization("Manager", queue=STOCK_QUEUE)
+    switch_on(active, execute_as=execute_as)
+    send(active, "x")
+    eventually(lambda: bool(seen.bodies) or len(told) > 1)
+    assert set(told) == ({expected, "229"} if execute_as == "Clerk" else {expected})
+
+
+@pytest.mark.feature(178)
+def test_switching_it_on_with_messages_there_starts_it(active: sb.Database, seen: Seen) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    switch_on(active, status=False)
+    send(active, "x")
+    time.sleep(0.5)
+    assert seen.bodies == []
+    began = time.monotonic()
+    switch_on(active)
+    eventually(lambda: seen.bodies == [b"x"])
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.feature(14)
+def test_raising_the_number_of_readers_starts_one_at_once(database: sb.Database, seen: Seen) -> None:
+    """Lowering it, switching the activation off, or another procedure, stop none that runs."""
+    stops: list[str] = []
+
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> None:
+        with seen.one_more():
+            transaction.receive(STOCK_QUEUE)
+            seen.go_on.wait(20)
+        stops.append("done")
+
+    with sb.activate(database.instance, interval=60):
+        send(database, "x", conversations=5)
+        switch_on(database)
+        eventually(lambda: seen.running == 1)
+        time.sleep(0.3)
+        assert seen.running == 1
+        switch_on(database, max_queue_readers=2)
+        eventually(lambda: seen.running == 2)
+        switch_on(database, max_queue_readers=1)
+        switch_on(database, status=False)
+        time.sleep(0.3)
+        assert seen.running == 2
+        seen.go_on.set()
+        eventually(lambda: stops == ["done", "done"])
+        time.sleep(0.3)
+        assert seen.calls == 2, "none is started while it is off"
+    assert len(query(database, "select from " + STOCK_VIEW.format(database.name.lower()))) == 3
+
+
+@pytest.mark.feature(13)
+def test_a_queue_that_is_made_with_an_activation_is_served(active: sb.Database, seen: Seen) -> None:
+    @sb.procedure("usp_Fresh")
+    def fresh(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    active.create_queue("FreshQueue", activation=sb.Activation("usp_Fresh", 1, "SELF"))
+    active.create_service("//test/Fresh", "FreshQueue", [CONTRACT])
+    active.send(begin(active, "//test/Fresh"), ORDER, b"x")
+    eventually(lambda: seen.bodies == [b"x"])
+
+
+@pytest.mark.feature(14)
+@pytest.mark.parametrize(("change", "number"), [({"status": False}, 28086), ({"activation": "DROP"}, 28086)])
+def test_a_task_ends_after_its_call_when_the_queue_is_off(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture, change: dict[str, Any], number: int
+) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+        seen.go_on.wait(20)
+
+    send(active, "x", conversations=3)
+    switch_on(active)
+    eventually(lambda: len(seen.bodies) == 1)
+    active.alter_queue(STOCK_QUEUE, **change)
+    time.sleep(0.2)
+    seen.go_on.set()
+    eventually(lambda: said(caplog, number))
+    eventually(lambda: tasks(active) == [])
+    assert len(seen.bodies) == 1
+
+
+@pytest.mark.feature(16)
+def test_a_task_ends_when_its_queue_is_dropped(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    @sb.procedure("usp_Fresh", form="database")
+    def fresh(database: sb.Database) -> None:
+        seen.bodies += bodies(database.receive("FreshQueue"))
+        seen.go_on.wait(20)
+
+    active.create_queue("FreshQueue", activation=sb.Activation("usp_Fresh", 1, "SELF"))
+    active.create_service("//test/Fresh", "FreshQueue", [CONTRACT])
+    active.send(begin(active, "//test/Fresh"), ORDER, b"x")
+    eventually(lambda: seen.bodies == [b"x"])
+    active.drop_service("//test/Fresh")
+    active.drop_queue("FreshQueue")
+    time.sleep(0.2)
+    seen.go_on.set()
+    eventually(lambda: said(caplog, 28085))
+
+
+@pytest.mark.feature(182)
+def test_the_view_of_tasks(active: sb.Database, seen: Seen) -> None:
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> None:
+        transaction.receive(STOCK_QUEUE)
+        seen.bodies.append(str(transaction.connection.info.backend_pid).encode())
+        seen.go_on.wait(20)
+
+    active.create_user("Clerk")
+    active.grant("RECEIVE", "Clerk", queue=STOCK_QUEUE)
+    send(active, "x", conversations=2)
+    switch_on(active, max_queue_readers=2, execute_as="Clerk")
+    eventually(lambda: len(seen.bodies) == 2)
+    text = (
+        "select t.spid, t.database_id, t.queue_id, t.procedure_name, p.name, s.is_user_process, "
+        "s.open_transaction_count "
+        "from sys.dm_broker_activated_tasks t join sys.dm_exec_sessions s on s.session_id = t.spid "
+        "join sys.database_principals p on p.principal_id = t.execute_as and p.broker_database = t.broker_database "
+        "where t.broker_database = %s"
+    )
+    rows = query(active, text, active.name)
+    number = queue_number(active, STOCK_QUEUE)
+    procedure = f"[{active.name}].[dbo].[{PROCEDURE}]"
+    assert sorted(rows) == sorted(
+        (int(pid or b""), active.database_id, number, procedure, "Clerk", 0, 1) for pid in seen.bodies
+    )
+    seen.go_on.set()
+    eventually(lambda: tasks(active) == [])
+
+
+def tasks(database: sb.Database) -> list[tuple[Any, ...]]:
+    text = "select spid from sys.dm_broker_activated_tasks where broker_database = %s"
+    return query(database, text, database.name)
+
+
+@pytest.mark.feature(87)
+def test_a_conversation_timer_starts_the_procedure(active: sb.Database, seen: Seen) -> None:
+    """With no other traffic: it fires by itself, and its message is an arrival."""
+    handle = begin(active)
+    active.send(handle, ORDER, b"x")
+    switch_on(active, status=False)
+
+    @sb.procedure("usp_Timer")
+    def timer(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_type_name.encode())
+
+    active.alter_queue("OrdersQueue", activation=sb.Activation("usp_Timer", 1, "SELF", True))
+    began = time.monotonic()
+    active.begin_conversation_timer(handle, 1)
+    eventually(lambda: seen.bodies == [sb.DIALOG_TIMER.encode()])
+    assert 0.9 < time.monotonic() - began < 3
+
+
+def test_a_message_that_always_fails_switches_the_queue_off(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rollbacks of activated readers count, one call after the other."""
+
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.calls += 1
+        raise ValueError("poison")
+
+    send(active, "x")
+    switch_on(active)
+    text = "select is_receive_enabled from sys.service_queues where object_id = %s"
+    eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [(0,)])
+    assert seen.calls in (5, 6)
+    eventually(lambda: monitor(active) is None)
+
+
+def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Database, seen: Seen) -> None:
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> None:
+        transaction.receive(STOCK_QUEUE)
+        with psycopg.connect(active.instance.url, autocommit=True) as other:
+            other.execute("select pg_terminate_backend(%s, 5000)", (transaction.connection.info.backend_pid,))
+        transaction.receive(STOCK_QUEUE)
+
+    send(active, "x")
+    switch_on(active)
+    text = "select is_receive_enabled from sys.service_queues where object_id = %s"
+    eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [(0,)], 20)
+
+
+def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database, seen: Seen) -> None:
+    """One of them has the queue; the other takes over when that has gone."""
+
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        with seen.one_more():
+            time.sleep(0.05)
+            seen.bodies.append(message.message_body)
+
+    with sb.open(active.instance.url, upkeep=None) as other, sb.activate(other, interval=0.4):
+        switch_on(active)
+        send(active, "x", conversations=10)
+        eventually(lambda: len(seen.bodies) == 10)
+        assert seen.most == 1
+    send(active, "x")
+    eventually(lambda: len(seen.bodies) == 11)
+
+
+def said(caplog: pytest.LogCaptureFixture, number: int, *words: str) -> int:
+    """How many lines of the log carry this number and these words."""
+    texts = [record.getMessage() for record in caplog.records]
+    return sum(text.startswith(f"Msg {number},") and all(word in text for word in words) for text in texts)
