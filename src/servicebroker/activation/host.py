@@ -379,7 +379,7 @@ class Host:
     def _hear(self, notice: psycopg.Notify) -> None:
         if notice.channel == MONITORS_CHANNEL:
             self._changed.set()
-        elif (queue_id := abs(int(notice.payload))) in self._watched:
+        elif (queue_id := abs(int(notice.payload.split()[0]))) in self._watched:
             self._rung.append(queue_id)
         else:
             return
