@@ -28,7 +28,8 @@ class Wire:
     frames: deque[bytes] = field(default_factory=deque)
     room: int = 2**40
 
-    def send(self, body: bytes) -> None:
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        assert not is_forwarded
         self.frames.append(body)
 
 

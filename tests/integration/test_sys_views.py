@@ -102,6 +102,7 @@ VIEWS = {
 # of the instance, not of a database: test_network_endpoint.py
 OF_THE_INSTANCE = (
     "dm_broker_connections",
+    "dm_broker_forwarded_messages",
     "dm_exec_sessions",
     "endpoints",
     "service_broker_endpoints",

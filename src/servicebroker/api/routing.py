@@ -10,11 +10,8 @@ from uuid import UUID
 from servicebroker.engine import authorization as rights
 from servicebroker.engine import principals, routes
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.network_endpoints import find_endpoint
-from servicebroker.engine.site import Here
 from servicebroker.model.permissions import User
 from servicebroker.protocol.explanation import Explanation
-from servicebroker.store.addresses import own_addresses
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -126,10 +123,8 @@ class Routing(ABC):
         """
 
         def steps() -> Steps[Explanation]:
-            endpoint = yield from find_endpoint()
-            here = Here() if endpoint is None else Here(own_addresses(endpoint.host, endpoint.port), endpoint.forwards)
             database_id = None if from_outside else self.database_id
             now = self.instance.clock()
-            return (yield from routes.explain_route(self.catalog, database_id, service, broker_instance, here, now))
+            return (yield from routes.explain_route(self.catalog, database_id, service, broker_instance, now))
 
         return self._do(steps())

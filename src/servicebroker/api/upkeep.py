@@ -13,9 +13,11 @@ from typing import Any
 
 import psycopg
 
+from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
-from servicebroker.engine.transmission import deliver_left_over
+from servicebroker.engine.transmission import deliver_conversation, deliver_left_over
 from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
@@ -118,6 +120,11 @@ def _hears(connection: psycopg.Connection[Any], seconds: float) -> bool:
 
 def deliver(connection: psycopg.Connection[Any], now: datetime) -> bool:
     """Deliver what waits and need not. True when something is left over, on which somebody is at work."""
+    answers = in_transaction(connection, take_answers(Catalog(), now))
+    for failure in answers.failures:
+        _LOG.error("%s", failure)
+    for handle in answers.left:
+        in_transaction(connection, deliver_conversation(Catalog(), handle, now))
     return in_transaction(connection, deliver_left_over(now))
 
 

@@ -19,20 +19,23 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from servicebroker.broker import connections
+from servicebroker.broker import connections, forwarding
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.network import Inbox, Lost, Network, Reached, Unreached
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
+from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
+from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.site import Here
+from servicebroker.engine.transmission import deliver_conversation
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.keys import KeyFolder
-from servicebroker.store.running import execute
+from servicebroker.store.running import execute, run_alone
 
 PACE = 0.005  # seconds between rounds that follow each other
 ROUND = 2_000  # frames that a round takes
@@ -79,6 +82,7 @@ class Daemon:
         self._look_at = 0.0
         self._trouble = ""
         self._shown: list[Observed] = []
+        self._holds = False  # messages to pass on are shown
 
     def listen(self, host: str, port: int, *names: str) -> Address:
         """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
@@ -115,7 +119,8 @@ class Daemon:
             _log.info("The broker is shut down.")
 
     def _here(self) -> Here:
-        return Here(self._policy.addresses | self._names, self._policy.forwards)
+        policy = self._policy
+        return Here(policy.addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size)
 
     def _wait_for_lease(self, connection: psycopg.Connection[Any]) -> bool:
         """One daemon serves an instance; another one stands by, and has no connections."""
@@ -137,13 +142,16 @@ class Daemon:
         self._relay.forget()
         self._shown, self._look_at = [], 0.0
         connections.write(connection, [])
+        forwarding.write(connection, [])
         with self._hearing():
             while not self._stopped.is_set():
                 if self._round(connection):
                     self._stopped.wait(PACE)
                 else:
                     self._sleep(connection)
+        self._relay.forwarding.drop_all(11293)
         connections.write(connection, [])
+        forwarding.write(connection, [])
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
         """Once a second: do as the endpoint and the certificates say, and tell how the connections stand."""
@@ -158,8 +166,21 @@ class Daemon:
         if shown != self._shown:
             connections.write(connection, shown)
             self._shown = shown
+        held = self._relay.forwarding.observed()
+        if held or self._holds:
+            forwarding.write(connection, held)
+            self._holds = bool(held)
         if refused := self._network.take_refusals():
             connections.count(connection, refused, self._clock())
+        self._take_answers(connection)
+
+    def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
+        """What the dynamic routing service has answered takes effect."""
+        answers = run_alone(connection, take_answers(Catalog(), self._clock()))
+        for failure in answers.failures:
+            _log.error("%s", failure)
+        for handle in answers.left:
+            run_alone(connection, deliver_conversation(Catalog(), handle, self._clock()))
 
     def _obey(self, policy: Policy) -> None:
         self._policy = policy

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.errors import CorruptedMessage
@@ -24,6 +25,22 @@ def undeliverable(dropped: Dropped, header: Header) -> None:
     _log.info(
         "Broker:Message Undeliverable: %s (conversation %s, from %s to %s)",
         dropped.text,
+        header.conversation_id,
+        header.from_service,
+        header.to_service,
+    )
+
+
+def forwarded(header: Header, address: object) -> None:
+    """Broker:Forwarded Message Sent."""
+    _log.debug("Broker:Forwarded Message Sent: to %s at %s", header.to_service, address)
+
+
+def forwarded_dropped(error: BrokerError, header: Header) -> None:
+    """Broker:Forwarded Message Dropped: its sender will send it again."""
+    _log.info(
+        "Broker:Forwarded Message Dropped: %s (conversation %s, from %s to %s)",
+        error,
         header.conversation_id,
         header.from_service,
         header.to_service,

@@ -14,8 +14,8 @@ class Link(Protocol):
     def room(self) -> int:
         """How many bytes it takes now without piling them up."""
 
-    def send(self, body: bytes) -> None:
-        """Send the body of a DIALOG frame; one that is over drops it."""
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        """Send the body of a DIALOG frame, or of a FORWARDED one; a link that is over drops it."""
 
 
 class Links(Protocol):
@@ -26,7 +26,8 @@ class Links(Protocol):
 
 
 class Arrival(NamedTuple):
-    """The body of a DIALOG frame, and the link that brought it."""
+    """The body of a DIALOG frame, or of a FORWARDED one, and the link that brought it."""
 
     link: Link
     body: bytes
+    is_forwarded: bool = False

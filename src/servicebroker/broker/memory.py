@@ -28,6 +28,8 @@ class Entry:
     dialog: Dialog
     end: int  # one above the highest message known to wait
     address: Address | None = None
+    is_claimed: bool = False  # nobody in this instance becomes its target any more
+    is_stale: bool = False  # a route has changed since its address was found
     link: Link | None = None
     bodies: dict[int, Leaving] = field(default_factory=dict)  # offered, not yet sent
     load: dict[int, int] = field(default_factory=dict)  # bytes of messages that are offered and not acknowledged
@@ -35,6 +37,11 @@ class Entry:
     status: str | None = None  # that was written last
     match_at: float = NEVER  # when its address is looked for again
     alarm: float = NEVER  # the next one that is set
+
+    @property
+    def wants_route(self) -> bool:
+        """Whether it is to be matched, or again."""
+        return self.address is None or not self.is_claimed or self.is_stale
 
     @property
     def wants_more(self) -> bool:
@@ -90,7 +97,7 @@ class Memory:
             dialog.close()
         elif endpoint.failure is not None:
             dialog.refuse(Failure(*endpoint.failure))
-        self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence)
+        self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, is_claimed=endpoint.is_remote)
         self._by_conversation[endpoint.conversation_id, endpoint.is_initiator] = handle
         return handle
 

@@ -140,6 +140,12 @@ class Network:
         """
         return asyncio.run_coroutine_threadsafe(self._obey(policy), self._loop).result()
 
+    @property
+    def unreachable(self) -> frozenset[Address]:
+        """Where the last attempts to connect have failed."""
+        with self._lock:
+            return frozenset(self._attempts)
+
     def observe(self) -> list[Observed]:
         """The connections, as sys.dm_broker_connections shows them."""
         return [stream.observed() for stream in list(self.streams)]
@@ -182,7 +188,7 @@ class Network:
 
     async def _obey(self, policy: Policy) -> int | None:
         before, self.policy = self.policy, policy
-        if policy._replace(forwards=before.forwards) != before:
+        if policy._replace(forwards=before.forwards, forward_size=before.forward_size) != before:
             self._plain.clear()
             self._end_all(
                 policy.silence, _text(policy.silence, "Service Broker") if policy.silence else "The transport restarts."

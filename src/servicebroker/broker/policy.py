@@ -46,6 +46,7 @@ class Policy(NamedTuple):
     encryption: str = DISABLED
     tls: Tls | None = None
     forwards: bool = False
+    forward_size: int = 0  # MB
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -91,7 +92,14 @@ class PolicyWatch:
         if endpoint.state == STOPPED:
             return Policy(silence=9748)
         policy = Policy(
-            endpoint.host, endpoint.port, 0, 0, endpoint.encryption, self._tls(own, certificates), endpoint.forwards
+            endpoint.host,
+            endpoint.port,
+            0,
+            0,
+            endpoint.encryption,
+            self._tls(own, certificates),
+            endpoint.forwards,
+            endpoint.forward_size,
         )
         if endpoint.state != STARTED:
             return policy._replace(refusal=28080, silence=9666)

@@ -11,22 +11,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
 
 from servicebroker.broker import journal
+from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.memory import CAPACITY, Entry, Memory
 from servicebroker.engine import arriving, departing, enqueue, remote
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.departing import Leaving, Reading, Snapshot, Waiting
+from servicebroker.engine.forwarding import route_arrivals
 from servicebroker.engine.site import Here
-from servicebroker.model.errors import RULES
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.dialog import SENDS, Acknowledged, Dropped, Failed, Sending
 from servicebroker.protocol.envelope import (
     Content,
+    Envelope,
     Failure,
     Header,
     Kind,
@@ -39,10 +42,12 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.fairness import FairQueue
+from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.outgoing import NEVER, Cut
-from servicebroker.protocol.routing import Address, Local
+from servicebroker.protocol.routing import Address, Ask, Decision, Local
+from servicebroker.protocol.routing import Dropped as Gone
 from servicebroker.protocol.routing import Remote as Away
 from servicebroker.protocol.security import CHECKSUM
 from servicebroker.store.running import run
@@ -84,6 +89,7 @@ class Relay:
         self._chance = chance
         self._here = here
         self._capacity = capacity
+        self.forwarding = Forwarding(links, seconds, chance.getrandbits)
         self.forget()
 
     def forget(self) -> None:
@@ -95,6 +101,7 @@ class Relay:
         self._fragments = 0  # that this round has read
         self._snapshot: Snapshot | None = None
         self._disabled: frozenset[int] = frozenset()
+        self._routes: int | None = None
         # what waits for long is found page by page
         self._page_at, self._page_after = 0.0, UUID(int=0)
         self._page_missed = False
@@ -125,6 +132,7 @@ class Relay:
             settled, ended = self._settle(do)
             look = do(departing.look(self._snapshot))
             touched |= self._enable(look.disabled)
+            touched |= self._see_routes(look.routes)
             touched |= self._due()
             touched |= self._find(do, look.waiting)
             self._match(do, touched)
@@ -137,7 +145,7 @@ class Relay:
                 entry.dialog.deleted(event)
         for handle in touched:
             self._line_up(handle)
-        sent = self._send(connection)
+        sent = self._send(connection) | self.forwarding.send()
         for handle in ended:
             self._forget(handle)
         if self._memory.make_room():
@@ -150,13 +158,14 @@ class Relay:
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
         hungry = self._seconds() if self._hungry and self._memory.waiting_bytes <= BUDGET else NEVER
-        return min(self._memory.wake_at, self._again_at, self._page_at, hungry)
+        return min(self._memory.wake_at, self._again_at, self._page_at, hungry, self.forwarding.wake_at)
 
     def reached(self, address: Address) -> None:
         """There is a link to that address now: whoever waits for it may send at once."""
         for handle, entry in self._memory.items():
             if entry.address == address and entry.link is None:
                 entry.dialog.link_up()
+                self._match_now(entry)
                 self._line_up(handle)
         if self._page_missed:
             self._page_at = 0.0
@@ -165,7 +174,13 @@ class Relay:
         """There is no link to that address, and why."""
         for _, entry in self._memory.items():
             if entry.address == address and entry.link is None:
+                self._match_now(entry)  # there may be another instance of the service
                 self._link_down(entry, status)
+
+    def _match_now(self, entry: Entry) -> None:
+        if not entry.is_claimed:
+            entry.match_at = self._seconds()
+            self._memory.set_alarm(entry)
 
     def lost(self, link: Link, status: str) -> None:
         """A link is over: what was under way on it travels again, at once where another one has taken its place."""
@@ -183,18 +198,51 @@ class Relay:
     # ---------------------------------------------------------------- what arrives
 
     def _take(self, do: Do, arrivals: list[Arrival]) -> set[UUID]:
-        envelopes = []
+        came = []
         for arrival in arrivals:
             try:
-                envelopes.append((arrival.link, *_opened(arrival.body)))
+                came.append(_parsed(arrival))
             except CorruptedMessage as problem:
                 journal.corrupted(problem)
-        keys = {(header.conversation_id, not header.is_from_initiator) for _, header, _ in envelopes}
+        keys = {(one.header.conversation_id, not one.header.is_from_initiator) for one in came}
         unknown = [key for key in keys if self._memory.find(*key) is None]
         if unknown:
             for endpoint in do(remote.find_by_conversation(unknown)):
                 self._memory.enter(endpoint)
-        return {handle for one in envelopes if (handle := self._take_one(do, *one)) is not None}
+        touched = set()
+        for one in self._pass_on(do, came):
+            try:
+                payload = _opened(one.envelope)
+            except CorruptedMessage as problem:
+                journal.corrupted(problem)
+                continue
+            if (handle := self._take_one(do, one.link, one.header, payload)) is not None:
+                touched.add(handle)
+        return touched
+
+    def _pass_on(self, do: Do, came: list[_Came]) -> list[_Came]:
+        """Messages that the routes lead elsewhere are taken over by the forwarder. Returns the others."""
+        here = self._here()
+        self.forwarding.obey(here)
+        strangers = [one for one in came if self._memory.find(*one.key) is None]
+        if not strangers:
+            return came
+        decisions = do(route_arrivals(self._catalog, [one.header for one in strangers], here, self._clock()))
+        gone = set()
+        for one, decision in zip(strangers, decisions, strict=True):
+            match decision.destination:
+                case Away(address) if address in here.addresses:
+                    journal.forwarded_dropped(BrokerError(11294), one.header)
+                case Away(address):
+                    self.forwarding.take_in(one.header, one.body, one.passage, address)
+                case Gone(9792):
+                    journal.forwarded_dropped(BrokerError(9792), one.header)
+                case Ask():
+                    journal.forwarded_dropped(BrokerError(9770), one.header)
+                case _:
+                    continue
+            gone.add(id(one))
+        return [one for one in came if id(one) not in gone]
 
     def _take_one(self, do: Do, link: Link, header: Header, payload: Payload) -> UUID | None:
         handle = self._memory.find(header.conversation_id, not header.is_from_initiator)
@@ -347,28 +395,75 @@ class Relay:
         return {handle for handle in handles if handle not in self._memory}
 
     def _match(self, do: Do, handles: Iterable[UUID]) -> None:
-        """Where those go that have no address yet."""
-        entries = {handle: entry for handle in handles if (entry := self._memory.get(handle)) and entry.address is None}
+        """Where those go that have no address yet, or whose routes have changed."""
+        entries = {handle: entry for handle in handles if (entry := self._memory.get(handle)) and entry.wants_route}
         if not entries:
             return
         endpoints = [entry.endpoint for entry in entries.values()]
-        decisions = do(departing.route(self._catalog, endpoints, self._here(), self._clock(), self._chance.randrange))
-        away = [handle for handle, one in decisions.items() if isinstance(one.destination, Away)]
-        claimed = do(departing.claim(away)) if away else set()
-        now = self._seconds()
+        decisions = do(departing.route(self._catalog, endpoints, self._here(), self._clock()))
+        away = {handle: one.destination for handle, one in decisions.items() if isinstance(one.destination, Away)}
+        missing = {handle: why for handle, to in away.items() if isinstance(why := self._links.reach(to.address), str)}
+        ready = {
+            handle: chosen.broker_instance
+            for handle, one in decisions.items()
+            if handle in away and handle not in missing and (chosen := one.chosen) and not entries[handle].is_claimed
+        }
+        claimed: set[UUID] = do(departing.claim(ready)) if ready else set()
         for handle, decision in decisions.items():
-            destination, entry = decision.destination, entries[handle]
-            entry.match_at = now + MATCH_AGAIN
-            if handle in claimed and isinstance(destination, Away):
-                entry.address, entry.match_at = destination.address, NEVER
-            elif isinstance(destination, Away):
-                entry.match_at = now + SOON  # somebody sends on it just now, or its target was made here
-            elif isinstance(destination, Local) and not entry.endpoint.is_remote:
+            entry = entries[handle]
+            entry.is_claimed |= handle in claimed
+            entry.is_stale = False
+            entry.match_at = self._seconds() + MATCH_AGAIN
+            if handle in away:
+                self._send_to(entry, decision, missing.get(handle))
+            elif isinstance(decision.destination, Local) and not entry.is_claimed:
                 self._forget(handle)  # its target is made in this instance
-            elif entry.wants_more:
-                number = getattr(destination, "number", 9797)
-                self._say(entry, RULES[number].text.format(entry.endpoint.far_service))
+            else:
+                self._wait_for_route(entry, decision)
             self._memory.set_alarm(entry)
+
+    def _send_to(self, entry: Entry, decision: Decision, missing: str | None) -> None:
+        """Its messages go to that address: at once, or when there is a link to it."""
+        destination, chosen = decision.destination, decision.chosen
+        assert isinstance(destination, Away)
+        assert chosen is not None
+        if entry.address not in (None, destination.address):
+            self._leave(entry)
+        entry.address = destination.address
+        if not entry.endpoint.is_acknowledged:
+            known = entry.endpoint.far_broker or chosen.broker_instance
+            entry.dialog.far_broker = UUID(known) if known else entry.dialog.far_broker
+        if not entry.is_claimed and missing is None:
+            entry.match_at = self._seconds() + SOON  # somebody sends on it just now, or its target was made here
+        else:
+            entry.match_at = NEVER
+
+    def _wait_for_route(self, entry: Entry, decision: Decision) -> None:
+        if entry.address is not None:
+            self._leave(entry)
+            entry.address = None
+        if entry.wants_more or entry.load:
+            number = 9770 if isinstance(decision.destination, Ask) else getattr(decision.destination, "number", 9797)
+            self._say(entry, RULES[number].text.format(entry.endpoint.far_service))
+
+    def _leave(self, entry: Entry) -> None:
+        """Its route has changed: what was under way travels again, on another one."""
+        if entry.link is not None:
+            self._loads[entry.link] -= sum(entry.load.values())
+            entry.link = None
+        entry.dialog.link_down(self._seconds(), "")
+        entry.dialog.link_up()
+        self._memory.release(entry)
+
+    def _see_routes(self, version: int) -> set[UUID]:
+        """A route may have changed: it takes effect for what already waits."""
+        before, self._routes = self._routes, version
+        if before in (None, version):
+            return set()
+        changed = dict(self._memory.items())
+        for entry in changed.values():
+            entry.is_stale = True
+        return set(changed)
 
     def _offer(self, do: Do, touched: Iterable[UUID]) -> None:
         """Read what waits and may travel; a part of it at a time, so that memory stays bounded."""
@@ -401,7 +496,8 @@ class Relay:
     def _reading(self, entry: Entry) -> Reading | None:
         """What to read of it; of a conversation without a link only one message, so that it is tried again."""
         dialog = entry.dialog
-        if entry.address is None or dialog.sending not in SENDS or not entry.wants_more or not self._is_enabled(entry):
+        is_routed = entry.address is not None and not entry.is_stale
+        if not is_routed or dialog.sending not in SENDS or not entry.wants_more or not self._is_enabled(entry):
             return None
         if not self._attach(entry):
             return Reading(dialog.next_to_offer, 1, 1)
@@ -415,7 +511,7 @@ class Relay:
 
     def _attach(self, entry: Entry) -> bool:
         """Whether it has a link, or gets one now."""
-        if entry.link is None and entry.address is not None:
+        if entry.link is None and entry.address is not None and entry.is_claimed:
             found = self._links.reach(entry.address)
             if isinstance(found, str):
                 return False
@@ -467,6 +563,7 @@ class Relay:
                 if isinstance(found, str):
                     self._link_down(entry, found)
                     return
+                self._match_now(entry)
                 self._hungry[handle] = None
             if self._attach(entry):
                 assert entry.link is not None
@@ -546,20 +643,48 @@ class Relay:
         return None if body is None else (Part(message.message_type, message.content, body),)
 
 
-def _opened(body: bytes) -> tuple[Header, Payload]:
-    """A frame's header and payload, proven.
+class _Came(NamedTuple):
+    """A message that has come; `passage` when it has passed forwarders."""
+
+    link: Link
+    envelope: Envelope
+    body: bytes
+    passage: Passage | None
+
+    @property
+    def header(self) -> Header:
+        return self.envelope.header
+
+    @property
+    def key(self) -> tuple[UUID, bool]:
+        """Of the endpoint that it is for."""
+        return self.header.conversation_id, not self.header.is_from_initiator
+
+
+def _parsed(arrival: Arrival) -> _Came:
+    """Raises CorruptedMessage: nobody can have made it so."""
+    passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
+    envelope = parse(body)
+    header = envelope.header
+    _check_names(header.to_service, header.from_service, header.opening.contract if header.opening else "")
+    return _Came(arrival.link, envelope, body, passage)
+
+
+def _opened(envelope: Envelope) -> Payload:
+    """A message's payload, proven.
 
     Raises:
         CorruptedMessage: it was changed under way, or nobody can have made it so.
     """
-    envelope = parse(body)
-    header, payload = envelope.header, open_payload(envelope, CHECKSUM)
-    names = [header.to_service, header.from_service, header.opening.contract if header.opening else ""]
+    payload = open_payload(envelope, CHECKSUM)
     if isinstance(payload, tuple):
-        names += [part.message_type for part in payload]
+        _check_names(*(part.message_type for part in payload))
+    return payload
+
+
+def _check_names(*names: str) -> None:
     if any("\0" in name for name in names):
         raise CorruptedMessage(11235, "a name contains the character NUL")
-    return header, payload
 
 
 def _refuse(link: Link, header: Header, failure: Failure) -> None:

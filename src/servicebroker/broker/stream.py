@@ -43,7 +43,7 @@ class Stream(asyncio.Protocol):
         self._is_begun = False  # the protocol has: it is known whether TLS is under it
         self._transport: asyncio.Transport | None = None
         self._was_online = False
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
         self._loop = asyncio.get_running_loop()
@@ -62,9 +62,9 @@ class Stream(asyncio.Protocol):
         transport = self._transport
         return OUTBOX - self._outgoing - (transport.get_write_buffer_size() if transport else 0)
 
-    def send(self, body: bytes) -> None:
-        """Send the body of a DIALOG frame; dropped when the connection is over."""
-        self._outbox.append(body)
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        """Send the body of a DIALOG frame, or of a FORWARDED one; dropped when the connection is over."""
+        self._outbox.append((body, is_forwarded))
         self._outgoing += len(body)
         if not self._flush_due:
             self._flush_due = True
@@ -226,7 +226,7 @@ class Stream(asyncio.Protocol):
             match event:
                 case Arrived():
                     self._fragments[1] += 1
-                    self.network.inbox.put(Arrival(self, event.body))
+                    self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
                     _log.warning("Broker:Corrupted Message: %d bytes were changed under way.", event.size)
                 case Greeted():
@@ -278,10 +278,10 @@ class Stream(asyncio.Protocol):
         self._flush_due = False
         now = time.monotonic()
         while self._outbox:
-            body = self._outbox.popleft()
+            body, is_forwarded = self._outbox.popleft()
             self._outgoing -= len(body)
             if self.connection.phase == "ONLINE":
-                self.connection.send(body, now)
+                self.connection.send(body, now, is_forwarded=is_forwarded)
                 self._fragments[0] += 1
         self._write()
         self.network.inbox.bell.set()

@@ -75,12 +75,12 @@ def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> 
     )
     if not rows[0][0]:  # the service is being made or altered: the peer tries again
         return Unroutable(9797)
-    located = yield from find_site([header.to_service], contract=opening.contract)
+    located = yield from find_site([header.to_service], now, contract=opening.contract)
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
         RoutingTable(()),
-        (yield from located.outside(catalog)),
-        located.site,
+        (yield from located.routes(catalog, located.msdb)),
+        located.site_of(located.msdb),
         now,
         pick,
     )

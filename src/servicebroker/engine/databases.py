@@ -164,6 +164,7 @@ def drop_database(database_id: int) -> Steps[None]:
 # what belongs to a database, in the order in which it can go
 _OBJECTS = (
     "broker_priorities",
+    "route_requests",
     "routes",
     "services",
     "queues",

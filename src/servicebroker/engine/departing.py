@@ -14,13 +14,15 @@ from uuid import UUID
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import close_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_with
+from servicebroker.engine.missing_routes import ask
 from servicebroker.engine.remote import Remote, lock_alone, lock_shared
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, READERS_GONE
-from servicebroker.engine.site import Here, find_site
+from servicebroker.engine.site import Here, find_site, picking
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.envelope import Content, Failure
-from servicebroker.protocol.routing import Conversation, Decision, Pick, RoutingTable, classify
+from servicebroker.protocol.routing import Ask, Conversation, Decision, RoutingTable, classify
+from servicebroker.protocol.routing import Remote as Away
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -43,11 +45,15 @@ class Waiting(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled."""
+    """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled.
+
+    `routes` is another number when a route has changed.
+    """
 
     snapshot: Snapshot
     waiting: list[Waiting]
     disabled: frozenset[int]
+    routes: int
 
 
 class Leaving(NamedTuple):
@@ -71,6 +77,7 @@ def look(seen: Snapshot | None) -> Steps[Look]:
         "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
         "array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x), "
         "array(select database_id from servicebroker.databases where not is_broker_enabled), "
+        "(select max(routes_version) from servicebroker.databases), "
         "w.conversation_handle, w.last, w.has_end "
         "from (select pg_current_snapshot() as snapshot) now left join lateral ("
         "select conversation_handle, max(message_sequence_number) as last, "
@@ -81,9 +88,9 @@ def look(seen: Snapshot | None) -> Steps[Look]:
         "group by conversation_handle) w on true",
         (str(end), [str(xact) for xact in unfinished]),
     )
-    end, unfinished, disabled, *_ = rows[0]
-    waiting = [Waiting(*row[3:]) for row in rows if row[3] is not None]
-    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled))
+    end, unfinished, disabled, routes, *_ = rows[0]
+    waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
+    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes)
 
 
 _FRESH = (
@@ -107,39 +114,47 @@ def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
     return [handle for (handle,) in rows]
 
 
-def route(
-    catalog: Catalog, departures: Sequence[Remote], here: Here, now: datetime, pick: Pick
-) -> Steps[dict[UUID, Decision]]:
-    """Where each of these goes, by the routes of its database; what leads back here by those of msdb."""
-    located = yield from find_site(list({departure.far_service for departure in departures}), here)
+def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datetime) -> Steps[dict[UUID, Decision]]:
+    """Where each of these goes, by the routes of its database; what leads back here by those of msdb.
+
+    Chance is the conversation's identifier, so that asking again gives the same answer. The dynamic routing service is
+    asked for what no route leads to.
+    """
+    located = yield from find_site(list({departure.far_service for departure in departures}), now, here)
     tables: dict[int, RoutingTable] = {}
     for database_id in {departure.database_id for departure in departures}:
-        tables[database_id] = yield from located.routes(catalog, database_id)
-    outside = yield from located.outside(catalog)
-    return {
-        one.conversation_handle: classify(
-            Conversation(one.far_service, one.far_broker, str(one.own_broker), not one.is_initiator),
-            tables[one.database_id],
-            outside,
-            located.site,
-            now,
-            pick,
-        )
-        for one in departures
-    }
+        tables[database_id] = yield from located.routes(catalog, located.find(database_id))
+    outside = yield from located.routes(catalog, located.msdb)
+    decisions: dict[UUID, Decision] = {}
+    for one in departures:
+        own = located.find(one.database_id)
+        site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
+        for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
+            conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
+            decision = classify(conversation, tables[one.database_id], outside, site, now, picking(chance))
+            if isinstance(decision.destination, Away):  # else the route by which it was sent is there no more
+                break
+        if isinstance(decision.destination, Ask):
+            lacking = located.msdb if decision.through_outside and located.msdb else own
+            yield from ask(lacking.database_id, decision.destination, now)
+        decisions[one.conversation_handle] = decision
+    return decisions
 
 
-def claim(handles: Sequence[UUID]) -> Steps[set[UUID]]:
-    """These conversations go to other instances. Returns those that do; the others found a target here meanwhile.
+def claim(brokers: Mapping[UUID, str | None]) -> Steps[set[UUID]]:
+    """These conversations go to other instances, by routes that name these broker instances.
 
-    One that somebody is sending on is left for the next time.
+    Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
+    next time.
     """
     rows = yield Statement(
-        "update servicebroker.conversation_endpoints set is_remote = true where conversation_handle = any (array("
+        "update servicebroker.conversation_endpoints set is_remote = true, routed_broker = broker "
+        "from unnest($1::uuid[], $2::text[]) r (handle, broker) where conversation_handle = handle "
+        "and conversation_handle = any (array("
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and far_handle is null for no key update skip locked)) "
         "and far_handle is null returning conversation_handle",
-        (list(handles),),
+        (list(brokers), list(brokers.values())),
     )
     return {handle for (handle,) in rows}
 

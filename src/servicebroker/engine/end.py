@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from servicebroker.engine import enqueue, transmission
+from servicebroker.engine import enqueue
 from servicebroker.engine.endpoints import (
     Endpoint,
     close_endpoints,
@@ -18,6 +18,7 @@ from servicebroker.engine.endpoints import (
     state_at,
 )
 from servicebroker.engine.failure import drop_waiting
+from servicebroker.engine.parking import park
 from servicebroker.engine.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.arguments import check_end
@@ -94,7 +95,7 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
 def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
     """EndDialog or Error waits behind what was sent before. The peer's way back is closed: nobody reads there."""
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
-    yield from transmission.park(
+    yield from park(
         endpoint,
         name,
         [body],

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_labels
 from servicebroker.engine.endpoints import Endpoint, never_opened
+from servicebroker.engine.missing_routes import ask
 from servicebroker.engine.priorities import PRIORITY
 from servicebroker.engine.site import find_site, picking
 from servicebroker.model import waiting
@@ -18,7 +19,6 @@ from servicebroker.protocol.routing import (
     Local,
     Refused,
     Remote,
-    RoutingTable,
     classify,
 )
 from servicebroker.store import locks
@@ -57,12 +57,13 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if initiator.obstacle:
         return Outcome(waits=initiator.obstacle)
     contract = yield from _contract_name(catalog, initiator)
-    located = yield from find_site([initiator.far_service], contract=contract)
+    located = yield from find_site([initiator.far_service], now, contract=contract)
+    own = located.find(initiator.database_id)
     decision = classify(
-        Conversation(initiator.far_service, initiator.far_broker_instance, located.broker(initiator.database_id)),
-        (yield from located.routes(catalog, initiator.database_id)),
-        RoutingTable(()),
-        located.site,
+        Conversation(initiator.far_service, initiator.far_broker_instance, own.broker),
+        (yield from located.routes(catalog, own)),
+        (yield from located.routes(catalog, located.msdb)),
+        located.site_of(own),
         now,
         picking(located.chance),
     )
@@ -71,9 +72,12 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
     if isinstance(destination, Remote):
         return Outcome(waits=NO_TRANSPORT)
+    if isinstance(destination, Ask):
+        lacking = located.msdb if decision.through_outside and located.msdb else own
+        yield from ask(lacking.database_id, destination, now)
+        return Outcome(waits=RULES[9770].text)
     if not isinstance(destination, Local):
-        number = 9770 if isinstance(destination, Ask) else destination.number
-        return Outcome(waits=RULES[number].text.format(initiator.far_service))
+        return Outcome(waits=RULES[destination.number].text.format(initiator.far_service))
     home = located.homes[initiator.far_service, destination.broker_instance]
     if refused := (yield from refused_arrival(initiator, home.service_id)):
         return Outcome(refusal=refused)

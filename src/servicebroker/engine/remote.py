@@ -18,7 +18,8 @@ class Remote(NamedTuple):
 
     `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
     the same when none waits); `receive_sequence` the next to arrive, `kept` what is kept of later ones. `failure` is
-    what the peer is told. `is_remote`: something has been, or is about to be, sent elsewhere.
+    what the peer is told. `is_remote`: something has been, or is about to be, sent elsewhere; `routed_broker` is the
+    broker instance of the route by which, if it names one.
     """
 
     conversation_handle: UUID
@@ -30,6 +31,7 @@ class Remote(NamedTuple):
     own_service: str
     far_service: str
     far_broker: str | None
+    routed_broker: str | None
     contract: str
     lifetime: datetime
     encryption: bool
@@ -47,7 +49,8 @@ class Remote(NamedTuple):
 
 _SELECT = (
     "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, d.service_broker_guid, "
-    "d.is_broker_enabled, coalesce(s.name, ''), e.far_service, e.far_broker_instance, coalesce(c.name, ''), "
+    "d.is_broker_enabled, coalesce(s.name, ''), e.far_service, e.far_broker_instance, e.routed_broker, "
+    "coalesce(c.name, ''), "
     "e.lifetime, e.encryption, e.priority::int, d.is_honor_broker_priority_on, e.state, e.is_remote, "
     "e.is_acknowledged, "
     "coalesce((select min(t.message_sequence_number) from servicebroker.transmission_queue t "
@@ -94,7 +97,7 @@ def _find(statement: Statement) -> Steps[list[Remote]]:
     for handle, number, count, which, size, content in fragments:
         kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content))
     return [
-        Remote._make([*row[:20], None if row[20] is None else (row[20], row[21]), dict(kept[row[0]])]) for row in rows
+        Remote._make([*row[:21], None if row[21] is None else (row[21], row[22]), dict(kept[row[0]])]) for row in rows
     ]
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.site import Here, find_site
+from servicebroker.engine.site import find_site
 from servicebroker.engine.transmission import lock_delivery, match_again
 from servicebroker.model import names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
@@ -126,7 +126,6 @@ def explain_route(
     database_id: int | None,
     service: str,
     broker_instance: str | UUID | None,
-    here: Here,
     now: datetime,
 ) -> Steps[Explanation]:
     """What routing decides about a conversation that begins in that database, or with None arrives from outside.
@@ -137,12 +136,14 @@ def explain_route(
     if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
         raise BrokerError(402, "SERVICE_NAME", repr(service), "the name of a service")
     instance = _identifier("", broker_instance)
-    located = yield from find_site([service], here)
-    outside = yield from located.outside(catalog)
-    own, broker = outside, None
-    if database_id is not None:
-        own, broker = (yield from located.routes(catalog, database_id)), located.broker(database_id)
-    return explain(Conversation(service, instance, broker), own, outside, located.site, now)
+    located = yield from find_site([service], now)
+    outside = yield from located.routes(catalog, located.msdb)
+    if database_id is None:
+        site = located.site_of(located.msdb)
+        return explain(Conversation(service, instance), outside, outside, site, now)
+    own = located.find(database_id)
+    table = yield from located.routes(catalog, own)
+    return explain(Conversation(service, instance, own.broker), table, outside, located.site_of(own), now)
 
 
 def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
@@ -150,6 +151,9 @@ def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UU
         "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
         "where database_id = $1",
         (database_id,),
+    )
+    yield Statement(  # whoever finds no route now may ask again
+        "delete from servicebroker.route_requests where database_id = $1 and answered is not null", (database_id,)
     )
     return (yield from match_again(catalog, database_id, now))
 

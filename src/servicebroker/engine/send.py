@@ -19,6 +19,7 @@ from servicebroker.engine.endpoints import (
 )
 from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
+from servicebroker.engine.parking import park
 from servicebroker.engine.retention import retain_sent
 from servicebroker.engine.validation import accepts, rejection, sender_of
 from servicebroker.model import names
@@ -197,14 +198,14 @@ def _dispatch(
 ) -> Steps[int]:
     handle = endpoint.conversation_handle
     if endpoint.is_remote:
-        return (yield from transmission.park(endpoint, message_type, contents, "", body_id=body_id))
+        return (yield from park(endpoint, message_type, contents, "", body_id=body_id))
     if not endpoint.has_peer:
         outcome = yield from open_target(catalog, endpoint, now)
         if outcome.refusal:
             yield from fail_conversation(endpoint, outcome.refusal)
             return endpoint.send_sequence
         if outcome.waits:
-            return (yield from transmission.park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
+            return (yield from park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
         opened = yield from find_endpoint(handle)
         if not (yield from transmission.deliver_waiting(catalog, opened, now)):
             return endpoint.send_sequence
@@ -225,7 +226,7 @@ def _dispatch(
             endpoint = yield from find_endpoint(handle)
             if endpoint.obstacle:
                 for portion in portions:
-                    yield from transmission.park(
+                    yield from park(
                         endpoint,
                         message_type,
                         portion,

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.engine.catalog import Catalog, find_routes
+from servicebroker.engine.missing_routes import ASK_AGAIN
 from servicebroker.protocol.routing import Address, Pick, RoutingTable, Site
+from servicebroker.store.addresses import own_addresses
 from servicebroker.store.statements import Statement, Steps
 
 
 class Here(NamedTuple):
-    """What routing has to know of this process and the network, beside what the tables say."""
+    """What routing has to know of the network, beside what the tables say; `forward_size` is in MB."""
 
     addresses: frozenset[Address] = frozenset()
     forwards: bool = False
     unreachable: frozenset[Address] = frozenset()
-
-
-NOWHERE = Here()
+    forward_size: int = 0
 
 
 class Database(NamedTuple):
-    """A broker database: its number, the version of its routes, and its broker identifier."""
+    """A broker database; `asked` are services for which a request for a route is pending."""
 
     database_id: int
     routes_version: int
     broker: str
     is_enabled: bool
     is_msdb: bool
+    asked: tuple[str, ...]
 
 
 class Home(NamedTuple):
@@ -50,46 +53,61 @@ class Located(NamedTuple):
     homes: Mapping[tuple[str, str], Home]
     chance: float
 
-    def broker(self, database_id: int) -> str:
-        """The broker identifier of a database."""
-        return next(one.broker for one in self.databases if one.database_id == database_id)
+    def find(self, database_id: int) -> Database:
+        """That database."""
+        return next(one for one in self.databases if one.database_id == database_id)
 
-    def routes(self, catalog: Catalog, database_id: int) -> Steps[RoutingTable]:
+    @property
+    def msdb(self) -> Database | None:
+        """The database whose routes decide about what arrives from outside."""
+        return next((one for one in self.databases if one.is_msdb), None)
+
+    def site_of(self, database: Database | None) -> Site:
+        """What the instance says of itself to conversations that the routes of this database decide about."""
+        return replace(self.site, asked=frozenset(database.asked)) if database and database.asked else self.site
+
+    def routes(self, catalog: Catalog, database: Database | None) -> Steps[RoutingTable]:
         """The routes of a database."""
-        one = next(one for one in self.databases if one.database_id == database_id)
-        return (yield from find_routes(catalog, database_id, one.routes_version))
-
-    def outside(self, catalog: Catalog) -> Steps[RoutingTable]:
-        """The routes of msdb, for what arrives from outside."""
-        for one in self.databases:
-            if one.is_msdb:
-                return (yield from find_routes(catalog, one.database_id, one.routes_version))
-        return RoutingTable(())
+        if database is None:
+            return RoutingTable(())
+        return (yield from find_routes(catalog, database.database_id, database.routes_version))
 
 
-def find_site(services: Sequence[str], here: Here = NOWHERE, contract: str | None = None) -> Steps[Located]:
-    """Which databases have these services, and what routing asks besides. One statement."""
+def find_site(
+    services: Sequence[str], now: datetime, here: Here | None = None, contract: str | None = None
+) -> Steps[Located]:
+    """Which databases have these services, and what routing asks besides. One statement.
+
+    Without `here` the stored endpoint says where the instance is reached.
+    """
     rows = yield Statement(
         "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
-        "lower(d.name) = 'msdb', random(), s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled, "
+        "lower(d.name) = 'msdb', array(select r.service_name from servicebroker.route_requests r "
+        "  where r.database_id = d.database_id and r.service_name = any ($1) "
+        "  and (r.answered is null or r.answered > $3)), "
+        "random(), coalesce(n.ip_address, ''), n.port, n.is_message_forwarding_enabled, "
+        "s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled, "
         "c.service_contract_id, u.service_id is not null "
         "from servicebroker.databases d "
+        "left join servicebroker.network_endpoints n on n.state <> 1 "  # STOPPED
         "left join (servicebroker.services s join servicebroker.queues q on q.queue_id = s.queue_id) "
         "  on s.database_id = d.database_id and s.name = any ($1) "
         "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = $2 "
         "left join servicebroker.service_contract_usages u "
         "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id",
-        (list(services), contract),
+        (list(services), contract, now - ASK_AGAIN),
     )
-    databases = list({row[0]: Database(*row[:5]) for row in rows}.values())
-    homes = {(row[6], row[2]): Home(*row[7:]) for row in rows if row[6] is not None and row[3]}
+    databases = list({row[0]: Database._make([*row[:5], tuple(row[5])]) for row in rows}.values())
+    homes = {(row[10], row[2]): Home(*row[11:]) for row in rows if row[10] is not None and row[3]}
     brokers: dict[str, list[str]] = {}
     for service, broker in homes:
         brokers.setdefault(service, []).append(broker)
     enabled = frozenset(one.broker for one in databases if one.is_enabled)
-    # a dynamic routing service is not asked yet: the routes that are there decide
-    site = Site(brokers, enabled, here.addresses, here.forwards, frozenset(services), here.unreachable)
-    return Located(site, databases, homes, rows[0][5] if rows else 0.0)
+    chance, host, port, forwards = rows[0][6:10] if rows else (0.0, "", None, False)
+    if here is None:
+        here = Here() if port is None else Here(own_addresses(host, port), forwards)
+    site = Site(brokers, enabled, here.addresses, here.forwards, unreachable=here.unreachable)
+    return Located(site, databases, homes, chance)
 
 
 def picking(chance: float) -> Pick:

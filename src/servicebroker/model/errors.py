@@ -270,6 +270,10 @@ RULES: dict[int, Rule] = {
     9751: Rule("Authentication failed with error: '{0}'.", 10),
     9753: Rule("The target service broker is unreachable.", 10),
     9758: Rule("Login protocol negotiation error occurred.", 10),
+    9761: Rule(
+        "The Broker Configuration conversation on dialog handle '{0}' closed due to an error. To troubleshoot this "
+        "problem, investigate the error: '{1}'."
+    ),
     9762: Rule(
         "An error occurred while looking up the public key certificate associated with this SQL Server instance: "
         "No certificate was found.",
@@ -337,6 +341,19 @@ RULES: dict[int, Rule] = {
         "A corrupted message has been received: "
         "End of Conversation and Error flags may not be set in the first sequenced message."
     ),
+    11285: Rule("This forwarded message has been dropped because the hops remaining count has reached 0."),
+    11288: Rule("This forwarded message has been dropped because a duplicate message is already being forwarded."),
+    11289: Rule(
+        "This forwarded message has been dropped because its memory usage would exceed the configured memory limit of "
+        "{0} bytes for forwarded messages."
+    ),
+    11290: Rule("This forwarded message has been dropped because it could not be delivered within its time to live."),
+    11291: Rule(
+        "This forwarded message has been dropped because the time consumed has exceeded the message's time to live of "
+        "{0} seconds (the message arrived with {1} seconds consumed and used {2} seconds in this broker)."
+    ),
+    11293: Rule("This forwarded message has been dropped because a transport is shutdown."),
+    11294: Rule("This forwarded message has been dropped because the destination route is not valid."),
     11295: Rule("Endpoint configuration change detected. Service Broker manager and transport will now restart.", 10),
     11296: Rule("Certificate change detected. Service Broker manager and transport will now restart.", 10),
     11299: Rule(

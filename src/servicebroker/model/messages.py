@@ -59,11 +59,15 @@ def error_body(code: int, description: str) -> bytes:
 
     Characters that XML cannot carry become U+FFFD, so that every description arrives readable.
     """
-    text = "".join(c if _xml_allows(c) else "\ufffd" for c in description)
     return (
         f'<?xml version="1.0"?><Error xmlns="{ERROR_NAMESPACE}">'
-        f"<Code>{code}</Code><Description>{escape(text)}</Description></Error>"
+        f"<Code>{code}</Code><Description>{xml_text(description)}</Description></Error>"
     ).encode("utf-16")
+
+
+def xml_text(text: str) -> str:
+    """A text as XML writes it; characters that XML cannot carry become U+FFFD."""
+    return escape("".join(c if _xml_allows(c) else "\ufffd" for c in text))
 
 
 def read_error(body: bytes | None) -> tuple[int, str]:

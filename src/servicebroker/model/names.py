@@ -34,6 +34,9 @@ class MessageTypeRow(NamedTuple):
     validation: str
 
 
+CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
+MISSING_ROUTE = CONFIGURATION_NOTICE + "/MissingRoute"
+SERVICE_BROKER = _BROKER + "ServiceBroker"  # the service that asks it
 _NOTICES = ("MissingRoute", "FailedRoute", "MissingRemoteServiceBinding", "FailedRemoteServiceBinding")
 
 SYSTEM_MESSAGE_TYPES = (
@@ -42,7 +45,7 @@ SYSTEM_MESSAGE_TYPES = (
     MessageTypeRow(3, _NOTIFICATIONS + "QueryNotification", "X"),
     MessageTypeRow(4, _NOTIFICATIONS + "EventNotification", "X"),
     MessageTypeRow(DIALOG_TIMER_ID, DIALOG_TIMER, "E"),
-    *(MessageTypeRow(6 + n, f"{_BROKER}BrokerConfigurationNotice/{name}", "X") for n, name in enumerate(_NOTICES)),
+    *(MessageTypeRow(6 + n, f"{CONFIGURATION_NOTICE}/{name}", "X") for n, name in enumerate(_NOTICES)),
     MessageTypeRow(10, _BROKER + "ServiceEcho/Echo", "N"),
     MessageTypeRow(11, _BROKER + "ServiceDiagnostic/Query", "X"),
     MessageTypeRow(12, _BROKER + "ServiceDiagnostic/Status", "X"),
@@ -62,7 +65,7 @@ class ContractRow(NamedTuple):
 SYSTEM_CONTRACTS = (
     ContractRow(1, _NOTIFICATIONS + "PostQueryNotification", {3: "INITIATOR"}),
     ContractRow(2, _NOTIFICATIONS + "PostEventNotification", {4: "INITIATOR"}),
-    ContractRow(3, _BROKER + "BrokerConfigurationNotice", dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
+    ContractRow(3, CONFIGURATION_NOTICE, dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
     ContractRow(4, _BROKER + "ServiceEcho", {10: "ANY"}),
     ContractRow(5, _BROKER + "ServiceDiagnostic", {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
     ContractRow(6, DEFAULT, {DEFAULT_ID: "ANY"}),
@@ -73,7 +76,7 @@ SYSTEM_CONTRACTS = (
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
     (_NOTIFICATIONS + "EventNotificationService", "EventNotificationErrorsQueue"),
-    (_BROKER + "ServiceBroker", "ServiceBrokerQueue"),
+    (SERVICE_BROKER, "ServiceBrokerQueue"),
 )
 
 

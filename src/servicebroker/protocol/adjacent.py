@@ -94,9 +94,10 @@ class Online(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """The body of a DIALOG frame."""
+    """The body of a DIALOG frame, or of a FORWARDED one."""
 
     body: bytes
+    is_forwarded: bool = False
 
 
 class Corrupted(NamedTuple):
@@ -114,13 +115,15 @@ class Closed(NamedTuple):
 
 Event = Greeted | Online | Arrived | Corrupted | Closed
 
+CARRYING = (FrameKind.DIALOG, FrameKind.FORWARDED)
+
 # Which kinds of frames a phase takes; INITIAL and CLOSED take none.
 TAKES: dict[tuple[Phase, bool], frozenset[FrameKind]] = {
     (Phase.NEGOTIATING, True): frozenset({FrameKind.WELCOME, FrameKind.REJECT, FrameKind.CLOSE}),
     (Phase.NEGOTIATING, False): frozenset({FrameKind.HELLO, FrameKind.CLOSE}),
     (Phase.ARBITRATING, False): frozenset({FrameKind.CLOSE}),
-    (Phase.ONLINE, True): frozenset({FrameKind.DIALOG, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
-    (Phase.ONLINE, False): frozenset({FrameKind.DIALOG, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
+    (Phase.ONLINE, True): frozenset({*CARRYING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
+    (Phase.ONLINE, False): frozenset({*CARRYING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
 }
 
 _hellos = msgspec.msgpack.Decoder(Hello)
@@ -187,11 +190,11 @@ class Connection:
         self._expect(Phase.ARBITRATING)
         return self._part(FrameKind.REJECT, BrokerError(number), now)
 
-    def send(self, body: bytes, now: float) -> None:
-        """Send the body of a DIALOG frame."""
+    def send(self, body: bytes, now: float, *, is_forwarded: bool = False) -> None:
+        """Send the body of a DIALOG frame, or of a FORWARDED one."""
         self._expect(Phase.ONLINE)
         self._active_at = now
-        self._say(FrameKind.DIALOG, body, now)
+        self._say(FrameKind.FORWARDED if is_forwarded else FrameKind.DIALOG, body, now)
 
     def close(self, number: int, text: str, now: float) -> Closed:
         """End the connection and tell the peer why."""
@@ -262,9 +265,10 @@ class Connection:
     def _take(self, frame: Frame, now: float) -> list[Event]:
         if frame.kind not in TAKES.get((self.phase, self.is_opener), ()):
             return [self._part(FrameKind.CLOSE, BrokerError(28029, frame.kind.name, self.phase), now)]
-        if frame.kind is FrameKind.DIALOG:
+        if frame.kind in CARRYING:
             self._active_at = now
-            return [Arrived(frame.body)] if frame.is_intact else [Corrupted(len(frame.body))]
+            is_forwarded = frame.kind is FrameKind.FORWARDED
+            return [Arrived(frame.body, is_forwarded)] if frame.is_intact else [Corrupted(len(frame.body))]
         if not frame.is_intact:
             raise WireError(11235, f"the body of a {frame.kind.name} was changed under way")
         try:

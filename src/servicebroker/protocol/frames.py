@@ -34,6 +34,7 @@ class FrameKind(IntEnum):
     KEEP_ALIVE = 4
     CLOSE = 5
     DIALOG = 6
+    FORWARDED = 7  # a DIALOG that has passed a forwarder, see forwarding.py
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}

@@ -195,10 +195,17 @@ def classify(
     """
     if conversation.database is None:
         return _classify(conversation, outside, site, now, pick)
-    decision = _classify(conversation, own, site, now, pick)
+    decision = _while_asked(_classify(conversation, own, site, now, pick), conversation, site)
     if isinstance(decision.destination, Remote) and decision.destination.address in site.addresses:
         arrived = _classify(conversation._replace(database=None), outside, site, now, pick)
         return arrived._replace(through_outside=True)
+    return decision
+
+
+def _while_asked(decision: Decision, conversation: Conversation, site: Site) -> Decision:
+    """What is delayed while a request for its route is pending says that."""
+    if isinstance(decision.destination, Delayed) and conversation.service in site.asked:
+        return decision._replace(destination=Delayed(9770))
     return decision
 
 

@@ -10,3 +10,4 @@ MOVE = 0x53420012  # a conversation being moved; second: uuid_hash(conversation_
 TSQL_KEY = 0x53420020  # a key of a table that T-SQL reads with HOLDLOCK; second: hashtext of both
 BROKER = 0x53420013  # the daemon that serves the instance; second: 0
 ACTIVATION = 0x53420014  # who runs the monitor of a queue; second: queue_id
+ROUTE_REQUEST = 0x53420019  # the dynamic routing service being asked; second: hashtext(service), see missing_routes.py

@@ -426,6 +426,25 @@ select e.*,
   join servicebroker.network_endpoints n using (endpoint_id);
 
 -- Empty as soon as the daemon that wrote it has lost the lease of the instance (BROKER in store/locks.py).
+create or replace view sys.dm_broker_forwarded_messages with (security_invoker = true) as
+select m.conversation_id,
+       m.is_initiator::integer::smallint as is_initiator,
+       m.to_service_name,
+       m.to_broker_instance::text as to_broker_instance,
+       m.from_service_name,
+       m.from_broker_instance::text as from_broker_instance,
+       m.adjacent_broker_address,
+       m.message_sequence_number,
+       m.message_fragment_number,
+       m.hops_remaining,
+       m.time_to_live,
+       m.time_consumed,
+       m.message_id
+  from servicebroker.forwarded_messages m
+ where exists (select from pg_locks l
+                where l.locktype = 'advisory' and l.granted and l.pid = m.pid
+                  and l.classid::bigint = 1396834323 and l.objid::bigint = 0);
+
 create or replace view sys.dm_broker_connections with (security_invoker = true) as
 select c.connection_id,
        null::uuid as transport_stream_id,

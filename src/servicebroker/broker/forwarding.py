@@ -1,0 +1,131 @@
+"""Passing messages on: what is held for other instances, the links it leaves by, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from servicebroker.broker import journal
+from servicebroker.broker.links import Links
+from servicebroker.engine.site import Here
+from servicebroker.protocol.envelope import Header
+from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
+from servicebroker.protocol.outgoing import NEVER
+from servicebroker.protocol.routing import Address
+from servicebroker.store.running import execute
+
+LOOK = 1.0  # seconds between looks for what could not be passed on in time
+SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
+
+Row = tuple[object, ...]
+
+
+class Forwarding:
+    """The forwarder of one instance. `draw` makes random bits for the identifiers of messages."""
+
+    def __init__(self, links: Links, seconds: Callable[[], float], draw: Callable[[int], int]) -> None:
+        self._links = links
+        self._seconds = seconds
+        self._draw = draw
+        self._forwarder: Forwarder[Address] = Forwarder(0)
+        self._look_at = NEVER
+
+    @property
+    def wake_at(self) -> float:
+        """When `send` has something to do, if nothing happens before."""
+        return self._look_at
+
+    def obey(self, here: Here) -> None:
+        """Forwarding may have been switched off, or its memory changed."""
+        self._forwarder.limit = here.forward_size * MEGABYTE
+        if not here.forwards:
+            self.drop_all(9792)
+
+    def take_in(self, header: Header, body: bytes, passage: Passage | None, address: Address) -> None:
+        """Hold a message for the broker at that address; one without a passage comes from its sender."""
+        passage = passage or Passage(UUID(int=self._draw(128), version=4))
+        now = self._seconds()
+        refusal = self._forwarder.take_in(header, body, passage, address, now)
+        if refusal is not None:
+            _dropped(refusal)
+        self._look_at = min(self._look_at, now + LOOK)
+
+    def send(self) -> bool:
+        """Pass on what the links take; whether there was anything."""
+        now, sent = self._seconds(), False
+        for address in self._forwarder.hops:
+            link = self._links.reach(address)
+            if isinstance(link, str):
+                continue
+            while link.room > 0 and (found := self._forwarder.pass_on(address, now)) is not None:
+                if isinstance(found, Refusal):
+                    _dropped(found)
+                    continue
+                header, body = found
+                link.send(body, is_forwarded=True)
+                journal.forwarded(header, address)
+                sent = True
+        if now >= self._look_at:
+            for refusal in self._forwarder.expire(now):
+                _dropped(refusal)
+            self._look_at = now + LOOK if len(self._forwarder) else NEVER
+        return sent
+
+    def drop_all(self, number: int) -> None:
+        """Nothing more is passed on, for that reason; the senders send it again."""
+        for refusal in self._forwarder.drop_all(number):
+            _dropped(refusal)
+
+    def observed(self) -> list[Row]:
+        """For sys.dm_broker_forwarded_messages."""
+        now = self._seconds()
+        return [
+            (
+                held.passage.message_id,
+                held.header.conversation_id,
+                held.header.is_from_initiator,
+                held.header.to_service,
+                held.header.to_broker,
+                held.header.from_service,
+                held.header.from_broker,
+                str(held.hop),
+                held.header.number,
+                held.header.fragment,
+                held.passage.hops_remaining,
+                held.passage.time_to_live,
+                int(held.consumed(now)),
+            )
+            for held, _ in zip(self._forwarder, range(SHOWN), strict=False)
+        ]
+
+
+_COLUMNS = (
+    *("message_id", "conversation_id", "is_initiator", "to_service_name", "to_broker_instance", "from_service_name"),
+    *("from_broker_instance", "adjacent_broker_address", "message_sequence_number", "message_fragment_number"),
+    *("hops_remaining", "time_to_live", "time_consumed"),
+)
+
+
+def write(connection: psycopg.Connection[tuple[object, ...]], rows: Sequence[Row]) -> None:
+    """These are held now. No commit waits for the disk here: the table is unlogged."""
+    told = [
+        {name: str(value) if isinstance(value, UUID) else value for name, value in zip(_COLUMNS, row, strict=True)}
+        for row in rows
+    ]
+    with connection.transaction():
+        execute(connection, "delete from servicebroker.forwarded_messages")
+        if told:
+            execute(
+                connection,
+                f"insert into servicebroker.forwarded_messages (pid, {', '.join(_COLUMNS)}) "
+                f"select pg_backend_pid(), {', '.join(_COLUMNS)} "
+                "from jsonb_populate_recordset(null::servicebroker.forwarded_messages, $1)",
+                Jsonb(told),
+            )
+
+
+def _dropped(refusal: Refusal) -> None:
+    journal.forwarded_dropped(refusal.error, refusal.header)

@@ -1,0 +1,185 @@
+"""Forwarding: messages for services elsewhere, held in memory only until they are passed on (reference 03 section 6).
+
+A forwarder acknowledges nothing and opens nothing: what it loses its sender sends again. A message travels with a
+passage, which every forwarder on the way changes, in front of what it was:
+
+    passage length 1 | passage | body of the DIALOG frame
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import Annotated, Generic, NamedTuple, TypeVar
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.envelope import Header, Kind
+from servicebroker.protocol.errors import CorruptedMessage
+
+HOPS = 16  # forwarders that a message may pass
+TIME_TO_LIVE = 60  # seconds on the way; its sender sends it again about as often
+MEGABYTE = 1024 * 1024
+OVERHEAD = 500  # bytes that a held message counts for beside its body
+
+Seconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class Passage(Struct, array_like=True, frozen=True):
+    """How far a message may still travel: `hops_remaining` forwarders; times in seconds, of which one is used up."""
+
+    message_id: UUID
+    hops_remaining: Annotated[int, Meta(ge=0, le=255)] = HOPS
+    time_to_live: Seconds = TIME_TO_LIVE
+    time_consumed: Annotated[float, Meta(ge=0, le=2**31 - 1)] = 0.0
+
+
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
+_passages = msgspec.msgpack.Decoder(Passage)
+
+
+def wrap(passage: Passage, body: bytes) -> bytes:
+    """The body of a FORWARDED frame."""
+    head = _encoder.encode(passage)
+    return b"".join((len(head).to_bytes(1, "big"), head, body))
+
+
+def unwrap(body: bytes) -> tuple[Passage, bytes]:
+    """The passage, and the body of the DIALOG frame that the sender made.
+
+    Raises:
+        CorruptedMessage: 11235, it is none.
+    """
+    end = 1 + int.from_bytes(body[:1], "big")
+    try:
+        return _passages.decode(body[1:end]), body[end:]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise CorruptedMessage(11235, problem) from None
+
+
+Hop = TypeVar("Hop", bound=Hashable)
+
+
+class Held(NamedTuple, Generic[Hop]):
+    """A message that waits for its next hop; `passage` as it arrived, at the moment `since`."""
+
+    header: Header
+    body: bytes
+    passage: Passage
+    hop: Hop
+    since: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that it counts for."""
+        return len(self.body) + OVERHEAD
+
+    def consumed(self, now: float) -> float:
+        """Seconds that it has been on its way."""
+        return self.passage.time_consumed + (now - self.since)
+
+    @property
+    def dies_at(self) -> float:
+        """When its time to live is over."""
+        return self.since + self.passage.time_to_live - self.passage.time_consumed
+
+
+class Refusal(NamedTuple):
+    """A message that was dropped, and why: Broker:Forwarded Message Dropped."""
+
+    header: Header
+    error: BrokerError
+
+
+class Forwarder(Generic[Hop]):
+    """The messages that one instance passes on; `hop` names where to. `limit` is in bytes of memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held_bytes = 0
+        self._held: OrderedDict[tuple[object, ...], Held[Hop]] = OrderedDict()
+        self._waiting: dict[Hop, OrderedDict[tuple[object, ...], None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held[Hop]]:
+        return iter(list(self._held.values()))
+
+    @property
+    def hops(self) -> list[Hop]:
+        """Where messages wait to go."""
+        return list(self._waiting)
+
+    @property
+    def wake_at(self) -> float:
+        """When `expire` may have something to do: at the latest then, for some earlier than need be."""
+        return min((held.dies_at for held in self._held.values()), default=float("inf"))
+
+    def take_in(self, header: Header, body: bytes, passage: Passage, hop: Hop, now: float) -> Refusal | None:
+        """Hold a message until its hop is reached; or why it is dropped."""
+        held = Held(header, body, passage, hop, now)
+        if passage.hops_remaining == 0:
+            return Refusal(header, BrokerError(11285))
+        if held.dies_at <= now:
+            return Refusal(header, _too_late(held, now))
+        key = _key(header)
+        before = self._held.get(key)
+        if before is not None and header.kind in (Kind.RUN, Kind.FRAGMENT):
+            return Refusal(header, BrokerError(11288))
+        if self.held_bytes + held.size - (before.size if before else 0) > self.limit:
+            return Refusal(header, BrokerError(11289, self.limit))
+        if before is not None:  # a later acknowledgement says more
+            self._remove(key)
+        self._held[key] = held
+        self._waiting.setdefault(hop, OrderedDict())[key] = None
+        self.held_bytes += held.size
+        return None
+
+    def pass_on(self, hop: Hop, now: float) -> tuple[Header, bytes] | Refusal | None:
+        """The next message for a hop that is reached, wrapped; or one whose time is over; None when none waits."""
+        line = self._waiting.get(hop)
+        if not line:
+            return None
+        held = self._remove(next(iter(line)))
+        if held.dies_at <= now:
+            return Refusal(held.header, _too_late(held, now))
+        passage = held.passage
+        next_passage = Passage(passage.message_id, passage.hops_remaining - 1, passage.time_to_live, held.consumed(now))
+        return held.header, wrap(next_passage, held.body)
+
+    def expire(self, now: float) -> list[Refusal]:
+        """Drop what could not be passed on in time."""
+        late = [(key, held) for key, held in self._held.items() if held.dies_at <= now]
+        for key, _ in late:
+            self._remove(key)
+        return [Refusal(held.header, BrokerError(11290)) for _, held in late]
+
+    def drop_all(self, number: int) -> list[Refusal]:
+        """Drop everything: 9792 forwarding was switched off, 11293 the transport ends."""
+        held, self._held = self._held, OrderedDict()
+        self._waiting.clear()
+        self.held_bytes = 0
+        return [Refusal(one.header, BrokerError(number)) for one in held.values()]
+
+    def _remove(self, key: tuple[object, ...]) -> Held[Hop]:
+        held = self._held.pop(key)
+        self.held_bytes -= held.size
+        line = self._waiting[held.hop]
+        del line[key]
+        if not line:
+            del self._waiting[held.hop]
+        return held
+
+
+def _key(header: Header) -> tuple[object, ...]:
+    """What makes two messages the same one."""
+    return header.conversation_id, header.is_from_initiator, header.kind, header.number, header.fragment
+
+
+def _too_late(held: Held[Hop], now: float) -> BrokerError:
+    arrived = held.passage.time_consumed
+    return BrokerError(11291, held.passage.time_to_live, int(arrived), int(now - held.since))

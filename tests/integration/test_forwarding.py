@@ -1,0 +1,260 @@
+"""Forwarding: a message for another instance passes through this one, which keeps and acknowledges nothing."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from many_sites import Site, rounds
+from servicebroker.broker import forwarding
+from servicebroker.protocol.forwarding import unwrap
+from servicebroker.protocol.routing import parse_address
+from servicebroker.store import locks
+from servicebroker.store.connection import connect
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    bodies,
+    query,
+    waiting_messages,
+)
+
+
+class Three:
+    """West sends to east through the middle, and east answers the same way."""
+
+    def __init__(self, sites: dict[str, Site]) -> None:
+        self.sites = sites
+        self.west, self.middle, self.east = sites.values()
+
+    def rounds(self, count: int = 12) -> None:
+        rounds(self.sites.values(), count)
+
+    def kill_middle(self) -> None:
+        """All that it holds goes, and what is on the way to and from it."""
+        self.middle.out.clear()
+        self.middle.restart()
+        for site in (self.west, self.east):
+            if pipe := site.out.pop("middle", None):
+                site.relay.lost(pipe, "gone")
+
+    def pass_time(self, seconds: float) -> None:
+        for site in self.sites.values():
+            site.seconds += seconds
+
+    def send(self, *texts: str, handle: Any = None) -> Any:
+        handle = handle or self.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        for text in texts:
+            self.west.database.send(handle, ORDER, text)
+        return handle
+
+
+@pytest.fixture(scope="module")
+def three_sites(make_url: Callable[[], str]) -> Iterator[Three]:
+    world: dict[str, Site] = {}
+    clock = Clock()
+    for name in ("west", "middle", "east"):
+        world[name] = Site(name, make_url(), clock, world)
+    west, middle, east = world.values()
+    west.database.drop_service(STOCK)
+    east.database.drop_service(ORDERS)
+    middle.database.drop_service(ORDERS)  # STOCK stays there: a route of msdb counts more than a service
+    west.route(STOCK, "middle")
+    middle.route(STOCK, "east", outside=True)
+    middle.route(ORDERS, "west", outside=True)
+    east.route(ORDERS, "middle")
+    yield Three(world)
+    for site in world.values():
+        site.close()
+
+
+@pytest.fixture
+def three(three_sites: Three) -> Three:
+    """Nothing is on its way, nothing is lost, forwarding is on."""
+    for site in three_sites.sites.values():
+        site.lost.clear()
+        site.here = site.here._replace(forwards=True, forward_size=10)
+    return three_sites
+
+
+def dropped(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """The numbers of the events Broker:Forwarded Message Dropped."""
+    said = [record.getMessage() for record in caplog.records if "Forwarded Message Dropped" in record.getMessage()]
+    return [int(text.split("Msg ")[1].split(",")[0]) for text in said]
+
+
+@pytest.mark.feature(152, 117)
+def test_messages_and_replies_pass_through(three: Three) -> None:
+    handle = three.send("a", "b" * 100_000)
+    three.rounds(20)
+    messages = three.east.database.receive(STOCK_QUEUE)
+    assert bodies(messages) == [b"a", b"b" * 100_000]
+    three.east.database.send(messages[0].conversation_handle, REPLY, b"c")
+    three.rounds()
+    assert bodies(three.west.database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [b"c"]
+    assert waiting_messages(three.west.database) == waiting_messages(three.east.database) == 0
+    assert query(three.middle.database, "select count(*) from servicebroker.conversation_endpoints") == [(0,)]
+    assert query(three.middle.database, "select count(*) from servicebroker.transmission_queue") == [(0,)]
+    three.west.database.end_conversation(handle)
+    three.rounds()
+    (end,) = three.east.database.receive(STOCK_QUEUE)
+    assert end.is_end_dialog
+
+
+@pytest.mark.feature(152)
+def test_without_forwarding_nothing_passes_and_nothing_is_lost(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "servicebroker")
+    three.middle.here = three.middle.here._replace(forwards=False)
+    three.send("a")
+    three.rounds(4)
+    assert dropped(caplog) == [9792]
+    assert waiting_messages(three.west.database) == 1
+    assert three.middle.database.receive(STOCK_QUEUE) == []  # though it has a service of that name
+    three.middle.here = three.middle.here._replace(forwards=True)
+    three.pass_time(5)
+    three.rounds()
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(156)
+def test_a_killed_forwarder_loses_and_doubles_nothing(three: Three, seeded_random: random.Random) -> None:
+    handles = [three.send() for _ in range(5)]
+    for handle in handles:
+        three.send(*map(str, range(20)), handle=handle)
+    for _ in range(150):
+        three.rounds(1)
+        if seeded_random.random() < 0.3:
+            three.kill_middle()
+        three.pass_time(3)
+        if not waiting_messages(three.west.database):
+            break
+    received: dict[Any, list[bytes | None]] = {}
+    while messages := three.east.database.receive(STOCK_QUEUE):
+        received.setdefault(messages[0].conversation_handle, []).extend(bodies(messages))
+    assert list(received.values()) == [[str(n).encode() for n in range(20)]] * 5
+    assert waiting_messages(three.west.database) == 0
+
+
+@pytest.mark.feature(156)
+def test_an_acknowledgement_comes_from_the_target_alone(three: Three) -> None:
+    three.send("a")
+    for _ in range(6):
+        three.west.round()
+        three.middle.round()
+    assert waiting_messages(three.west.database) == 1
+    three.rounds()
+    assert waiting_messages(three.west.database) == 0
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(153)
+def test_memory_has_a_limit(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "servicebroker")
+    three.middle.here = three.middle.here._replace(forward_size=1)
+    three.middle.lost.add("east")
+    handles = [three.send("x" * 600_000) for _ in range(3)]
+    three.rounds(20)
+    assert set(dropped(caplog)) == {11289}
+    held = three.middle.relay.forwarding.observed()
+    assert 20 < len(held) < 40  # 1 MB in fragments of up to 32 KB
+    three.middle.lost.clear()
+    received = []
+    for _ in range(60):
+        three.pass_time(2)
+        three.rounds(2)
+        while messages := three.east.database.receive(STOCK_QUEUE):
+            received += bodies(messages)
+        if len(received) == len(handles):
+            break
+    assert received == [b"x" * 600_000] * len(handles)
+
+
+@pytest.mark.feature(155, 157)
+def test_what_is_held_is_shown_until_its_time_is_over(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "servicebroker")
+    middle = three.middle
+    middle.lost.add("east")
+    three.send("a")
+    three.west.round()
+    middle.round()
+    shown = []
+    with connect(middle.instance.url) as connection:
+        connection.execute("select pg_advisory_lock(%s, 0)", (locks.BROKER,))  # as the daemon does
+        for seconds in (0, 10):
+            middle.seconds += seconds
+            forwarding.write(connection, middle.relay.forwarding.observed())
+            text = (
+                "select to_service_name, from_service_name, adjacent_broker_address, is_initiator, "
+                "message_sequence_number, hops_remaining, time_to_live, time_consumed "
+                "from sys.dm_broker_forwarded_messages"
+            )
+            shown += query(middle.database, text)
+    assert shown == [(STOCK, ORDERS, "TCP://east:4022", 1, 0, 16, 60, spent) for spent in (0, 10)]
+    assert query(middle.database, "select * from sys.dm_broker_forwarded_messages") == []  # nobody serves it now
+    middle.seconds += 51
+    middle.round()
+    assert dropped(caplog) == [11290]
+    assert middle.relay.forwarding.observed() == []
+    middle.lost.clear()
+    three.pass_time(5)
+    three.rounds()
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(154)
+def test_a_loop_ends(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "servicebroker")
+    west, middle, east = three.west, three.middle, three.east
+    west.route("//test/Round", "middle")
+    middle.route("//test/Round", "east", outside=True)
+    east.route("//test/Round", "middle", outside=True)
+    handle = west.database.begin_dialog(ORDERS, "//test/Round", contract=CONTRACT)
+    west.database.send(handle, ORDER, b"a")
+    west.round()
+    for _ in range(30):
+        middle.round()
+        east.round()
+    assert dropped(caplog) == [11285]
+    assert sum(len(pipe.frames) for site in three.sites.values() for pipe in site.out.values()) == 0
+    west.database.end_conversation(handle, cleanup=True)
+
+
+@pytest.mark.feature(157)
+def test_the_passage_moves_with_the_message(three: Three) -> None:
+    three.send("a")
+    three.west.round()
+    three.middle.round()
+    ((frame, is_forwarded),) = three.middle.out["east"].frames
+    assert is_forwarded
+    assert unwrap(frame)[0].hops_remaining == 15
+    three.rounds()
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(121)
+def test_a_route_to_this_very_instance_counts_as_from_outside(three: Three) -> None:
+    west = three.west
+    assert west.here.addresses == frozenset({parse_address("TCP://WEST:4022")})
+    west.database.create_route("Myself", service_name="//test/Mine", address="TCP://west:4022")
+    west.msdb.create_route("Away", service_name="//test/Mine", address="TCP://east:4022")
+    three.east.database.create_service("//test/Mine", STOCK_QUEUE, [CONTRACT])
+    handle = west.database.begin_dialog(ORDERS, "//test/Mine", contract=CONTRACT)
+    west.database.send(handle, ORDER, b"a")
+    west.here = west.here._replace(forwards=False)
+    three.rounds()
+    text = "select transmission_status from sys.transmission_queue where to_service_name = '//test/Mine'"
+    assert "forwarding is disabled" in query(west.database, text)[0][0]
+    west.here = west.here._replace(forwards=True)
+    west.msdb.alter_route("Away", address="TCP://east:4022")
+    three.rounds()
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]

@@ -1,0 +1,83 @@
+"""Any number of instances and the relays between them, with links that a test holds in its hands."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+
+import servicebroker as sb
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.relay import Relay
+from servicebroker.engine.site import Here
+from servicebroker.protocol.routing import Address
+from servicebroker.store.connection import connect
+from support import Clock, define_standard_set
+
+
+class Pipe:
+    """What one site has sent another."""
+
+    room = 2**40
+
+    def __init__(self) -> None:
+        self.frames: deque[tuple[bytes, bool]] = deque()
+
+    def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        self.frames.append((body, is_forwarded))
+
+
+class Site:
+    """An instance, its relay, and its links to all others."""
+
+    def __init__(self, name: str, url: str, clock: Clock, world: dict[str, Site]) -> None:
+        self.name, self.world, self.seconds = name, world, 0.0
+        self.instance = sb.open(url, clock=clock, upkeep=None)
+        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.msdb = self.instance.database("msdb")
+        self.out: dict[str, Pipe] = {}
+        self.lost: set[str] = set()
+        self.here = Here(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
+        self.connection: psycopg.Connection[Any] = connect(url)
+        self.clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """All that the relay holds in memory is gone."""
+        self.relay = Relay(self, self.clock, lambda: self.seconds, random.Random(1), lambda: self.here)
+
+    def reach(self, address: Address) -> Pipe | str:
+        if address.host in self.lost:
+            return "The target service broker is unreachable."
+        return self.out.setdefault(address.host, Pipe())
+
+    def route(self, service: str, to: str, *, outside: bool = False) -> None:
+        (self.msdb if outside else self.database).create_route(
+            f"{service} to {to}", service_name=service, address=f"TCP://{to}:4022"
+        )
+
+    def round(self) -> int:
+        """Take what has come, from all others; how many frames."""
+        arrivals = []
+        for other in self.world.values():
+            if pipe := other.out.get(self.name):
+                back = self.out.setdefault(other.name, Pipe())
+                arrivals += [Arrival(back, *frame) for frame in pipe.frames]
+                pipe.frames.clear()
+        self.relay.round(self.connection, arrivals)
+        return len(arrivals)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.instance.close()
+
+
+def rounds(sites: Iterable[Site], count: int = 12) -> None:
+    """Each takes what the others have sent."""
+    everybody = list(sites)
+    for _ in range(count):
+        for site in everybody:
+            site.round()

@@ -1,0 +1,117 @@
+"""The forwarder: what it holds, for how long, and what it drops."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.protocol.envelope import Header, Kind
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.forwarding import HOPS, OVERHEAD, TIME_TO_LIVE, Forwarder, Passage, Refusal, unwrap, wrap
+
+CONVERSATION, BROKER, MESSAGE = UUID(int=1), UUID(int=2), UUID(int=3)
+FRESH = Passage(MESSAGE)
+
+
+def header(number: int = 0, kind: Kind = Kind.RUN, conversation: UUID = CONVERSATION) -> Header:
+    return Header(conversation, True, kind, False, "//to", None, "//from", BROKER, number)
+
+
+def passed(forwarder: Forwarder[str], hop: str, now: float) -> tuple[Passage, bytes]:
+    found = forwarder.pass_on(hop, now)
+    assert isinstance(found, tuple)
+    assert not isinstance(found, Refusal)
+    return unwrap(found[1])
+
+
+def number_of(refusal: object) -> int:
+    assert isinstance(refusal, Refusal)
+    return refusal.error.number
+
+
+@pytest.mark.feature(154, 155)
+def test_a_message_is_passed_on_with_one_hop_less_and_the_time_it_was_held() -> None:
+    forwarder: Forwarder[str] = Forwarder(1_000)
+    assert forwarder.take_in(header(), b"body", FRESH, "next", 10.0) is None
+    assert forwarder.hops == ["next"]
+    assert passed(forwarder, "next", 12.5) == (Passage(MESSAGE, HOPS - 1, TIME_TO_LIVE, 2.5), b"body")
+    assert (len(forwarder), forwarder.held_bytes, forwarder.hops) == (0, 0, [])
+    assert forwarder.pass_on("next", 13.0) is None
+
+
+@pytest.mark.feature(154)
+def test_the_hops_come_to_an_end() -> None:
+    passage, hops = FRESH, 0
+    while True:
+        forwarder: Forwarder[str] = Forwarder(1_000)
+        refusal = forwarder.take_in(header(), b"", passage, "next", 0.0)
+        if refusal:
+            break
+        passage, hops = passed(forwarder, "next", 0.0)[0], hops + 1
+    assert (number_of(refusal), hops) == (11285, HOPS)
+
+
+@pytest.mark.feature(155)
+def test_what_has_used_up_its_time_is_dropped() -> None:
+    forwarder: Forwarder[str] = Forwarder(1_000)
+    late = Passage(MESSAGE, 3, 60, 60.0)
+    refusal = forwarder.take_in(header(), b"", late, "next", 5.0)
+    assert number_of(refusal) == 11291
+    assert "time to live of 60 seconds (the message arrived with 60 seconds consumed" in str(refusal)
+    forwarder.take_in(header(), b"", Passage(MESSAGE, 3, 60, 58.0), "next", 5.0)
+    assert forwarder.expire(6.9) == []
+    assert number_of(forwarder.pass_on("next", 7.0)) == 11291
+    forwarder.take_in(header(), b"", Passage(MESSAGE, 3, 60, 58.0), "next", 5.0)
+    assert [number_of(one) for one in forwarder.expire(7.0)] == [11290]
+    assert (len(forwarder), forwarder.held_bytes) == (0, 0)
+
+
+@pytest.mark.feature(153)
+def test_memory_has_its_limit_and_is_free_again() -> None:
+    forwarder: Forwarder[str] = Forwarder(2 * (OVERHEAD + 10))
+    for number in range(2):
+        assert forwarder.take_in(header(number), b"0123456789", FRESH, "next", 0.0) is None
+    refusal = forwarder.take_in(header(2), b"", FRESH, "other", 0.0)
+    assert number_of(refusal) == 11289
+    assert f"limit of {forwarder.limit} bytes" in str(refusal)
+    passed(forwarder, "next", 0.0)
+    assert forwarder.take_in(header(2), b"", FRESH, "other", 0.0) is None
+
+
+def test_what_is_held_already_is_not_held_twice() -> None:
+    forwarder: Forwarder[str] = Forwarder(10_000)
+    assert forwarder.take_in(header(7), b"once", FRESH, "next", 0.0) is None
+    assert number_of(forwarder.take_in(header(7), b"again", FRESH, "next", 1.0)) == 11288
+    assert forwarder.take_in(header(7, conversation=UUID(int=9)), b"", FRESH, "next", 1.0) is None
+    ack = header(kind=Kind.ACKNOWLEDGEMENT)
+    assert forwarder.take_in(ack, b"old", FRESH, "next", 0.0) is None
+    assert forwarder.take_in(ack, b"new", FRESH, "next", 1.0) is None  # it says more
+    assert [passed(forwarder, "next", 1.0)[1] for _ in range(3)] == [b"once", b"", b"new"]
+    assert forwarder.take_in(header(7), b"again", FRESH, "next", 1.0) is None
+
+
+@pytest.mark.feature(152)
+def test_all_of_it_goes_when_forwarding_ends() -> None:
+    forwarder: Forwarder[str] = Forwarder(10_000)
+    for number in range(3):
+        forwarder.take_in(header(number), b"", FRESH, f"hop{number}", 0.0)
+    assert [number_of(one) for one in forwarder.drop_all(9792)] == [9792] * 3
+    assert (len(forwarder), forwarder.held_bytes, forwarder.hops) == (0, 0, [])
+
+
+@given(st.integers(0, 255), st.integers(0, 2**31 - 1), st.floats(0, 1e6), st.binary(max_size=300))
+def test_a_passage_comes_out_as_it_went_in(hops: int, live: int, consumed: float, body: bytes) -> None:
+    passage = Passage(MESSAGE, hops, live, consumed)
+    assert unwrap(wrap(passage, body)) == (passage, body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_passage_or_refused(data: bytes) -> None:
+    try:
+        passage, _ = unwrap(data)
+    except CorruptedMessage:
+        return
+    assert 0 <= passage.hops_remaining <= 255
