@@ -25,6 +25,7 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.fairness import FairQueue
+from servicebroker.protocol.forwarding import TIME_TO_LIVE, Forwarder, Passage, Refusal, unwrap
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import Cut
@@ -35,6 +36,7 @@ from servicebroker.simulation.store import Endpoint, Key, Lost
 
 UNREACHABLE = RULES[9753].text
 FRAMES_AT_ONCE = 4
+FORWARD_SIZE = 6_000  # bytes: some ten messages
 
 
 class World(NamedTuple):
@@ -45,6 +47,7 @@ class World(NamedTuple):
     limits: Limits
     brokers: dict[UUID, SimulatedBroker]
     keys: dict[UUID, SessionKey]  # by conversation
+    routes: dict[tuple[UUID, UUID], UUID]  # where an instance sends what is for another one; there, if it is not said
 
     def peer_of(self, key: Key, broker: UUID) -> Endpoint | None:
         """The other endpoint, in that broker."""
@@ -75,6 +78,7 @@ class _Memory:
         self.alarms: dict[Key, float] = {}
         self.acknowledged: dict[Key, Acknowledged] = {}  # not committed yet
         self.is_storing = False
+        self.forwarder: Forwarder[UUID] = Forwarder(FORWARD_SIZE)
 
 
 class SimulatedBroker:
@@ -191,8 +195,22 @@ class SimulatedBroker:
         self._at(at, ring)
 
     def _route(self, key: Key) -> UUID:
-        """Services are named after their brokers."""
-        return UUID(self.endpoints[key].identity.far_service.rpartition("/")[2])
+        """Whom the messages of an endpoint are sent to."""
+        return self._hop(_home(self.endpoints[key].identity.far_service))
+
+    def _hop(self, there: UUID) -> UUID:
+        return self.world.routes.get((self.guid, there), there)
+
+    def routes_changed(self, there: UUID) -> None:
+        """What is under way to that instance travels again, on its new route."""
+        self._trace("sends what is for", self.world.brokers[there], "to", self.world.brokers[self._hop(there)])
+        for key, dialog in list(self._memory.dialogs.items()):
+            if _home(self.endpoints[key].identity.far_service) == there:
+                for line in self._memory.lines.values():
+                    line.discard(key)
+                dialog.link_down(self._now, "")
+                dialog.link_up()
+                self._set_going(key)
 
     def _happens(self, fault: str) -> bool:
         return self.world.loop.happens(getattr(self.world.network.faults, fault))
@@ -240,8 +258,8 @@ class SimulatedBroker:
                     self._greet(link, hello)
                 case Online():
                     self._online(link, event)
-                case Arrived(body):
-                    self._carried(body)
+                case Arrived():
+                    self._carried(event)
                 case Corrupted():
                     self.corrupted += 1
                 case Closed():
@@ -307,17 +325,19 @@ class SimulatedBroker:
 
     def _pump(self, peer: UUID) -> None:
         """Send a few frames, and come back for more."""
-        link, line = self._memory.arbiter.find(peer), self._memory.lines.get(peer)
-        if not line:
+        memory = self._memory
+        link, line = memory.arbiter.find(peer), memory.lines.get(peer)
+        if not line and peer not in memory.forwarder.hops:
             return
         if link is None:
             self._connect(peer)
             return
         for _ in range(FRAMES_AT_ONCE):
-            turn = line.take()
-            if turn is None:
-                break
-            self._send_frame(link, turn.key)
+            if line and (turn := line.take()) is not None:
+                self._send_frame(link, turn.key)
+            found = memory.forwarder.pass_on(peer, self._now)
+            if found is not None and not isinstance(found, Refusal):
+                link.connection.send(found[1], self._now, is_forwarded=True)
         self._handle(link, [])
         self._later(0.001, lambda: self._pump(peer))
 
@@ -331,7 +351,7 @@ class SimulatedBroker:
         self._trace("sends", key, header.kind.name, cut, header.acknowledgement)
         link.connection.send(encode(header, payload, self._protection(header.conversation_id)), self._now)
         if self.dialog(key).has_work(self._now):
-            self._memory.lines[self._route(key)].add(key, self.endpoints[key].priority)
+            self._memory.lines.setdefault(self._route(key), FairQueue()).add(key, self.endpoints[key].priority)
         self._set_alarm(key, self.dialog(key).wake_at)
 
     def _read(self, endpoint: Endpoint, cut: Cut) -> tuple[Part, ...] | None:
@@ -348,26 +368,30 @@ class SimulatedBroker:
 
     # --- receiving
 
-    def _carried(self, body: bytes) -> None:
+    def _carried(self, came: Arrived) -> None:
         """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
         random = self.world.loop.random
         if self._happens("loss"):
             return
         if self._happens("replay"):
-            self.world.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), lambda: self._arrived(body))
+            self.world.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), lambda: self._arrived(came))
         if self._happens("tampering"):
-            body = flip(body, random.randrange(8 * len(body)))
+            came = came._replace(body=flip(came.body, random.randrange(8 * len(came.body))))
         if self._happens("reorder"):
-            self.world.loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: self._arrived(body))
+            self.world.loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: self._arrived(came))
         else:
-            self._arrived(body)
+            self._arrived(came)
 
-    def _arrived(self, body: bytes) -> None:
+    def _arrived(self, came: Arrived) -> None:
         if not self.is_up:
             return
         try:
+            passage, body = unwrap(came.body) if came.is_forwarded else (None, came.body)
             envelope = parse(body)
             header = envelope.header
+            if self._is_for_others(header):
+                self._pass_on(header, body, passage)
+                return
             payload = open_payload(envelope, self._protection(header.conversation_id))
         except CorruptedMessage as problem:
             self.corrupted += 1
@@ -382,6 +406,22 @@ class SimulatedBroker:
             self._happened(key, event)
         self._start_storing()
         self._set_going(key)
+
+    def _is_for_others(self, header: Header) -> bool:
+        """Nothing of a header is proven on the way: it may name anybody."""
+        key = (header.conversation_id.int, not header.is_from_initiator)
+        home = _home(header.to_service)
+        return key not in self.endpoints and home != self.guid and home in self.world.brokers
+
+    def _pass_on(self, header: Header, body: bytes, passage: Passage | None) -> None:
+        hop, forwarder = self._hop(_home(header.to_service)), self._memory.forwarder
+        passage = passage or Passage(UUID(int=self.world.loop.random.getrandbits(128)))
+        refusal = forwarder.take_in(header, body, passage, hop, self._now)
+        if refusal is None:
+            self._later(0.0, lambda: self._pump(hop))
+            self._later(TIME_TO_LIVE + 1.0, lambda: self._trace(*forwarder.expire(self._now)))
+        else:
+            self._trace(refusal.error)
 
     def _open(self, key: Key, header: Header, payload: object) -> bool:
         """Make the target's endpoint, or answer that there is none."""
@@ -408,7 +448,7 @@ class SimulatedBroker:
 
     def _refuse(self, header: Header) -> None:
         failure = Failure(-8462, RULES[8462].text)
-        link = self._memory.arbiter.find(header.from_broker)
+        link = self._memory.arbiter.find(self._hop(_home(header.from_service)))
         if link is not None:
             self._trace("refuses", header.conversation_id)
             link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self._now)
@@ -507,4 +547,14 @@ class SimulatedBroker:
                 found.append(f"the transmission object of {key} is not idle")
         if any(memory.lines.values()):
             found.append("somebody is still in line")
+        if len(memory.forwarder):
+            found.append(f"{len(memory.forwarder)} messages are still held for others")
         return found + ([f"{len(memory.links)} connections are open"] if memory.links else [])
+
+
+def _home(service: str) -> UUID:
+    """Services are named after their brokers."""
+    try:
+        return UUID(service.rpartition("/")[2])
+    except ValueError:
+        raise CorruptedMessage(11235, "the name of no service") from None

@@ -22,6 +22,7 @@ class Faults(NamedTuple):
     crash_after_commit: float = 0.0
     rollback: float = 0.0
     eviction: float = 0.0  # an idle transmission object leaves memory
+    detour: float = 0.0  # a route leads to any other instance, in circles too, looked at every ten seconds
 
     @classmethod
     def draw(cls, random: Random) -> Faults:
@@ -42,6 +43,7 @@ class Faults(NamedTuple):
             crash_after_commit=rate(0.1),
             rollback=rate(0.2),
             eviction=rate(0.5),
+            detour=rate(0.7),
         )
 
 

@@ -43,9 +43,9 @@ class Run:
         faults = Faults.draw(random)
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), {}, {})
+        self.world = World(self.loop, network, draw_limits(random), {}, {}, {})
         self.loop.trace("run", self.world.limits)
-        for index in range(random.choice((2, 2, 2, 3))):
+        for index in range(random.choice((2, 2, 3, 3))):
             broker = SimulatedBroker(self.world, index, UUID(int=random.getrandbits(128)))
             broker.on_delivery = self._react
             self.world.brokers[broker.guid] = broker
@@ -65,6 +65,7 @@ class Run:
         """
         self.loop.run(FAULTY)
         self.loop.trace("run", "faults stop")
+        self._settle_routes(detours=self.world.network.faults.detour > 0)
         self.world.network.heal()
         self.loop.run(FAULTY + CALM)
         self._judge()
@@ -74,7 +75,33 @@ class Run:
     def _look_at_links(self) -> None:
         if self.loop.now < FAULTY:
             self.world.network.partition()
+            self._change_routes()
             self.loop.after(10.0, self._look_at_links)
+
+    def _change_routes(self) -> None:
+        """Routes lead straight to where they should, or to anybody."""
+        brokers = list(self.world.brokers)
+        for here in brokers:
+            for there in brokers:
+                if here != there and self.loop.happens(self.world.network.faults.detour):
+                    others = [broker for broker in brokers if broker != here]
+                    self._set_route(here, there, self.loop.random.choice(others))
+                elif here != there:
+                    self._set_route(here, there, there)
+
+    def _settle_routes(self, *, detours: bool) -> None:
+        """Every route leads there in the end: straight, or with detours through one forwarder."""
+        brokers = list(self.world.brokers)
+        for there in brokers:
+            forwarder = self.loop.random.choice(brokers) if detours else there
+            for here in brokers:
+                if here != there:
+                    self._set_route(here, there, there if forwarder in (here, there) else forwarder)
+
+    def _set_route(self, here: UUID, there: UUID, hop: UUID) -> None:
+        if self.world.routes.get((here, there), there) != hop:
+            self.world.routes[here, there] = hop
+            self.world.brokers[here].routes_changed(there)
 
     # --- applications
 
