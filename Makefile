@@ -66,6 +66,7 @@ simulate: install
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
+	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

@@ -15,6 +15,17 @@ from servicebroker.model.errors import BrokerError, InstanceError, ServiceBroker
 from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
+from servicebroker.model.poison import (
+    EndWithError,
+    Failure,
+    Ignore,
+    Policy,
+    Reply,
+    Retry,
+    SetAside,
+    Verdict,
+    give_up_after,
+)
 
 if TYPE_CHECKING:
     from servicebroker.activation.host import activate
@@ -46,14 +57,23 @@ __all__ = [
     "BrokerEvent",
     "ConversationPool",
     "Database",
+    "EndWithError",
     "Events",
+    "Failure",
+    "Ignore",
     "Instance",
     "InstanceError",
     "JoinedTransaction",
     "Message",
+    "Policy",
+    "Reply",
+    "Retry",
     "ServiceBrokerError",
+    "SetAside",
     "Transaction",
+    "Verdict",
     "activate",
+    "give_up_after",
     "open",
     "open_async",
     "procedure",

@@ -31,7 +31,8 @@ SCHEMAS = {"create_xml_schema_collection", "alter_xml_schema_collection", "drop_
 KEYS = {f"{verb}_master_key" for verb in ("create", "open", "close", "alter", "drop")}
 KEYS |= {f"{verb}_certificate" for verb in ("create", "alter", "drop", "backup")}
 KEYS |= {f"{verb}_remote_service_binding" for verb in ("create", "alter", "drop")}
-LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | {"release_locks"}
+SET_ASIDE = {"set_aside_messages", "replay_message", "discard_message"}
+LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | SET_ASIDE | {"release_locks"}
 LACKING_OPTIONS = {
     "authorization",
     "retention",
@@ -41,7 +42,7 @@ LACKING_OPTIONS = {
     "reorganize",
     "move_to",
 }
-LACKING_OPTIONS |= {"no_wait", "rollback_after"}
+LACKING_OPTIONS |= {"no_wait", "rollback_after", "poison"}
 
 
 @pytest.fixture

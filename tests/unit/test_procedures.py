@@ -98,3 +98,12 @@ def test_what_cannot_be_imported_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(sb.InstanceError, match=words):
             load([module])
+
+
+def test_a_policy_belongs_to_a_procedure_that_gets_messages() -> None:
+    policy = sb.give_up_after(3)
+    sb.procedure("dbo.guarded", poison=policy)(lambda transaction, message: None)
+    assert found("dbo.guarded").poison is policy
+    for wrong in ({"poison": 3}, {"poison": policy, "form": "transaction"}):
+        with refused(402, "poison"):
+            sb.procedure("wrong", **wrong)

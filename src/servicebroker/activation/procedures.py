@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args
 from servicebroker.api.aio.processing import process as process_async
 from servicebroker.api.processing import process
 from servicebroker.model import names
-from servicebroker.model.arguments import check_wait
+from servicebroker.model.arguments import check_policy, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.poison import Policy
 
 if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
@@ -91,6 +92,7 @@ class PythonProcedure:
     top: int | None
     wait: float
     worker: Worker
+    poison: Policy | None
 
     @property
     def is_async(self) -> bool:
@@ -107,7 +109,15 @@ class PythonProcedure:
             with call.database.transaction() as transaction:
                 self.function(transaction)
         else:
-            process(call.database, call.queue, self._taking(), top=self.top, wait=self.wait, stopping=call.stopping)
+            process(
+                call.database,
+                call.queue,
+                self._taking(),
+                top=self.top,
+                wait=self.wait,
+                poison=self.poison,
+                stopping=call.stopping,
+            )
 
     async def _run_async(self, database: AsyncDatabase, call: Call) -> None:
         if self.form == "database":
@@ -117,7 +127,13 @@ class PythonProcedure:
                 await self.function(transaction)
         else:
             await process_async(
-                database, call.queue, self._taking(), top=self.top, wait=self.wait, stopping=call.stopping
+                database,
+                call.queue,
+                self._taking(),
+                top=self.top,
+                wait=self.wait,
+                poison=self.poison,
+                stopping=call.stopping,
             )
 
     def _taking(self) -> Callable[[Any, list[Any]], Any]:
@@ -137,6 +153,7 @@ def procedure(
     top: int | None = None,
     wait: float = IDLE,
     worker: Worker = "thread",
+    poison: Policy | None = None,
 ) -> Callable[[F], F]:
     """Register a function, or a coroutine function, as an activation procedure.
 
@@ -150,6 +167,7 @@ def procedure(
             "database": (database); nothing is begun for it, and what it begins it must commit or roll back.
         top: in the form "batch", at most so many messages at a time.
         wait: seconds that "message" and "batch" wait for a further message before the reader ends.
+        poison: in the forms "message" and "batch", says what happens to a message whose processing raises.
         worker: "thread", or "process" for one of its own, which a crash of the procedure does not share.
 
     Raises:
@@ -164,13 +182,16 @@ def procedure(
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1 or form != "batch"):
         raise BrokerError(402, "top", repr(top), 'a positive int, in the form "batch"')
     check_wait(wait)
+    check_policy(poison)
+    if poison is not None and form not in ("message", "batch"):
+        raise BrokerError(402, "poison", "a policy", 'None, unless the form is "message" or "batch"')
 
     def register(function: F) -> F:
         called = function.__name__ if name is None else name
         key = tuple(part.lower() for part in names.name_parts("procedure", called, 3))
         _check_signature(called, function, 1 if form in ("transaction", "database") else 2)
         taken = 1 if form == "message" else top
-        _registered[_qualified(key)] = PythonProcedure(called, function, form, taken, wait, worker)
+        _registered[_qualified(key)] = PythonProcedure(called, function, form, taken, wait, worker, poison)
         return function
 
     return register

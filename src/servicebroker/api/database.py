@@ -14,6 +14,7 @@ import psycopg
 from servicebroker.api.bindings import Bindings
 from servicebroker.api.certificates import Certificates
 from servicebroker.api.exclusive import alone
+from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
 from servicebroker.api.security import Security
@@ -38,6 +39,7 @@ from servicebroker.model.arguments import (
     Termination,
     check_broker_options,
     check_changes,
+    check_policy,
     check_procedure,
     check_switch,
     check_wait,
@@ -46,6 +48,7 @@ from servicebroker.model.arguments import (
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
+from servicebroker.model.poison import Policy
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -56,7 +59,7 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class Database(Verbs, Security, Routing, Certificates, Bindings):
+class Database(Verbs, Security, Routing, Certificates, Bindings, PoisonMessages):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
@@ -99,6 +102,7 @@ class Database(Verbs, Security, Routing, Certificates, Bindings):
         *,
         top: int | None = 1,
         wait: float = 0.0,
+        poison: Policy | None = None,
     ) -> int:
         """Run `procedure(transaction, messages)` on what RECEIVE takes, again and again, each time as a transaction.
 
@@ -112,17 +116,20 @@ class Database(Verbs, Security, Routing, Certificates, Bindings):
                 on `transaction.connection`.
             top: at most so many messages of one group at a time; None for all that the group has.
             wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
+            poison: says what happens to a message whose processing raises an exception; `process` goes on then. Of
+                several messages that fail together each is tried alone.
 
         Returns:
             How many messages were processed.
 
         Raises:
-            BrokerError: as `receive`; 402 `procedure` cannot be called.
+            BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy gave no verdict.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
         check_procedure(procedure)
         check_wait(wait)
-        return process(self, queue, procedure, top=top, wait=wait)
+        check_policy(poison)
+        return process(self, queue, procedure, top=top, wait=wait, poison=poison)
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

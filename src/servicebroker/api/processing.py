@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from servicebroker.api.guarded import Guard
 from servicebroker.api.transaction import Transaction, translated
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import Policy
 from servicebroker.store.direct import DirectConnection
 
 if TYPE_CHECKING:
@@ -23,12 +25,14 @@ def process(
     *,
     top: int | None,
     wait: float,
+    poison: Policy | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
     """`Database.process`, which also ends between two transactions once `stopping` says so."""
+    guard = None if poison is None else Guard(database, queue, poison)
 
     def once() -> int:
-        return _drain(database, queue, procedure, top, stopping)
+        return _drain(database, queue, procedure, top, guard, stopping)
 
     done = once()
     while (
@@ -38,7 +42,14 @@ def process(
     return done
 
 
-def _drain(database: Database, queue: str, procedure: Procedure, top: int | None, stopping: Callable[[], bool]) -> int:
+def _drain(
+    database: Database,
+    queue: str,
+    procedure: Procedure,
+    top: int | None,
+    guard: Guard | None,
+    stopping: Callable[[], bool],
+) -> int:
     """Process what the queue has, on one connection: how many messages those were."""
     done = 0
     there = database._find(queue)
@@ -48,12 +59,20 @@ def _drain(database: Database, queue: str, procedure: Procedure, top: int | None
         procedure(transaction, messages)
 
     with database.instance.connection() as connection, translated():
-        while taken := _take(database, connection, queue, procedure if done else first, top):
+
+        def take() -> int:
+            if guard is not None:
+                return guard.take(connection, top, procedure if done else first)
+            return _take(database, connection, queue, procedure if done else first, top)
+
+        while taken := take():
             done += taken
             if stopping():
                 with Transaction(database, connection):
                     pass  # the last COMMIT, which would have travelled with the next RECEIVE
                 break
+        if guard is not None:
+            guard.rest(connection)
     return done
 
 

@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import UUID
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine.databases import in_broker
+from servicebroker.engine.endpoints import keep_lock
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
 from servicebroker.store.direct import Ahead, DirectConnection, is_direct, is_idle, run_command, send_ahead
-from servicebroker.store.running import run, run_alone
+from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -106,6 +108,9 @@ class Transaction(JoinedTransaction):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        if self._was_put_back:
+            release_kept(self.connection)
+            return
         if self.connection.ahead:  # nothing was done
             self.connection.ahead.pop()
             send_ahead(self.connection)  # the COMMIT of the transaction before, perhaps
@@ -130,6 +135,19 @@ class Transaction(JoinedTransaction):
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
         self._commit_travels = True
+
+    def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
+        """ROLLBACK, which no poison detection counts; then these steps, before anybody else has the group's lock."""
+        run(self.connection, _kept(group))
+        self._taken.clear()
+        self._was_put_back = True
+        run_command(self.connection, b"rollback")
+        if steps is not None:
+            in_transaction(self.connection, steps)
+
+    def _is_over(self) -> bool:
+        """Whether somebody has ended it on the connection, or the connection is lost."""
+        return self.connection.closed or is_idle(self.connection)
 
     def _can_wait(self) -> bool:
         is_open = self.connection.info.transaction_status == TransactionStatus.INTRANS
@@ -171,6 +189,7 @@ class Transaction(JoinedTransaction):
 
     _ended = False
     _commit_travels = False
+    _was_put_back = False
 
     def _do(self, steps: Steps[T]) -> T:
         self._check_open()
@@ -185,6 +204,10 @@ class Transaction(JoinedTransaction):
     def _check_open(self) -> None:
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def _kept(group: UUID) -> Steps[None]:
+    yield keep_lock(group)
 
 
 def release_kept(connection: psycopg.Connection[Any]) -> None:

@@ -13,9 +13,12 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api.instance import Instance
+from servicebroker.api.transaction import Transaction
 from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker.benchmarks.scenarios import BASELINE
 from servicebroker.benchmarks.system import Way, text_body
+from servicebroker.model.messages import Message
+from servicebroker.model.poison import Policy, give_up_after
 from servicebroker.store import locks
 
 DEPTH = 10_000  # times the measured messages: 10,000,000 at scale 1
@@ -51,6 +54,9 @@ class Storage:
         """By scenario, what is measured."""
         receive, sides = self.receive, self.crowd
         return {
+            "poison": Way(
+                "process(poison=policy)", "no message fails", self._rows, partial(self.work, give_up_after(3))
+            ),
             "storage-depth": Way("receive(top=1)", "10,000 times as deep", self._deep, receive),
             "storage-groups": Way(
                 "receive(top=1)", "a group for each message", partial(self._fill_many, None), receive
@@ -84,6 +90,7 @@ class Storage:
         receive, sides = self.receive, self.crowd
         held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
         return {
+            "poison": Way("process", "no policy", self._rows, partial(self.work, None)),
             "storage-depth": Way("receive(top=1)", "a shallow queue", partial(self._fill, GROUPS), receive),
             "storage-groups": Way("receive(top=1)", "1,000 groups", partial(self._fill_many, GROUPS), receive),
             "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUPS), receive),
@@ -116,6 +123,12 @@ class Storage:
     def _fill(self, groups: int, messages: int, *, prefix: str = "") -> None:
         self._empty(messages)
         self._insert(messages, groups, prefix)
+
+    def _rows(self, messages: int) -> None:
+        """Real conversations, and a table of the application's."""
+        with self._database.instance.connection() as connection:
+            connection.execute("create table if not exists bench_rows (number bigint)")
+        self._broker.fill_groups(messages)
 
     def _few(self, groups: int, messages: int) -> None:
         self._fill(groups, messages)
@@ -181,6 +194,14 @@ class Storage:
         return self._database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)
 
     # ---------------------------------------------------------------- work
+
+    def work(self, policy: Policy | None, messages: int) -> int:
+        """Each message in a transaction that writes a row."""
+
+        def store(transaction: Transaction, received: list[Message]) -> None:
+            transaction.connection.execute("insert into bench_rows values (1)")
+
+        return self._database.process(QUEUE, store, poison=policy)
 
     def receive(self, messages: int) -> int:
         """One by one."""

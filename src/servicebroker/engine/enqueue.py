@@ -253,6 +253,24 @@ def tell_self(queue_id: int) -> str:
     )
 
 
+def replay(queue_id: int) -> str:
+    """A message that was set aside, into the queue it was received from, under the number it had.
+
+    Parameters: handle, sequence number, message type id, validation letter, body, rank.
+    """
+    return (
+        f"with sender as (update servicebroker.conversation_endpoints set {_STAMP} where far_handle = $1 "
+        f"returning last_stamp), "
+        f"arriving as (update servicebroker.arrivals set {_STAMP} where conversation_handle = $1 returning last_stamp) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select $2, greatest(pg_current_xact_id(), (select last_stamp from sender), "
+        f"(select last_stamp from arriving)), "
+        f"{_OWN}, $3, e.priority, $6, {_OWN_BUCKET}, $4, $5 "
+        f"from servicebroker.conversation_endpoints e where e.conversation_handle = $1 "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
 def wake(queue_ids: Sequence[int]) -> Statement:
     """Wake who waits for these queues, after the commit that filled them: whoever came later looks by itself."""
     return Statement(

@@ -126,6 +126,12 @@ def check_procedure(procedure: object) -> None:
         raise BrokerError(402, "procedure", repr(procedure), "a function of a transaction and its messages")
 
 
+def check_policy(policy: object) -> None:
+    """What judges failures for `process`."""
+    if policy is not None and not callable(policy):
+        raise BrokerError(402, "poison", repr(policy), "a function of a Failure")
+
+
 def check_count(name: str, count: object) -> None:
     """A number of things, at least one."""
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= 2_147_483_647:

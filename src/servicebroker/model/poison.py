@@ -1,11 +1,19 @@
-"""When a queue is switched off by itself: five rollbacks in a row of transactions that received from it.
+"""Poison messages as plain values: when a queue is switched off by itself, and what a policy says of a failed message.
 
-Plain values: who asks says which transactions have ended and how (reference 04 section 7.1).
+Five rollbacks in a row of transactions that received from a queue switch it off (reference 04 section 7.1); who asks
+says which transactions have ended and how.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
 
 LIMIT = 5  # rollbacks
 _PENDING_KEPT = 10_000
@@ -69,3 +77,90 @@ class Rollbacks:
 def reason(queue: str) -> str:
     """What the event says of a queue that was switched off."""
     return f"The queue '{queue}' was switched off after five rollbacks of transactions that received."
+
+
+# ---------------------------------------------------------------- programmatic handling (reference 04 section 7.2)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A message whose processing has failed.
+
+    Attributes:
+        message: as RECEIVE took it.
+        error: what the procedure raised.
+        count: how often this message has failed in a row, this time included.
+        first_failed_at: when it failed first (UTC).
+        first_error: what it failed with then, as text.
+        now: the time of this failure (UTC).
+    """
+
+    message: Message
+    error: Exception
+    count: int
+    first_failed_at: datetime
+    first_error: str
+    now: datetime
+
+
+@dataclass(frozen=True)
+class Retry:
+    """The message is in its queue again. Nobody receives from its conversation group for `after` seconds."""
+
+    after: float = 0.0
+
+
+@dataclass(frozen=True)
+class EndWithError:
+    """END CONVERSATION WITH ERROR: the other side is told, and the conversation's messages go."""
+
+    code: int = 500
+    description: str = "Unable to process message."
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """The message is kept for an operator, and the conversation goes on."""
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """RECEIVE is committed, and nothing is done with the message."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """RECEIVE is committed, this message is sent back, and the conversation goes on."""
+
+    message_type: str
+    body: Body | Omitted = OMITTED
+
+
+Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply
+Policy: TypeAlias = Callable[[Failure], Verdict]
+
+
+def give_up_after(failures: int = 3, verdict: Verdict | None = None) -> Policy:
+    """The policy that tries a message again at once and, when it has failed more than so many times, gives `verdict`.
+
+    Without one that is END CONVERSATION WITH ERROR 500.
+    """
+    check_count("failures", failures)
+    last = EndWithError() if verdict is None else checked_verdict(verdict)
+    return lambda failure: last if failure.count > failures else Retry()
+
+
+def checked_verdict(verdict: object) -> Verdict:
+    """What a policy has answered.
+
+    Raises:
+        BrokerError: 402 it is no verdict.
+    """
+    if isinstance(verdict, Retry) and isinstance(verdict.after, int | float) and 0 <= verdict.after < _CENTURY:
+        return verdict
+    if isinstance(verdict, EndWithError | SetAside | Ignore | Reply):
+        return verdict
+    raise BrokerError(402, "the verdict", repr(verdict), "Retry, EndWithError, SetAside, Ignore or Reply")
+
+
+_CENTURY = 3_155_760_000.0  # seconds

@@ -217,6 +217,7 @@ declare
     places tid[];
     enabled boolean;
     monitored boolean;
+    holds boolean;                   -- groups may be held until a message is to be tried again
     due boolean;
     fired boolean := false;
 begin
@@ -228,14 +229,14 @@ begin
         places := '{}';
         -- one look for everything that the usual RECEIVE needs to know: it takes the oldest message of the highest
         -- priority
-        select q.is_receive_enabled, q.is_monitored, s.last_value, head.level, head.queuing_order,
-               head.conversation_group_id,
+        select q.is_receive_enabled, q.is_monitored, coalesce(q.held_until > at, false), s.last_value, head.level,
+               head.queuing_order, head.conversation_group_id,
                exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.dialog_timer <= at)
             or exists (select from servicebroker.conversation_endpoints e
                         where e.queue_id = {id} and e.lifetime <= at
                           and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO')
-          into enabled, monitored, drawn, level, oldest, candidate, due
+          into enabled, monitored, holds, drawn, level, oldest, candidate, due
           from servicebroker.queues q
           cross join servicebroker.queue_{id}_order s
           left join lateral (
@@ -299,6 +300,9 @@ begin
                 previous := '00000000-0000-0000-0000-000000000000';
                 loop
                     foreach candidate in array candidates loop
+                        continue when holds and in_group is null and exists (
+                            select from servicebroker.failed_messages f
+                             where f.conversation_group_id = candidate and f.held_until > at);
                         continue when not pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate));
                         places := array(
                             select m.ctid from servicebroker.queue_{id} m

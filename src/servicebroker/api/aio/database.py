@@ -13,6 +13,7 @@ import psycopg
 from servicebroker.api.aio.bindings import AsyncBindings
 from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.exclusive import alone
+from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
 from servicebroker.api.aio.security import AsyncSecurity
@@ -37,6 +38,7 @@ from servicebroker.model.arguments import (
     Termination,
     check_broker_options,
     check_changes,
+    check_policy,
     check_procedure,
     check_switch,
     check_wait,
@@ -45,6 +47,7 @@ from servicebroker.model.arguments import (
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
+from servicebroker.model.poison import Policy
 from servicebroker.store.aio.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -55,7 +58,7 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings):
+class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncPoisonMessages):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
@@ -98,6 +101,7 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, 
         *,
         top: int | None = 1,
         wait: float = 0.0,
+        poison: Policy | None = None,
     ) -> int:
         """Run `procedure(transaction, messages)` on what RECEIVE takes, again and again, each time as a transaction.
 
@@ -111,17 +115,20 @@ class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, 
                 on `transaction.connection`.
             top: at most so many messages of one group at a time; None for all that the group has.
             wait: seconds to wait for a message before it ends; float("inf") for ever. No transaction is open then.
+            poison: says what happens to a message whose processing raises an exception; `process` goes on then. Of
+                several messages that fail together each is tried alone.
 
         Returns:
             How many messages were processed.
 
         Raises:
-            BrokerError: as `receive`; 402 `procedure` cannot be called.
+            BrokerError: as `receive`; 402 `procedure` or `poison` cannot be called, or the policy gave no verdict.
             psycopg.Error: a COMMIT failed, as at a deferred constraint; that transaction is rolled back.
         """
         check_procedure(procedure)
         check_wait(wait)
-        return await process(self, queue, procedure, top=top, wait=wait)
+        check_policy(poison)
+        return await process(self, queue, procedure, top=top, wait=wait, poison=poison)
 
     def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

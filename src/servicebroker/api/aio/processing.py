@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
 from servicebroker.model.messages import Message
+from servicebroker.model.poison import Policy
 from servicebroker.store.aio.direct import AsyncDirectConnection
 
 if TYPE_CHECKING:
@@ -22,12 +24,14 @@ async def process(
     *,
     top: int | None,
     wait: float,
+    poison: Policy | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
     """`Database.process`, which also ends between two transactions once `stopping` says so."""
+    guard = None if poison is None else AsyncGuard(database, queue, poison)
 
     async def once() -> int:
-        return await _drain(database, queue, procedure, top, stopping)
+        return await _drain(database, queue, procedure, top, guard, stopping)
 
     done = await once()
     while (
@@ -40,7 +44,12 @@ async def process(
 
 
 async def _drain(
-    database: AsyncDatabase, queue: str, procedure: Procedure, top: int | None, stopping: Callable[[], bool]
+    database: AsyncDatabase,
+    queue: str,
+    procedure: Procedure,
+    top: int | None,
+    guard: AsyncGuard | None,
+    stopping: Callable[[], bool],
 ) -> int:
     """Process what the queue has, on one connection: how many messages those were."""
     done = 0
@@ -51,12 +60,20 @@ async def _drain(
         await procedure(transaction, messages)
 
     async with database.instance.connection() as connection, translated():
-        while taken := await _take(database, connection, queue, procedure if done else first, top):
+
+        async def take() -> int:
+            if guard is not None:
+                return await guard.take(connection, top, procedure if done else first)
+            return await _take(database, connection, queue, procedure if done else first, top)
+
+        while taken := await take():
             done += taken
             if stopping():
                 async with AsyncTransaction(database, connection):
                     pass  # the last COMMIT, which would have travelled with the next RECEIVE
                 break
+        if guard is not None:
+            await guard.rest(connection)
     return done
 
 

@@ -8,18 +8,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import UUID
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine.databases import in_broker
+from servicebroker.engine.endpoints import keep_lock
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.connection import one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_ahead
-from servicebroker.store.aio.running import run, run_alone
+from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import Ahead, is_direct, is_idle
 from servicebroker.store.statements import Steps
 
@@ -107,6 +109,9 @@ class AsyncTransaction(AsyncJoinedTransaction):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        if self._was_put_back:
+            await finish(release_kept(self.connection))
+            return
         if self.connection.ahead:  # nothing was done
             self.connection.ahead.pop()
             await finish(send_ahead(self.connection))  # the COMMIT of the transaction before, perhaps
@@ -131,6 +136,19 @@ class AsyncTransaction(AsyncJoinedTransaction):
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
         self._commit_travels = True
+
+    async def _put_back(self, group: UUID, steps: Steps[None] | None = None) -> None:
+        """ROLLBACK, which no poison detection counts; then these steps, before anybody else has the group's lock."""
+        await run(self.connection, _kept(group))
+        self._taken.clear()
+        self._was_put_back = True
+        await run_command(self.connection, b"rollback")
+        if steps is not None:
+            await in_transaction(self.connection, steps)
+
+    def _is_over(self) -> bool:
+        """Whether somebody has ended it on the connection, or the connection is lost."""
+        return self.connection.closed or is_idle(self.connection)
 
     def _can_wait(self) -> bool:
         is_open = self.connection.info.transaction_status == TransactionStatus.INTRANS
@@ -172,6 +190,7 @@ class AsyncTransaction(AsyncJoinedTransaction):
 
     _ended = False
     _commit_travels = False
+    _was_put_back = False
 
     async def _do(self, steps: Steps[T]) -> T:
         self._check_open()
@@ -186,6 +205,10 @@ class AsyncTransaction(AsyncJoinedTransaction):
     def _check_open(self) -> None:
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def _kept(group: UUID) -> Steps[None]:
+    yield keep_lock(group)
 
 
 async def release_kept(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -1,0 +1,70 @@
+# Made from aio/poison_messages.py by tools/make_sync.py: change that file, then run `make sync`.
+"""What was set aside of a broker database's queues, for an operator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from servicebroker.engine import alter, failed_messages
+from servicebroker.engine import authorization as rights
+from servicebroker.engine.failed_messages import SetAsideMessage
+from servicebroker.model.arguments import check_count
+from servicebroker.model.permissions import User
+from servicebroker.store.statements import Steps
+
+T = TypeVar("T")
+
+
+class PoisonMessages(ABC):
+    """Messages that a policy has set aside: they are listed, replayed or discarded."""
+
+    database_id: int
+    user: User
+
+    @abstractmethod
+    def _alone(self, steps: Steps[T]) -> T:
+        """Run steps that see for themselves whether the user may, as one transaction."""
+
+    def set_aside_messages(self, queue: str | None = None) -> list[SetAsideMessage]:
+        """The messages that were set aside, oldest first; of one queue when it is named.
+
+        Raises:
+            BrokerError: 15151 no such queue, 5011 no permission: they are for db_owner.
+        """
+
+        def steps() -> Steps[list[SetAsideMessage]]:
+            yield from rights.demand(self.user, "ALTER DATABASE")
+            found = None if queue is None else (yield from alter.find_queue_now("find", self.database_id, queue))
+            return (yield from failed_messages.set_aside_messages(self.database_id, found.queue_id if found else None))
+
+        return self._alone(steps())
+
+    def replay_message(self, set_aside_id: int) -> None:
+        """Put a message that was set aside into its queue again, behind what is there.
+
+        Raises:
+            BrokerError: 402 there is none of that number, 5011 no permission.
+            InstanceError: its conversation has ended.
+        """
+        check_count("set_aside_id", set_aside_id)
+
+        def steps() -> Steps[None]:
+            yield from rights.demand(self.user, "ALTER DATABASE")
+            yield from failed_messages.replay(self.database_id, set_aside_id)
+
+        self._alone(steps())
+
+    def discard_message(self, set_aside_id: int) -> None:
+        """Remove a message that was set aside.
+
+        Raises:
+            BrokerError: 402 there is none of that number, 5011 no permission.
+        """
+        check_count("set_aside_id", set_aside_id)
+
+        def steps() -> Steps[None]:
+            yield from rights.demand(self.user, "ALTER DATABASE")
+            yield from failed_messages.discard(self.database_id, set_aside_id)
+
+        self._alone(steps())

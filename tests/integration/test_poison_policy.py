@@ -1,0 +1,517 @@
+"""`process(poison=policy)`: failures are counted under the group's lock, and a policy says what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    MARK,
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    errors,
+    far_handle,
+    in_thread,
+    query,
+    queue_number,
+    refused,
+    state,
+    together,
+)
+
+pytestmark = pytest.mark.both_faces
+
+Messages = list[sb.Message]
+
+
+class Bad(Exception):
+    """What the procedures of these tests raise."""
+
+
+def send(database: sb.Database, *texts: bytes) -> UUID:
+    handle = begin(database)
+    for text in texts:
+        database.send(handle, ORDER, text)
+    return handle
+
+
+@pytest.fixture
+def table(database: sb.Database) -> Any:
+    name = f"done_{database.database_id}"
+    with database.instance.connection() as connection:
+        connection.execute(f"create table {name} (body bytea primary key)".encode())
+    yield name
+    with database.instance.connection() as connection:
+        connection.execute(f"drop table {name}".encode())
+
+
+def done(database: sb.Database, table: str) -> list[bytes]:
+    return [body for (body,) in query(database, f"select body from {table} order by body")]
+
+
+def storing(table: str, fails: Callable[[sb.Message], object]) -> Callable[[sb.Transaction, Messages], None]:
+    """Writes what it gets, and then fails on some."""
+
+    def procedure(transaction: sb.Transaction, messages: Messages) -> None:
+        for message in messages:
+            transaction.connection.execute(f"insert into {table} values (%s)".encode(), (message.message_body or b"",))
+        if any(fails(message) for message in messages):
+            raise Bad(b",".join(body or b"" for body in bodies(messages)).decode())
+
+    return procedure
+
+
+def is_bad(message: sb.Message) -> bool:
+    return (message.message_body or b"").startswith(b"bad")
+
+
+def tracked(database: sb.Database) -> list[tuple[Any, ...]]:
+    text = "select failures, first_error, last_error from servicebroker.failed_messages where queue_id = %s"
+    return query(database, text, queue_number(database, STOCK_QUEUE))
+
+
+def is_on(database: sb.Database) -> bool:
+    text = "select is_receive_enabled from servicebroker.queues where queue_id = %s"
+    return bool(query(database, text, queue_number(database, STOCK_QUEUE))[0][0])
+
+
+@pytest.mark.feature(188, 189)
+def test_at_the_fourth_failure_the_conversation_ends_with_the_error_and_others_go_on(
+    database: sb.Database, table: str
+) -> None:
+    first, second = send(database, b"bad", b"after"), send(database, b"good")
+    seen: list[int] = []
+    policy = sb.give_up_after(3, sb.EndWithError(500, "Unable to process message."))
+
+    def watching(failure: sb.Failure) -> sb.Verdict:
+        seen.append(failure.count)
+        return policy(failure)
+
+    def fails(message: sb.Message) -> bool:
+        if is_bad(message):
+            assert tracked(database) == ([(seen[-1], "Bad: bad", "Bad: bad")] if seen else [])
+        return is_bad(message)
+
+    assert database.process(STOCK_QUEUE, storing(table, fails), poison=watching) == 5
+    assert seen == [1, 2, 3, 4]
+    assert done(database, table) == [b"good"]
+    assert database.receive(STOCK_QUEUE) == []  # the conversation's other message went with it
+    (error,) = database.receive(ORDERS_QUEUE)
+    assert sb.read_error(error.message_body) == (500, "Unable to process message.")
+    assert (error.conversation_handle, state(database, second)) == (first, "CO")
+    assert tracked(database) == []
+    assert is_on(database)
+
+
+def test_a_failure_undoes_everything_but_the_count(database: sb.Database, table: str) -> None:
+    send(database, b"x")
+
+    def procedure(transaction: sb.Transaction, messages: Messages) -> None:
+        transaction.connection.execute(f"insert into {table} values ('x')".encode())
+        transaction.send(messages[0].conversation_handle, REPLY, b"never")
+        raise Bad
+
+    assert database.process(STOCK_QUEUE, procedure, poison=lambda failure: sb.Ignore()) == 1
+    assert done(database, table) == []
+    assert database.receive(ORDERS_QUEUE) == []
+
+
+@pytest.mark.feature(188)
+def test_a_failed_statement_is_a_failure_too(database: sb.Database, table: str) -> None:
+    send(database, b"x", b"y")
+    seen: list[str] = []
+
+    def procedure(transaction: sb.Transaction, messages: Messages) -> None:
+        if messages[0].message_body == b"x":
+            transaction.connection.execute("select 1 / 0")
+
+    def swallowing(transaction: sb.Transaction, messages: Messages) -> None:
+        try:
+            transaction.connection.execute("select 1 / 0")
+        except Exception as problem:
+            seen.append(type(problem).__name__)
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        seen.append(failure.first_error.split(":")[0])
+        return sb.Retry() if failure.count < 2 else sb.Ignore()
+
+    assert database.process(STOCK_QUEUE, procedure, poison=policy) == 3
+    assert seen == ["DivisionByZero"] * 2
+    send(database, b"z")
+    assert database.process(STOCK_QUEUE, swallowing, poison=policy) == 2
+    assert seen[2:] == ["DivisionByZero", "InstanceError"] * 2
+
+
+def test_success_clears_the_count(database: sb.Database, table: str) -> None:
+    send(database, b"1", b"2")
+    attempts: list[bytes | None] = []
+    counts: list[int] = []
+
+    def fails(message: sb.Message) -> bool:
+        attempts.append(message.message_body)
+        return attempts.count(message.message_body) < 3
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        counts.append(failure.count)
+        return sb.Retry()
+
+    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 6
+    assert counts == [1, 2, 1, 2]
+    assert done(database, table) == [b"1", b"2"]
+    assert tracked(database) == []
+
+
+def test_a_count_of_another_process_is_cleared_when_a_reader_is_idle(database: sb.Database, table: str) -> None:
+    send(database, b"bad")
+    with pytest.raises(ZeroDivisionError):
+        database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda f: sb.Retry() if f.count == 1 else 1 / 0)  # type: ignore[arg-type,return-value]
+    assert [row[0] for row in tracked(database)] == [1]
+    assert database.process(STOCK_QUEUE, storing(table, lambda message: False), poison=sb.give_up_after()) == 1
+    assert tracked(database) == []
+
+
+def test_the_policy_sees_the_message_the_first_failure_and_the_time(
+    database: sb.Database, table: str, clock: Clock
+) -> None:
+    handle = send(database, b"bad")
+    seen: list[sb.Failure] = []
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        seen.append(failure)
+        clock.jump(seconds=20)
+        waits = failure.now - failure.first_failed_at < timedelta(seconds=30)
+        return sb.Retry() if waits else sb.SetAside()
+
+    database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
+    assert [failure.count for failure in seen] == [1, 2, 3]
+    assert len({failure.first_failed_at for failure in seen}) == 1
+    assert isinstance(seen[0].error, Bad)
+    assert seen[0].message.conversation_handle == far_handle(database, handle)
+
+
+def test_retry_later_holds_the_group_and_lets_others_pass(database: sb.Database, table: str, clock: Clock) -> None:
+    handle = send(database, b"bad 1", b"2")
+    known: list[str] = []  # the customer of the order
+
+    def fails(message: sb.Message) -> bool:
+        return is_bad(message) and not known
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        return sb.Retry(after=60)
+
+    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 1
+    send(database, b"other")
+    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 1
+    assert done(database, table) == [b"other"]
+    assert database.receive(STOCK_QUEUE) == []
+    assert database.get_conversation_group(STOCK_QUEUE) is None
+    with database.transaction() as transaction:  # who names the conversation gets it
+        assert transaction.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle), top=0) == []
+    known.append("customer")
+    clock.jump(seconds=61)
+    assert database.process(STOCK_QUEUE, storing(table, fails), poison=policy) == 2
+    assert done(database, table) == [b"2", b"bad 1", b"other"]
+    assert tracked(database) == []
+
+
+def test_ignore_commits_the_receive(database: sb.Database, table: str) -> None:
+    handle = send(database, b"bad", b"2")
+    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Ignore()) == 2
+    assert (done(database, table), state(database, handle)) == ([b"2"], "CO")
+
+
+def test_an_application_error_message_is_sent_and_the_conversation_goes_on(database: sb.Database, table: str) -> None:
+    handle = send(database, b"bad", b"2")
+    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda f: sb.Reply(REPLY, b"cannot do")) == 2
+    assert (done(database, table), state(database, handle)) == ([b"2"], "CO")
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"cannot do"]
+
+
+def test_set_aside_keeps_everything_and_can_be_replayed(database: sb.Database, table: str) -> None:
+    handle = send(database, b"bad \x00", b"2")
+    far = far_handle(database, handle)
+    policy = sb.give_up_after(1, sb.SetAside())
+    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy) == 3
+    (kept,) = database.set_aside_messages()
+    assert (kept.queue, kept.conversation_handle, kept.message_body) == (f"dbo.{STOCK_QUEUE}", far, b"bad \x00")
+    assert (kept.failures, kept.validation, kept.message_type_name, kept.service_name) == (2, "N", ORDER, STOCK)
+    assert kept.error.startswith("Bad: bad")
+    assert "raise Bad" in kept.traceback
+    ours = "select service_broker_guid::text from servicebroker.databases where database_id = %s"
+    assert (kept.far_service, kept.far_broker_instance) == (
+        "//test/Orders",
+        query(database, ours, database.database_id)[0][0],
+    )
+    assert kept.first_failed_at <= kept.set_aside_at
+    assert state(database, handle) == "CO"
+    assert done(database, table) == [b"2"]
+    database.replay_message(kept.set_aside_id)
+    assert database.set_aside_messages(STOCK_QUEUE) == []
+    (again,) = database.receive(STOCK_QUEUE)
+    assert (again.message_body, again.message_sequence_number, again.conversation_handle) == (b"bad \x00", 0, far)
+    assert not database.instance.check().findings
+
+
+def test_a_message_of_an_ended_conversation_is_not_replayed_but_discarded(database: sb.Database, table: str) -> None:
+    handle = send(database, b"bad")
+    database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.SetAside())
+    (kept,) = database.set_aside_messages(STOCK_QUEUE)
+    database.end_conversation(far_handle(database, handle))
+    with pytest.raises(sb.InstanceError, match="cannot be replayed"):
+        database.replay_message(kept.set_aside_id)
+    database.discard_message(kept.set_aside_id)
+    for verb in (database.replay_message, database.discard_message):
+        with refused(402, "none has"):
+            verb(kept.set_aside_id)
+        with refused(402):
+            verb("1")  # type: ignore[arg-type]
+
+
+def test_what_was_set_aside_is_for_the_owner(database: sb.Database, app: sb.Database) -> None:
+    for verb in (app.set_aside_messages, lambda: app.replay_message(1), lambda: app.discard_message(1)):
+        with refused(5011):
+            verb()
+
+
+def test_of_a_batch_that_fails_the_bad_message_is_found(database: sb.Database, table: str) -> None:
+    send(database, *[b"%d" % number for number in range(5)], b"bad", *[b"%d" % number for number in range(5, 9)])
+    failed: list[bytes | None] = []
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        failed.append(failure.message.message_body)
+        return sb.Ignore()
+
+    database.process(STOCK_QUEUE, storing(table, is_bad), top=None, poison=policy)
+    assert failed == [b"bad"]
+    assert done(database, table) == [b"%d" % number for number in range(9)]
+
+
+def test_the_group_stays_locked_until_the_failure_is_counted(database: sb.Database, table: str) -> None:
+    """Another reader never gets the message between the ROLLBACK and the count."""
+    handle = send(database, b"bad")
+    group = query(
+        database,
+        "select conversation_group_id from servicebroker.conversation_endpoints where conversation_handle = %s",
+        far_handle(database, handle),
+    )[0][0]
+    over = threading.Event()
+    seen: list[list[tuple[Any, ...]]] = []
+    text = (
+        "select coalesce((select failures from servicebroker.failed_messages where conversation_group_id = %s), 0) "
+        "where pg_try_advisory_xact_lock(1396834305, uuid_hash(%s))"
+    )
+
+    def watching() -> None:
+        while not over.is_set():
+            seen.append(query(database, text, group, group))
+
+    counts: list[int] = []
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        counts.append(failure.count)
+        return sb.Retry() if failure.count < 30 else sb.Ignore()
+
+    watcher = in_thread(watching)
+    while counts[-1:] != [30]:  # who watches has the lock now and then
+        database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
+    over.set()
+    watcher.result(10)
+    assert counts == list(range(1, 31))
+    free = [rows[0][0] for rows in seen if rows]
+    while free and free[-1] == 0:  # cleared
+        free.pop()
+    assert free == sorted(free)
+
+
+def test_readers_at_a_time_count_together(database: sb.Database, table: str) -> None:
+    for _ in range(4):
+        send(database, b"bad", b"x")
+    counts: dict[UUID, list[int]] = defaultdict(list)
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        counts[failure.message.conversation_handle].append(failure.count)
+        return sb.Retry() if failure.count < 6 else sb.EndWithError(127, "no")
+
+    def reader() -> None:
+        database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy, wait=0.3)
+
+    together(reader, reader, reader)
+    assert [sorted(found) for found in counts.values()] == [[1, 2, 3, 4, 5, 6]] * 4
+    assert errors(database.receive(ORDERS_QUEUE)) == [127]
+
+
+def test_a_policy_that_fails_or_says_nonsense_ends_process_and_counts_as_a_rollback(
+    database: sb.Database, table: str
+) -> None:
+    send(database, b"bad")
+    for _ in range(4):
+        with refused(402, "verdict"):
+            database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: "retry")  # type: ignore[arg-type,return-value]
+    assert is_on(database)
+    with refused(402, "verdict"):
+        database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Retry(after=-1))
+    assert not is_on(database)
+
+
+def test_refusals(database: sb.Database) -> None:
+    with refused(402, "poison"):
+        database.process(STOCK_QUEUE, lambda transaction, messages: None, poison=3)  # type: ignore[arg-type]
+    with refused(402):
+        sb.give_up_after(0)
+    with refused(402):
+        sb.give_up_after(1, "end")  # type: ignore[arg-type]
+
+
+def test_a_reply_that_the_contract_forbids_leaves_the_message(database: sb.Database, table: str) -> None:
+    send(database, b"bad")
+    with refused(8431):
+        database.process(STOCK_QUEUE, storing(table, is_bad), poison=lambda failure: sb.Reply(sb.DEFAULT))
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"bad"]
+
+
+def test_a_procedure_that_touches_nothing_may_fail_too(database: sb.Database) -> None:
+    handle = send(database, b"bad", b"2")
+    seen: Messages = []
+
+    def procedure(transaction: sb.Transaction, messages: Messages) -> None:
+        if is_bad(messages[0]):
+            raise Bad
+        seen.extend(messages)
+
+    assert database.process(STOCK_QUEUE, procedure, poison=lambda failure: sb.Ignore()) == 2
+    assert (bodies(seen), state(database, handle)) == ([b"2"], "CO")
+
+
+def test_locks_do_not_stay(database: sb.Database, table: str) -> None:
+    handle = send(database, b"bad")
+    counted: list[int] = []
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        counted.append(failure.count)
+        return sb.Retry(after=3600)
+
+    database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy)
+    held = (
+        "select from pg_locks where locktype = 'advisory' and classid = 1396834305 "
+        "and database = (select oid from pg_database where datname = current_database())"
+    )
+    assert query(database, held) == []
+    taken = in_thread(database.receive, STOCK_QUEUE, conversation_handle=far_handle(database, handle))
+    assert bodies(taken.result(10)) == [b"bad"]
+
+
+def test_a_cancelled_procedure_is_no_failure(instance: sb.Instance, database: sb.Database) -> None:
+    if isinstance(instance, sb.Instance):
+        pytest.skip("only a task can be cancelled")
+    send(database, b"1")
+
+    async def work() -> None:
+        async def procedure(transaction: sb.AsyncTransaction, messages: Messages) -> None:
+            await asyncio.sleep(60)
+
+        def policy(failure: sb.Failure) -> sb.Verdict:
+            raise AssertionError
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await database.real.process(STOCK_QUEUE, procedure, poison=policy)  # type: ignore[attr-defined]
+
+    asyncio.run_coroutine_threadsafe(work(), database.loop).result(20)  # type: ignore[attr-defined]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(109)
+def test_the_initiator_sends_again_what_came_back_with_a_recoverable_error(database: sb.Database, table: str) -> None:
+    """The target ends with an error that means 'later'; the initiator begins anew and sends what it has kept."""
+    kept = {send(database, b"bad order"): b"bad order"}
+    known: list[str] = []
+    procedure = storing(table, lambda message: is_bad(message) and not known)
+    for attempt in range(3):
+        if attempt == 2:
+            known.append("customer")
+        database.process(STOCK_QUEUE, procedure, poison=lambda failure: sb.EndWithError(1001, "try again"))
+        with database.transaction() as transaction:
+            for message in transaction.receive(ORDERS_QUEUE):
+                code, _ = sb.read_error(message.message_body)
+                transaction.end_conversation(message.conversation_handle)
+                assert code == 1001
+                again = begin(transaction)  # type: ignore[arg-type]
+                transaction.send(again, ORDER, kept[message.conversation_handle])
+                kept[again] = kept.pop(message.conversation_handle)
+    assert done(database, table) == [b"bad order"]
+    assert state(database, next(iter(kept))) == "CO"
+
+
+@pytest.mark.parametrize("top", [1, None])
+def test_poison_among_many_good_ones(
+    fresh_database: sb.Database, request: pytest.FixtureRequest, seeded_random: random.Random, top: int | None
+) -> None:
+    """All good ones exactly once and in order, all poison dismissed or set aside, the queue never off."""
+    database = fresh_database
+    good, bad = request.config.option.good_messages, request.config.option.good_messages // 100
+    handles = [begin(database) for _ in range(max(10, bad // 2))]
+    for handle in handles:
+        database.send(handle, MARK)  # so that the far side is there
+    poisoned = sorted(seeded_random.sample(range(good), bad))
+    for number in range(good):
+        if number in set(poisoned):
+            database.send(seeded_random.choice(handles), ORDER, b"bad %d" % number)
+        database.send(handles[number % len(handles)], ORDER, b"%d %d" % (number % len(handles), number))
+    got: dict[bytes, list[int]] = defaultdict(list)
+    failures: dict[bytes | None, int] = defaultdict(int)
+    places: dict[bytes | None, int] = {}
+
+    def procedure(transaction: sb.Transaction, messages: Messages) -> None:
+        if any(is_bad(message) for message in messages):
+            transaction.connection.execute("select 1 / 0")
+        for message in messages:
+            if message.message_body:
+                key, number = message.message_body.split()
+                got[key].append(int(number))
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        failures[failure.message.message_body] += 1
+        places[failure.message.message_body] = failure.message.message_sequence_number
+        assert failure.count == failures[failure.message.message_body]
+        verdicts = (sb.SetAside(), sb.Ignore())
+        return sb.Retry() if failure.count < 4 else verdicts[failure.message.message_sequence_number % 2]
+
+    def reader() -> None:
+        database.process(STOCK_QUEUE, procedure, top=top, poison=policy, wait=0.2)
+
+    together(reader, reader, seconds=3600)
+    assert sorted(number for numbers in got.values() for number in numbers) == list(range(good))
+    assert all(numbers == sorted(numbers) for numbers in got.values())
+    assert sorted(failures.values()) == [4] * bad
+    assert len(database.set_aside_messages()) == sum(number % 2 == 0 for number in places.values())
+    assert database.instance.events.recent(143) == []
+    assert is_on(database)
+    assert tracked(database) == []
+
+
+@pytest.mark.feature(189)
+def test_in_the_automatic_form_the_queue_goes_off(database: sb.Database, table: str) -> None:
+    handle = send(database, b"1", b"bad", b"2")
+    for _ in range(5):
+        with pytest.raises(Bad):
+            database.process(STOCK_QUEUE, storing(table, is_bad))
+    assert not is_on(database)
+    database.alter_queue(STOCK_QUEUE, status=True)
+    database.end_conversation(far_handle(database, handle), error=(127, "Unable to process message."))
+    assert done(database, table) == [b"1"]
+    assert errors(database.receive(ORDERS_QUEUE)) == [127]
