@@ -19,7 +19,7 @@ import tokenize
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "servicebroker"
-BY_HAND = {"__init__.py", "concurrency.py", "direct.py"}
+BY_HAND = {"__init__.py", "concurrency.py", "direct.py", "scripts.py"}
 NAMES = {
     "AbstractAsyncContextManager": "AbstractContextManager",
     "asynccontextmanager": "contextmanager",

@@ -68,6 +68,7 @@ def calls(database: sb.Database) -> Calls:
         "create_remote_service_binding": {"name": "%d", "to_service": "%d", "user": APP},
         "alter_remote_service_binding": {"name": "bound", "anonymous": True},
         "get_transmission_status": {"handle": handle},
+        "execute_tsql": {"script": "SELECT 1", "parameters": {"a": 1}},
         "create_role": {"name": "%d"},
         "alter": {},
         "alter_message_type": {"name": MARK, "validation": "EMPTY"},
@@ -121,7 +122,7 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
 ) -> None:
     caller = as_user(database, user)
     methods = {name for name, _ in inspect.getmembers(sb.Database, inspect.isfunction) if not name.startswith("_")}
-    assert methods == calls.keys() | {"transaction", "join"}
+    assert methods == calls.keys() | {"transaction", "join", "tsql_session"}
     for method, name, value, given in wrong_calls(database, calls):
         refusal = ""
         try:

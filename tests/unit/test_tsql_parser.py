@@ -94,7 +94,6 @@ def test_receive_with_assignments_and_with_names():
         ("BEGIN SELECT 1", 102),
         ("BEGIN TRY SELECT 1 END TRY", 102),
         ("CREATE CONTRACT c (m SENT BY NOBODY)", 102),
-        ("MERGE t USING s ON 1 = 1 WHEN MATCHED THEN DELETE;", 40515),
         ("CREATE ASSEMBLY a FROM 'x.dll'", 40515),
         ("BEGIN " * 100 + "END " * 100, 191),
         ("IF 1 = 1 " * 100 + "PRINT 'x'", 191),

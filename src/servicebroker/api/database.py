@@ -17,6 +17,7 @@ from servicebroker.api.exclusive import alone
 from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
+from servicebroker.api.scripts import Scripts
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
@@ -59,7 +60,7 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class Database(Verbs, Security, Routing, Certificates, Bindings, PoisonMessages):
+class Database(Verbs, Security, Routing, Certificates, Bindings, PoisonMessages, Scripts):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:

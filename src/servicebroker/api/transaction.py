@@ -14,6 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
@@ -91,7 +92,7 @@ class JoinedTransaction(Verbs):
         return is_idle(self.connection)
 
 
-class Transaction(JoinedTransaction):
+class Transaction(JoinedTransaction, TransactionScripts):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements.
 
     It begins on the server with its first statement, a verb's or the application's, and in the same round trip.

@@ -178,6 +178,23 @@ def check(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
         raise typer.Exit(1)
 
 
+@app.command()
+def sql(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    database: Annotated[
+        str, typer.Option("--database", "-d", metavar="DATABASE", help="Made when missing.")
+    ] = "master",
+    file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
+    text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
+    from servicebroker.cli.sql import read_script, run_sql  # the parser takes its time to import
+
+    if not run_sql(instance, database, read_script(file, text), as_json=as_json):
+        raise typer.Exit(1)
+
+
 def _must_exist(instance: str) -> None:
     if not is_url(instance) and not EmbeddedServer.exists(instance):
         raise FileNotFoundError(f"There is no instance in '{instance}': make one with servicebroker init.")

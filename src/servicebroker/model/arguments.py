@@ -114,6 +114,14 @@ def check_receive(top: object, handle: object, group: object) -> None:
         raise BrokerError(402, "WHERE", "a handle and a group", "one of the two")
 
 
+def check_script(script: object, parameters: object) -> None:
+    """T-SQL and the variables that it is given."""
+    if not isinstance(script, str):
+        raise BrokerError(402, "the script", type(script).__name__, "str")
+    if parameters is not None and not (isinstance(parameters, Mapping) and all(isinstance(p, str) for p in parameters)):
+        raise BrokerError(402, "the parameters", repr(parameters), "values by their names")
+
+
 def check_wait(wait: object) -> None:
     """The seconds of WAITFOR."""
     if not isinstance(wait, int | float) or isinstance(wait, bool) or not wait >= 0:

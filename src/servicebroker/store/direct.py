@@ -43,6 +43,14 @@ class Ahead(NamedTuple):
     done: Callable[[], None] | None = None
 
 
+class Result(NamedTuple):
+    """What a statement returned; `columns` is None when that is no rows. It has returned or changed `touched` rows."""
+
+    columns: tuple[str, ...] | None
+    rows: list[Row]
+    touched: int
+
+
 class PreparedStatements:
     """What was prepared on a connection, and how to run it again; behind what is to be sent ahead of it."""
 
@@ -53,6 +61,24 @@ class PreparedStatements:
 
     def steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[list[Row]]:
         """The protocol's steps of a statement with $1, $2, ..., prepared at its first use; they return its rows."""
+        result, transformer = yield from self._result_steps(connection, sql, parameters)
+        if result.status != ExecStatus.TUPLES_OK:
+            return []
+        rows: list[Row] = transformer.load_rows(0, result.ntuples, tuple)
+        return rows
+
+    def described_steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[Result]:
+        """The same, with the names of the columns and the number of rows."""
+        result, transformer = yield from self._result_steps(connection, sql, parameters)
+        count = result.command_tuples or 0
+        if result.status != ExecStatus.TUPLES_OK:
+            return Result(None, [], count)
+        columns = tuple((result.fname(n) or b"").decode(connection.info.encoding) for n in range(result.nfields))
+        return Result(columns, transformer.load_rows(0, result.ntuples, tuple), count)
+
+    def _result_steps(
+        self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]
+    ) -> PQGen[tuple[PGresult, Any]]:
         transformer = Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types = tuple(transformer.types or ())
@@ -70,10 +96,9 @@ class PreparedStatements:
                     "undone the transaction: begin it again."
                 ) from None
             result = yield from self._run(connection, sql, types, values, transformer.formats)
-        if result.status != ExecStatus.TUPLES_OK:
-            return []
-        transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
-        return transformer.load_rows(0, result.ntuples, tuple)
+        if result.status == ExecStatus.TUPLES_OK:
+            transformer.set_pgresult(result, set_loaders=True, format=Format.BINARY)
+        return result, transformer
 
     def _run(
         self,
@@ -145,6 +170,11 @@ class DirectConnection(psycopg.Connection[Row]):
         """
         with self.lock:
             return super().wait(self._prepared_statements.steps(self, sql, parameters))
+
+    def run_described(self, sql: str, parameters: tuple[object, ...]) -> Result:
+        """As `run_prepared`, with the names of the columns and the number of rows."""
+        with self.lock:
+            return super().wait(self._prepared_statements.described_steps(self, sql, parameters))
 
     def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
         """As the driver's, which runs everything through it; what goes ahead is sent first."""

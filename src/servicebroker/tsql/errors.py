@@ -17,7 +17,12 @@ class TsqlError(BrokerError):
         text: the message.
         line: where the statement begins, 0 when that is not known: of the script, inside a procedure of its text.
         procedure: its name, "" outside of procedures.
+        is_raised: whether RAISERROR said it, so that SET XACT_ABORT does not count.
+        ends_batch: whether what follows in the batch is left out whatever the number, as after THROW.
     """
+
+    is_raised = False
+    ends_batch = False
 
     def __init__(
         self, number: int, text: str, *, severity: int = 16, state: int = 1, line: int = 0, procedure: str = ""

@@ -16,6 +16,7 @@ from servicebroker.api.aio.exclusive import alone
 from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
+from servicebroker.api.aio.scripts import AsyncScripts
 from servicebroker.api.aio.security import AsyncSecurity
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction, translated
 from servicebroker.api.aio.verbs import AsyncVerbs
@@ -58,7 +59,9 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncPoisonMessages):
+class AsyncDatabase(
+    AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncPoisonMessages, AsyncScripts
+):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:

@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
@@ -92,7 +93,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         return is_idle(self.connection)
 
 
-class AsyncTransaction(AsyncJoinedTransaction):
+class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     """A transaction of ours. `connection` is the live psycopg connection, for the application's statements.
 
     It begins on the server with its first statement, a verb's or the application's, and in the same round trip.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from servicebroker.tsql.parser.objects import Objects
-from servicebroker.tsql.syntax import Block, Definition, Statement, Unsupported
+from servicebroker.tsql.syntax import Block, Definition, Relational, Statement, Unsupported
 from servicebroker.tsql.tokens import Tokens, tokenize
 
 
@@ -162,7 +162,11 @@ class Parser(Objects):
         return self._signature(line)
 
     def _merge(self, line: int) -> Statement:
-        self.refuse("MERGE", "Write UPDATE, and INSERT WHERE NOT EXISTS.")
+        """It ends with a semicolon, which T-SQL demands of no other statement."""
+        begin = self.at - 1
+        while self.word not in ("", ";"):
+            self.at += 1
+        return Relational(line, "MERGE", self.slice(begin, self.at))
 
     def _kill(self, line: int) -> Statement:
         self.refuse("KILL", "End the session in PostgreSQL: select pg_terminate_backend(pid).")

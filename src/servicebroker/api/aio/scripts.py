@@ -1,0 +1,36 @@
+"""T-SQL for asyncio: the same session, in a thread and on connections of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from servicebroker.api.instance import Instance
+from servicebroker.model.arguments import check_script
+from servicebroker.model.permissions import User
+from servicebroker.store.aio.concurrency import in_thread
+
+if TYPE_CHECKING:
+    from servicebroker.api.aio.instance import AsyncInstance
+    from servicebroker.tsql.results import Results
+
+
+class AsyncScripts:
+    """T-SQL on a database. There is no form inside a transaction: a script may wait, and would hold up the loop."""
+
+    instance: AsyncInstance
+    user: User
+
+    async def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
+        """Run a T-SQL script in a thread, in a session of its own; see `Database.execute_tsql`."""
+        check_script(script, parameters)
+        return await in_thread(_run, self.instance.url, self.instance.clock, self.user, script, parameters)
+
+
+class AsyncTransactionScripts:
+    """Nothing: T-SQL inside a transaction has only the blocking form."""
+
+
+def _run(url: str, clock: object, user: User, script: str, parameters: Mapping[str, object] | None) -> Results:
+    with Instance(url, clock=clock, connections=4, upkeep=None) as instance:  # type: ignore[arg-type]
+        return instance.database(user.database, user=user.name).execute_tsql(script, parameters)

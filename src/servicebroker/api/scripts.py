@@ -1,0 +1,62 @@
+"""T-SQL through the API: scripts on a database, and inside a transaction. The asyncio form is written by hand too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from servicebroker.model.arguments import check_script
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+    from servicebroker.store.direct import DirectConnection
+    from servicebroker.tsql.results import Results
+    from servicebroker.tsql.session import Session
+
+
+class Scripts:
+    """T-SQL on a database, in a session of its own."""
+
+    def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
+        """Run a T-SQL script, batch by batch, in a session of its own.
+
+        Args:
+            script: statements; a line with GO separates batches.
+            parameters: variables of each batch by name, with or without @: int, str, bytes, UUID, Decimal, float,
+                datetime, bool or None.
+
+        Returns:
+            The result sets, messages and row counts; `rows` are those of the last result set.
+
+        Raises:
+            TsqlError: the first error that no CATCH block took, with its number and line, when its batch is done. A
+                transaction that the script has left open is rolled back.
+        """
+        check_script(script, parameters)
+        with self.tsql_session() as session:
+            return session.execute(script, parameters)
+
+    def tsql_session(self) -> Session:
+        """A T-SQL session to use in a `with` block: what its scripts open and set stays until the block ends."""
+        from servicebroker.tsql.session import Session  # who writes Python needs no parser
+
+        return Session(self)  # type: ignore[arg-type] # a Database is what has this method
+
+
+class TransactionScripts:
+    """T-SQL inside a transaction that the application commits or rolls back."""
+
+    database: Database
+    connection: DirectConnection
+
+    def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
+        """As `Database.execute_tsql`, in this transaction: BEGIN and COMMIT in the script only count.
+
+        Raises:
+            TsqlError: as there; also for ROLLBACK without a savepoint, since the transaction is yours.
+        """
+        from servicebroker.tsql.session import Session
+
+        check_script(script, parameters)
+        with Session(self.database, connection=self.connection) as session:
+            return session.execute(script, parameters)

@@ -1,0 +1,147 @@
+"""`servicebroker sql`: scripts from a file, from the command line, from a pipe, or typed at a prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from servicebroker.api.open import open_instance
+from servicebroker.tsql.errors import Message, TsqlError
+from servicebroker.tsql.results import ResultSet, RowCount, Said
+from servicebroker.tsql.session import Session
+
+Teller = Callable[[Said], None]
+
+
+class Told:
+    """Where everything goes that a session says; remembers whether an error was among it."""
+
+    def __init__(self, tell: Teller) -> None:
+        self._tell = tell
+        self.failed = False
+
+    def __call__(self, said: Said) -> None:
+        """Show it."""
+        self.failed = self.failed or isinstance(said, TsqlError)
+        self._tell(said)
+
+
+def run_sql(instance: str, database: str, script: str | None, *, as_json: bool) -> bool:
+    """Run a script, or what is typed when there is none; whether all of it went well."""
+    told = Told(tell_json if as_json else tell_plainly)
+    with open_instance(instance) as opened, Session(opened.database(database, create=True), told) as session:
+        if script is not None:
+            session.run(script)
+            return not told.failed
+        from servicebroker.cli.prompt import prompt
+
+        prompt(session)
+        return True
+
+
+def read_script(file: Path | None, text: str | None) -> str | None:
+    """The script that the options name; from a pipe when they name none; None for a terminal."""
+    if text is not None:
+        return text
+    if file is not None:
+        return decoded(file.read_bytes())
+    return None if sys.stdin.isatty() else sys.stdin.read()
+
+
+def decoded(data: bytes) -> str:
+    """The text of a script file: UTF-8, or UTF-16 with its mark as other tools write it."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("cp1252", "replace")
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def tell_json(said: Said) -> None:
+    """One line for each result set and message."""
+    match said:
+        case ResultSet(columns, rows):
+            line: dict[str, object] = {"columns": columns, "rows": [[plain(value) for value in row] for row in rows]}
+        case RowCount(rows=count):
+            line = {"message": f"({count} rows affected)"}
+        case Message(number=5701):
+            return
+        case Message():
+            line = {"message": message_text(said)}
+        case TsqlError():
+            line = {"message": said.shown(), "number": said.number, "level": said.severity, "state": said.state}
+            line |= {"procedure": said.procedure or None, "line": said.line}
+    typer.echo(json.dumps(line, ensure_ascii=False))
+
+
+def tell_plainly(said: Said) -> None:
+    """Tables and sentences."""
+    match said:
+        case ResultSet(columns, rows):
+            _show_table(columns, rows)
+        case RowCount(rows=count):
+            typer.echo(f"({count} row{'s' if count != 1 else ''} affected)")
+        case Message():
+            typer.echo(message_text(said))
+        case TsqlError():
+            typer.echo(said.shown(), err=True)
+
+
+def message_text(message: Message) -> str:
+    """PRINT as it is; a warning with its number and place."""
+    if not message.severity or message.number == 50000:
+        return message.text
+    where = f", Procedure {message.procedure}" if message.procedure else ""
+    place = f"Msg {message.number}, Level {message.severity}, State {message.state}{where}, Line {message.line}"
+    return f"{place}\n{message.text}"
+
+
+def _show_table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        numbers = rows and all(isinstance(row[place], int | float | Decimal | None) for row in rows)
+        table.add_column(Text(column), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(shown(value)) for value in row))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000)  # what reads it wants whole lines
+    console.print(table)
+    typer.echo(f"({len(rows)} row{'s' if len(rows) != 1 else ''} returned)")
+
+
+def shown(value: object) -> str:
+    """A value in a table."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return "0x" + value.hex().upper()
+    if isinstance(value, UUID):
+        return str(value).upper()
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def plain(value: object) -> object:
+    """A value in JSON: binary as 0x..., the rest as JSON or its text."""
+    if isinstance(value, bool):
+        return int(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return shown(value)

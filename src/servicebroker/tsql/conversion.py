@@ -1,0 +1,247 @@
+"""The implicit conversions of values that are in Python: assignment, parameters, bodies of messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+from lxml import etree
+
+from servicebroker.model.xml import parse
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, SqlType
+
+_RANGES = {
+    "tinyint": (0, 255),
+    "smallint": (-(2**15), 2**15 - 1),
+    "int": (-(2**31), 2**31 - 1),
+    "bigint": (-(2**63), 2**63 - 1),
+}
+_DATES = (
+    "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M",
+    "%Y-%m-%d", "%Y%m%d %H:%M:%S", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y", "%b %d %Y %I:%M%p", "%d %b %Y",
+    "%b %d, %Y", "%Y",
+)  # fmt: skip
+_BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
+
+
+def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
+    """A value of one type as a value of another one, cut or rounded to its size; NULL stays NULL.
+
+    Raises:
+        TsqlError: 245, 8114, 8115, 8169, 241, 242, 9420 it cannot be one; 206 no value of that type can.
+    """
+    if value is None:
+        return None
+    name = target.name
+    if name in STRINGS:
+        return _sized(_to_text(value, source, name in NATIONAL), target)
+    if name in BINARIES:
+        return _sized_bytes(_to_bytes(value, source), target)
+    return _CONVERTERS[name](value, source, target)
+
+
+def _to_text(value: object, source: SqlType | None, national: bool) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        data = bytes(value)
+        return (
+            data[: len(data) // 2 * 2].decode("utf-16-le", "replace") if national else data.decode("cp1252", "replace")
+        )
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, UUID):
+        return str(value).upper()
+    if isinstance(value, datetime):
+        if source is not None and source.name in ("datetime", "smalldatetime"):
+            hour = value.strftime("%I").lstrip("0").rjust(2)
+            return f"{value:%b} {value.day:2d} {value.year} {hour}:{value:%M%p}"
+        return value.isoformat(" ", "milliseconds")
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, float):
+        return format(value, ".6g")
+    return format(value, "f") if isinstance(value, Decimal) else str(value)
+
+
+def _sized(text: str, target: SqlType) -> str:
+    length = target.length
+    if target.name == "xml" or length is None or length < 0:
+        return text
+    return text[:length].ljust(length) if target.name in ("char", "nchar") else text[:length]
+
+
+def _to_bytes(value: object, source: SqlType | None) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, str):
+        if source is not None and source.name in ("varchar", "char", "text"):
+            return value.encode("cp1252", "replace")
+        mark = b"\xff\xfe" if source is not None and source.name == "xml" else b""  # what says that XML is UTF-16
+        return mark + value.encode("utf-16-le", "surrogatepass")
+    if isinstance(value, UUID):
+        return value.bytes_le
+    if isinstance(value, int):
+        size = {"tinyint": 1, "bit": 1, "smallint": 2, "bigint": 8}.get(source.name if source else "int", 4)
+        return int(value).to_bytes(size, "big", signed=size > 1)
+    raise _clash(source, "varbinary")
+
+
+def _sized_bytes(data: bytes, target: SqlType) -> bytes:
+    length = target.length
+    if length is None or length < 0:
+        return data
+    return data[:length].ljust(length, b"\0") if target.name == "binary" else data[:length]
+
+
+def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
+    low, high = _RANGES[target.name]
+    if isinstance(value, str):
+        text = value.strip()
+        if not re.fullmatch(r"[-+]?\d*", text) or text in ("-", "+"):
+            raise _failed(value, source, target)
+        number = int(text[:60] or "0")
+    elif isinstance(value, bytes | bytearray | memoryview):
+        number = int.from_bytes(bytes(value)[-8:], "big", signed=len(bytes(value)) >= 4)
+    elif isinstance(value, int | float | Decimal):
+        number = int(value)
+    elif isinstance(value, datetime):
+        number = round((value - _BASE) / timedelta(days=1))
+    else:
+        raise _clash(source, target.name)
+    if not low <= number <= high:
+        raise TsqlError(8115, f"Arithmetic overflow error converting expression to data type {target.name}.")
+    return number
+
+
+def _to_bit(value: object, source: SqlType | None, target: SqlType) -> int:
+    if isinstance(value, str):
+        text = value.strip().upper()
+        if text in ("TRUE", "FALSE"):
+            return int(text == "TRUE")
+        return int(_to_integer(value, source, SqlType("int")) != 0)
+    if isinstance(value, int | float | Decimal):
+        return int(value != 0)
+    raise _clash(source, "bit")
+
+
+def _to_decimal(value: object, source: SqlType | None, target: SqlType) -> Decimal:
+    try:
+        number = Decimal(value.strip() or "0") if isinstance(value, str) else Decimal(value)  # type: ignore[arg-type]
+    except (InvalidOperation, TypeError, ValueError):
+        raise TsqlError(8114, f"Error converting data type {source or 'value'} to {target.name}.", state=5) from None
+    if target.name != "decimal":
+        return number.quantize(Decimal("0.0001"), ROUND_HALF_UP)
+    precision, scale = target.precision or 18, target.scale or 0
+    if not number.is_finite() or abs(number) >= Decimal(10) ** (precision - scale):
+        raise TsqlError(
+            8115, f"Arithmetic overflow error converting {source or 'value'} to data type numeric.", state=8
+        )
+    return (
+        Decimal(f"{number:.{scale}f}")
+        if number.adjusted() > 20
+        else number.quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP)
+    )
+
+
+def _to_float(value: object, source: SqlType | None, target: SqlType) -> float:
+    try:
+        return float(value or 0)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TsqlError(8114, f"Error converting data type {source or 'value'} to {target.name}.", state=5) from None
+
+
+def _to_identifier(value: object, source: SqlType | None, target: SqlType) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    if isinstance(value, bytes) and len(value) <= 16:
+        return UUID(bytes_le=value.ljust(16, b"\0"))
+    text = str(value).strip()
+    if isinstance(value, str) and re.match(r"\{?[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}", text):
+        return UUID(text.lstrip("{")[:36])
+    raise TsqlError(8169, "Conversion failed when converting from a character string to uniqueidentifier.", state=2)
+
+
+def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
+    if isinstance(value, datetime):
+        made = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+    elif isinstance(value, date):
+        made = datetime(value.year, value.month, value.day)
+    elif isinstance(value, str):
+        made = _read_time(value.strip())
+    elif isinstance(value, int | float | Decimal) and target.name in ("datetime", "smalldatetime"):
+        made = _BASE + timedelta(days=float(value))
+    else:
+        raise _clash(source, target.name)
+    if target.name == "date":
+        return made.date()
+    if target.name == "time":
+        return made.time()
+    if target.name == "datetimeoffset":
+        return made.replace(tzinfo=UTC)
+    if target.name == "datetime":
+        return made.replace(microsecond=made.microsecond // 1000 * 1000)
+    return made
+
+
+def _read_time(text: str) -> datetime:
+    if not text:
+        return _BASE
+    for form in _DATES:
+        try:
+            return datetime.strptime(re.sub(r"(\.\d{6})\d+", r"\1", text), form)
+        except ValueError:
+            continue
+    try:
+        return datetime.combine(_BASE.date(), time.fromisoformat(text))
+    except ValueError:
+        raise TsqlError(241, "Conversion failed when converting date and/or time from character string.") from None
+
+
+def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
+    """The text of well-formed XML, without a declaration; fragments and an empty text are allowed."""
+    if not isinstance(value, str | bytes | bytearray | memoryview):
+        raise _clash(source, "xml")
+    data: str | bytes = value if isinstance(value, str) else bytes(value)
+    if isinstance(data, bytes) and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[1:2] == b"\0":
+        data = data.decode("utf-16-le", "replace")
+    if isinstance(data, str):
+        data = re.sub(r"^\ufeff?\s*<\?xml[^>]*\?>", "", data).encode()
+    if not data.strip():
+        return ""
+    try:
+        return etree.tostring(parse(data), encoding="unicode")
+    except etree.XMLSyntaxError as problem:
+        try:
+            whole = etree.tostring(parse(b"<r>" + data + b"</r>"), encoding="unicode")
+        except etree.XMLSyntaxError:
+            raise TsqlError(9400, f"XML parsing: {problem.msg}") from None
+        return whole[3:-4] if whole.endswith("</r>") else ""
+
+
+def _failed(value: str, source: SqlType | None, target: SqlType) -> TsqlError:
+    kind = source.name if source else "varchar"
+    return TsqlError(
+        245, f"Conversion failed when converting the {kind} value '{value[:60]}' to data type {target.name}."
+    )
+
+
+def _clash(source: SqlType | None, target: str) -> TsqlError:
+    kind = source.name if source else "the value"
+    return TsqlError(206, f"Operand type clash: {kind} is incompatible with {target}", state=2)
+
+
+_CONVERTERS: dict[str, Callable[[object, SqlType | None, SqlType], object]] = {
+    **dict.fromkeys(_RANGES, _to_integer),
+    "bit": _to_bit,
+    **dict.fromkeys(("decimal", "money", "smallmoney"), _to_decimal),
+    **dict.fromkeys(("float", "real"), _to_float),
+    "uniqueidentifier": _to_identifier,
+    **dict.fromkeys(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"), _to_time),
+    "xml": _to_xml,
+}

@@ -1,0 +1,233 @@
+"""EXEC: procedures with their parameters, text, and the procedures that come with the system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from servicebroker.tsql.context import SessionDatabase
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.expressions import evaluate, operand_value, text
+from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, Machine, ScopeEnd, runs
+from servicebroker.tsql.interpreter.modules import Module, find_procedure
+from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.parser import parse_text
+from servicebroker.tsql.results import ResultSet, RowCount, Said
+from servicebroker.tsql.syntax import (
+    Argument,
+    Execute,
+    ExecuteText,
+    InsertExecute,
+    Name,
+    Parameter,
+    Procedure,
+    Statement,
+    Variable,
+)
+from servicebroker.tsql.types import INT
+
+SystemProcedure = Callable[[Machine, Execute], None]
+SYSTEM: dict[str, SystemProcedure] = {}
+
+
+def system(name: str) -> Callable[[SystemProcedure], SystemProcedure]:
+    """Registers a procedure that comes with the system, by its name in lower case."""
+
+    def register(procedure: SystemProcedure) -> SystemProcedure:
+        SYSTEM[name] = procedure
+        return procedure
+
+    return register
+
+
+@runs(Execute)
+def _execute(machine: Machine, statement: Execute) -> None:
+    name = _name(machine, statement.procedure)
+    if statement.returned is not None:
+        machine.frame.type_of(statement.returned)
+    known = SYSTEM.get(name.own.lower())
+    if known is not None and name.schema.lower() in ("", "sys", "dbo"):
+        known(machine, statement)
+        if statement.returned is not None:
+            machine.frame.assign(statement.returned, 0, INT)
+        return
+    found = find_procedure(machine, name)
+    if found is None:
+        raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
+    call(machine, found[0], found[1], statement.arguments, statement.returned)
+
+
+def _name(machine: Machine, procedure: Name | Variable) -> Name:
+    if isinstance(procedure, Name):
+        return procedure
+    said = str(machine.frame.value_of(procedure.name) or "")
+    parsed = parse_text(f"EXEC {said}") if said.strip() else ()
+    if len(parsed) == 1 and isinstance(parsed[0], Execute) and isinstance(parsed[0].procedure, Name):
+        return parsed[0].procedure
+    raise TsqlError(2812, f"Could not find stored procedure '{said}'.", state=62)
+
+
+def call(
+    machine: Machine,
+    database: SessionDatabase,
+    module: Module,
+    arguments: Sequence[Argument] = (),
+    returned: str | None = None,
+) -> None:
+    """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
+    check_nesting(machine)
+    frame = Frame(module.name)
+    outputs = _bind(machine, frame, module, arguments)
+    with machine.inside(frame, database, module.user):
+        _run(machine, module.procedure.body)
+    caller = machine.frame
+    for parameter, variable in outputs.items():
+        caller.assign(variable, frame.values[parameter], frame.types[parameter])
+    if returned is not None:
+        caller.assign(returned, frame.code, INT)
+
+
+def _run(machine: Machine, body: Sequence[Statement]) -> None:
+    """The statements of a procedure. It must leave as many transactions open as it found."""
+    before = machine.transactions.count
+    nocount, xact_abort = machine.nocount, machine.xact_abort
+    try:
+        machine.run(body)
+    except ScopeEnd:
+        pass  # what could not be found ended the procedure alone
+    finally:
+        machine.nocount, machine.xact_abort = nocount, xact_abort
+    after = machine.transactions.count
+    if after != before and not machine.tries:
+        error = TsqlError(
+            266, "Transaction count after EXECUTE indicates a mismatching number of BEGIN and COMMIT statements. "
+            f"Previous count = {before}, current count = {after}.", state=2, line=1, procedure=machine.frame.procedure,
+        )  # fmt: skip
+        machine.say(error)
+        machine.error = 266
+
+
+def check_nesting(machine: Machine) -> None:
+    """Refuse a call that is too deep.
+
+    Raises:
+        TsqlError: 217.
+    """
+    if len(machine.frames) > MAXIMUM_NESTING:
+        raise TsqlError(
+            217, "Maximum stored procedure, function, trigger, or view nesting level exceeded "
+            f"(limit {MAXIMUM_NESTING})."
+        )  # fmt: skip
+
+
+def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Argument]) -> dict[str, str]:
+    """Give the parameters their values; which variable of the caller each OUTPUT goes to."""
+    parameters = {parameter.name: parameter for parameter in module.procedure.parameters}
+    names = list(parameters)
+    outputs: dict[str, str] = {}
+    given: dict[str, Value | None] = {}
+    for place, argument in enumerate(arguments):
+        name = argument.name or (names[place] if place < len(names) else "")
+        if not argument.name and not name:
+            raise TsqlError(8144, f"Procedure or function {module.name} has too many arguments specified.", state=2)
+        if name not in parameters:
+            raise TsqlError(8145, f"{name} is not a parameter for procedure {module.name}.")
+        if name in given:
+            raise TsqlError(8143, f"Parameter '{name}' was supplied multiple times.")
+        given[name] = None if argument.value is None else operand_value(machine, argument.value)
+        if argument.output:
+            if not parameters[name].output:
+                raise TsqlError(
+                    8162, f'The formal parameter "{name}" was not declared as an OUTPUT parameter, but the actual '
+                    "parameter passed in requested output.", state=2,
+                )  # fmt: skip
+            if not isinstance(argument.value, Variable):
+                raise TsqlError(179, "Cannot use the OUTPUT option when passing a constant to a stored procedure.")
+            outputs[name] = argument.value.name
+    for parameter in module.procedure.parameters:
+        frame.declare(parameter.name, machine.type_named(parameter.type))
+        value = _value(machine, module, parameter, given)
+        frame.assign(parameter.name, value.value, value.type)
+    return outputs
+
+
+def _value(machine: Machine, module: Module, parameter: Parameter, given: dict[str, Value | None]) -> Value:
+    value = given.get(parameter.name)
+    if value is not None:
+        return value
+    if parameter.default is not None:
+        return evaluate(machine, parameter.default)
+    raise TsqlError(
+        201, f"Procedure or function '{module.name}' expects parameter '{parameter.name}', which was not supplied.",
+        state=4,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- text
+
+
+@runs(ExecuteText)
+def _execute_text(machine: Machine, statement: ExecuteText) -> None:
+    value, _ = evaluate(machine, statement.text)
+    user = None if statement.user is None else text(machine, statement.user)
+    run_text(machine, "" if value is None else str(value), Frame(machine.frame.procedure), user)
+
+
+def run_text(machine: Machine, script: str, frame: Frame, user: str | None = None) -> None:
+    """Statements of a text, with variables of their own; temporary tables of the caller are there."""
+    check_nesting(machine)
+    body = parse_text(script)
+    with machine.inside(frame, machine.context.database, user):
+        _run(machine, body)
+
+
+@system("sp_executesql")
+def _sp_executesql(machine: Machine, statement: Execute) -> None:
+    arguments = list(statement.arguments)
+    if not arguments:
+        raise TsqlError(
+            201, "Procedure or function 'sp_executesql' expects parameter '@statement', which was not supplied."
+        )
+    values = [None if one.value is None else operand_value(machine, one.value) for one in arguments]
+    script = values[0].value if values[0] else None
+    frame = Frame(machine.frame.procedure)
+    outputs: dict[str, str] = {}
+    if len(arguments) > 1:
+        declared = _declared(str(values[1].value or "") if values[1] else "")
+        module = Module(declared, None, "sp_executesql")
+        outputs = _bind(machine, frame, module, arguments[2:])
+    run_text(machine, "" if script is None else str(script), frame)
+    for parameter, variable in outputs.items():
+        machine.frame.assign(variable, frame.values[parameter], frame.types[parameter])
+    if statement.returned is not None:
+        machine.frame.assign(statement.returned, 0, INT)
+
+
+def _declared(text: str) -> Procedure:
+    """The parameters that sp_executesql is told of."""
+    (made,) = parse_text(f"CREATE PROCEDURE sp_executesql {text} AS RETURN")
+    assert isinstance(made, Procedure)
+    return made
+
+
+# ---------------------------------------------------------------- INSERT ... EXEC
+
+
+@runs(InsertExecute)
+def _insert_execute(machine: Machine, statement: InsertExecute) -> None:
+    """The result sets of the procedure become rows of the table."""
+    sets: list[ResultSet] = []
+    listener = machine.listener
+
+    def keep(said: Said) -> None:
+        if isinstance(said, ResultSet):
+            sets.append(said)
+        elif not isinstance(said, RowCount):
+            listener(said)
+
+    machine.listener = keep
+    try:
+        machine.step(statement.source)
+    finally:
+        machine.listener = listener
+    machine.queries.insert_rows(statement.target, [row for found in sets for row in found.rows])

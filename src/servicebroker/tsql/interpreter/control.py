@@ -1,0 +1,207 @@
+"""Blocks, IF, WHILE, TRY, variables, options, transactions."""
+
+from __future__ import annotations
+
+import time
+
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import Message, TsqlError, unsupported
+from servicebroker.tsql.interpreter.expressions import condition, evaluate, text
+from servicebroker.tsql.interpreter.frame import Signal
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.options import set_option
+from servicebroker.tsql.syntax import (
+    BeginTransaction,
+    Block,
+    Break,
+    CommitTransaction,
+    Continue,
+    DeclareTable,
+    DeclareVariable,
+    ExecuteAs,
+    Expression,
+    If,
+    Return,
+    Revert,
+    RollbackTransaction,
+    SaveTransaction,
+    SetOption,
+    SetVariable,
+    TryCatch,
+    Unsupported,
+    Use,
+    WaitForTime,
+    While,
+)
+from servicebroker.tsql.types import INT
+
+
+@runs(Block)
+def _block(machine: Machine, statement: Block) -> Signal | None:
+    return machine.run(statement.body)
+
+
+@runs(If)
+def _if(machine: Machine, statement: If) -> Signal | None:
+    holds = condition(machine, statement.condition)
+    machine.done(0)
+    if holds:
+        return machine.step(statement.then)
+    if statement.otherwise is not None:
+        return machine.step(statement.otherwise)
+    return None
+
+
+@runs(While)
+def _while(machine: Machine, statement: While) -> Signal | None:
+    while condition(machine, statement.condition):
+        machine.done(0)
+        signal = machine.step(statement.body)
+        if signal is Signal.BREAK:
+            break
+        if signal is Signal.RETURN:
+            return signal
+    return None
+
+
+@runs(Break)
+def _break(machine: Machine, statement: Break) -> Signal:
+    return Signal.BREAK
+
+
+@runs(Continue)
+def _continue(machine: Machine, statement: Continue) -> Signal:
+    return Signal.CONTINUE
+
+
+@runs(Return)
+def _return(machine: Machine, statement: Return) -> Signal:
+    if statement.value is not None:
+        value, source = evaluate(machine, statement.value)
+        machine.frame.code = 0 if value is None else int(convert(value, source, INT))
+    return Signal.RETURN
+
+
+@runs(Unsupported)
+def _unsupported(machine: Machine, statement: Unsupported) -> None:
+    raise unsupported(statement.what, statement.instead, statement.line)
+
+
+@runs(TryCatch)
+def _try(machine: Machine, statement: TryCatch) -> Signal | None:
+    frames, users = len(machine.frames), machine.context.depth
+    machine.tries += 1
+    try:
+        return machine.run(statement.body)
+    except TsqlError as error:
+        caught = error
+    finally:
+        machine.tries -= 1
+    machine.unwind(frames, users)
+    machine.caught.append(caught)
+    machine.error = caught.number
+    try:
+        signal = machine.run(statement.handler)
+    finally:
+        machine.caught.pop()
+    return signal
+
+
+# ---------------------------------------------------------------- variables
+
+
+@runs(DeclareVariable)
+def _declare(machine: Machine, statement: DeclareVariable) -> None:
+    frame = machine.frame
+    if statement.name not in frame.types:
+        frame.declare(statement.name, machine.type_named(statement.type))
+    if statement.value is not None:
+        value = evaluate(machine, statement.value)
+        frame.assign(statement.name, value.value, value.type)
+        machine.done(1)
+
+
+@runs(DeclareTable)
+def _declare_table(machine: Machine, statement: DeclareTable) -> None:
+    machine.queries.declare_table(statement.name, statement.columns)
+
+
+@runs(SetVariable)
+def _set_variable(machine: Machine, statement: SetVariable) -> None:
+    expression = statement.value
+    if statement.operator:
+        expression = Expression(f"{statement.name} {statement.operator} ({expression.text})", expression.line)
+    machine.frame.type_of(statement.name)
+    value = evaluate(machine, expression)
+    machine.frame.assign(statement.name, value.value, value.type)
+    machine.done(1)
+
+
+@runs(SetOption)
+def _set_option(machine: Machine, statement: SetOption) -> None:
+    set_option(machine, statement)
+    machine.done(0)
+
+
+@runs(Use)
+def _use(machine: Machine, statement: Use) -> None:
+    machine.context.use(statement.database)
+    machine.say(Message(f"Changed database context to '{machine.context.database.name}'.", 5701))
+    machine.done(0)
+
+
+# ---------------------------------------------------------------- principals and transactions
+
+
+@runs(ExecuteAs)
+def _execute_as(machine: Machine, statement: ExecuteAs) -> None:
+    if statement.name is None:
+        return
+    name = text(machine, statement.name) or ""
+    if statement.kind == "LOGIN":
+        name = machine.user_of_login(name)
+    machine.context.execute_as(name)
+    machine.done(0)
+
+
+@runs(Revert)
+def _revert(machine: Machine, statement: Revert) -> None:
+    machine.context.revert()
+    machine.done(0)
+
+
+@runs(BeginTransaction)
+def _begin(machine: Machine, statement: BeginTransaction) -> None:
+    machine.transactions.begin(text(machine, statement.name) or "")
+    machine.done(0)
+
+
+@runs(CommitTransaction)
+def _commit(machine: Machine, statement: CommitTransaction) -> None:
+    machine.context.commit()
+    machine.done(0)
+
+
+@runs(RollbackTransaction)
+def _rollback(machine: Machine, statement: RollbackTransaction) -> None:
+    name = text(machine, statement.name)
+    if name is None or machine.transactions.names_all(name):
+        machine.context.roll_back()
+    else:
+        machine.transactions.rollback_to(name)
+    machine.done(0)
+
+
+@runs(SaveTransaction)
+def _save(machine: Machine, statement: SaveTransaction) -> None:
+    machine.transactions.save(text(machine, statement.name) or "")
+    machine.done(0)
+
+
+@runs(WaitForTime)
+def _wait(machine: Machine, statement: WaitForTime) -> None:
+    from servicebroker.tsql.interpreter.waiting import seconds_until
+
+    value = text(machine, statement.value) or ""
+    time.sleep(seconds_until(statement.kind, value, machine.instance.clock()))
+    machine.done(0)

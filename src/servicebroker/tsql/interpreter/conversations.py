@@ -1,0 +1,168 @@
+"""The verbs of conversations, each as the method of the API that does it."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Omitted
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.tsql.context import database_of
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.expressions import evaluate, identifier, integer, text
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.receiving import deliver
+from servicebroker.tsql.syntax import (
+    BeginDialog,
+    BeginTimer,
+    EndConversation,
+    GetConversationGroup,
+    MoveConversation,
+    Name,
+    Operand,
+    Receive,
+    Send,
+    WaitForMessage,
+)
+from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, VARBINARY
+
+_STRINGS = ("nvarchar", "nchar", "ntext", "sysname", "varchar", "char", "text", "xml")
+
+
+def written(name: Name) -> str:
+    """A queue's name as the API wants it, without the database."""
+    parts = [part for part in (name.schema, name.own) if part]
+    return ".".join("[" + part.replace("]", "]]") + "]" for part in parts)
+
+
+@runs(BeginDialog)
+def _begin_dialog(machine: Machine, statement: BeginDialog) -> None:
+    machine.frame.type_of(statement.handle)
+    contract = names.DEFAULT if statement.contract is None else text(machine, statement.contract)
+    lifetime = MAXIMUM_LIFETIME if statement.lifetime is None else integer(machine, statement.lifetime)
+    handle = machine.context.verbs.begin_dialog(
+        text(machine, statement.from_service),  # type: ignore[arg-type] # NULL is refused by its own number
+        text(machine, statement.to_service),  # type: ignore[arg-type]
+        broker_instance=text(machine, statement.broker_instance),
+        contract=contract,  # type: ignore[arg-type]
+        related_conversation=identifier(machine, statement.related_conversation),
+        related_conversation_group=identifier(machine, statement.related_conversation_group),
+        lifetime=lifetime,  # type: ignore[arg-type]
+        encryption=statement.encryption is not False,
+    )
+    machine.frame.assign(statement.handle, handle, UNIQUEIDENTIFIER)
+    machine.done(1)
+
+
+@runs(BeginTimer)
+def _begin_timer(machine: Machine, statement: BeginTimer) -> None:
+    timeout = integer(machine, statement.timeout)
+    machine.context.verbs.begin_conversation_timer(_handle(machine, statement.handle), timeout)  # type: ignore[arg-type]
+    machine.done(0)
+
+
+@runs(Send)
+def _send(machine: Machine, statement: Send) -> None:
+    message_type = names.DEFAULT if statement.message_type is None else text(machine, statement.message_type)
+    body = _body(machine, statement)
+    if message_type is None:
+        raise BrokerError(8428, "")
+    verbs = machine.context.verbs
+    if len(statement.handles) == 1:
+        verbs.send(_handle(machine, statement.handles[0]), message_type, body)
+    else:
+        verbs.send([_handle(machine, one) for one in statement.handles], message_type, body)
+    machine.done(len(statement.handles))
+
+
+def _body(machine: Machine, statement: Send) -> bytes | Omitted:
+    """The message's bytes; a string travels as T-SQL stores it: UTF-16, or one byte for each character."""
+    if statement.body is None:
+        return OMITTED
+    value, source = evaluate(machine, statement.body)
+    if value is None:
+        return None  # type: ignore[return-value] # refused with 8433
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if source is not None and source.name in _STRINGS:
+        return bytes(convert(value, source, VARBINARY))
+    raise TsqlError(
+        206, f"Operand type clash: {source.name if source else 'the value'} is incompatible with varbinary(max)."
+    )
+
+
+def _handle(machine: Machine, given: Operand) -> UUID:
+    return identifier(machine, given)  # type: ignore[return-value] # NULL is refused with 8418
+
+
+@runs(Receive)
+def _receive(machine: Machine, statement: Receive) -> None:
+    deliver(machine, statement, _received(machine, statement, 0.0))
+
+
+@runs(WaitForMessage)
+def _wait_for(machine: Machine, statement: WaitForMessage) -> None:
+    timeout = -1 if statement.timeout is None else integer(machine, statement.timeout)
+    if timeout is None or timeout < -1:
+        raise TsqlError(
+            1014, "A TIMEOUT clause contains an invalid value: it is a number of milliseconds, or -1.", severity=15
+        )
+    wait = float("inf") if timeout == -1 else timeout / 1000
+    if isinstance(statement.statement, Receive):
+        deliver(machine, statement.statement, _received(machine, statement.statement, wait))
+    else:
+        _get_group(machine, statement.statement, wait)
+
+
+def _received(machine: Machine, statement: Receive, wait: float) -> list[Message]:
+    top = None
+    if statement.top is not None:
+        value, source = evaluate(machine, statement.top)
+        top = int(convert(value, source, INT)) if value is not None else -1
+        if top < 0:
+            raise TsqlError(1060, "The number of rows in the TOP clause must be an integer.", severity=15)
+    where = identifier(machine, statement.value) if statement.where else None
+    if statement.where and where is None:
+        raise BrokerError(8418) if statement.where == "conversation_handle" else BrokerError(8420)
+    is_handle = statement.where == "conversation_handle"
+    return database_of(machine, statement.queue).verbs.receive(
+        written(statement.queue),
+        top=top,
+        conversation_handle=where if is_handle else None,
+        conversation_group_id=None if is_handle else where,
+        wait=wait,
+    )
+
+
+@runs(GetConversationGroup)
+def _get(machine: Machine, statement: GetConversationGroup) -> None:
+    _get_group(machine, statement, 0.0)
+
+
+def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -> None:
+    machine.frame.type_of(statement.group)
+    group = database_of(machine, statement.queue).verbs.get_conversation_group(written(statement.queue), wait=wait)
+    machine.frame.assign(statement.group, group, UNIQUEIDENTIFIER)
+    machine.done(int(group is not None))
+
+
+@runs(MoveConversation)
+def _move(machine: Machine, statement: MoveConversation) -> None:
+    group = identifier(machine, statement.group)
+    machine.context.verbs.move_conversation(_handle(machine, statement.handle), group)  # type: ignore[arg-type]
+    machine.done(0)
+
+
+@runs(EndConversation)
+def _end(machine: Machine, statement: EndConversation) -> None:
+    error = None
+    if statement.code is not None:
+        error = (integer(machine, statement.code), text(machine, statement.description))
+    machine.context.verbs.end_conversation(
+        _handle(machine, statement.handle),
+        error=error,  # type: ignore[arg-type] # NULL is refused by its own number
+        cleanup=statement.cleanup,
+    )
+    machine.done(0)

@@ -1,0 +1,68 @@
+"""What one batch or one call of a procedure knows: its variables and temporary tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.types import SqlType
+
+
+class Signal(Enum):
+    """Why statements were left before their end."""
+
+    BREAK = "BREAK"
+    CONTINUE = "CONTINUE"
+    RETURN = "RETURN"
+
+
+@dataclass(slots=True)
+class Frame:
+    """Variables by their name in lower case with @; a batch's frame has no procedure.
+
+    Attributes:
+        procedure: the name of the procedure that runs, "" in a batch.
+        types, values: of the variables.
+        tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
+        code: the return code.
+        trigger_tables: `inserted` and `deleted` inside a trigger.
+    """
+
+    procedure: str = ""
+    types: dict[str, SqlType] = field(default_factory=dict)
+    values: dict[str, object] = field(default_factory=dict)
+    tables: dict[str, str] = field(default_factory=dict)
+    code: int = 0
+
+    def declare(self, name: str, kind: SqlType) -> None:
+        """A new variable, NULL. One that a loop declares again keeps its value."""
+        if name not in self.types:
+            self.types[name] = kind
+            self.values[name] = None
+
+    def type_of(self, name: str) -> SqlType:
+        """A variable's type.
+
+        Raises:
+            TsqlError: 137 it was not declared.
+        """
+        try:
+            return self.types[name]
+        except KeyError:
+            raise TsqlError(137, f'Must declare the scalar variable "{name}".', severity=15) from None
+
+    def assign(self, name: str, value: object, source: SqlType | None) -> None:
+        """Give a variable a value of another type."""
+        target = self.type_of(name)
+        self.values[name] = value if value is None or source == target else convert(value, source, target)
+
+    def value_of(self, name: str) -> object:
+        """A variable's value.
+
+        Raises:
+            TsqlError: 137 it was not declared.
+        """
+        self.type_of(name)
+        return self.values[name]

@@ -1,0 +1,131 @@
+"""Master keys, certificates and remote service bindings, each as the method of the API that does it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import unsupported
+from servicebroker.tsql.interpreter.expressions import text
+from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.objects import defines, drop
+from servicebroker.tsql.syntax import Definition
+from servicebroker.tsql.types import DATETIME, NVARCHAR
+
+
+@defines("CREATE", "MASTER KEY")
+def _create_master_key(machine: Machine, statement: Definition) -> None:
+    password = statement.clauses.get("password")
+    if password is None:
+        raise unsupported("A master key without a password", "Write ENCRYPTION BY PASSWORD = '...'.", statement.line)
+    machine.database.create_master_key(password)
+
+
+@defines("ALTER", "MASTER KEY")
+def _alter_master_key(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    if "service_master_key" not in clauses:
+        raise unsupported(
+            f"ALTER MASTER KEY {clauses['action']}", "Drop the certificates and the master key, and create them again.",
+            statement.line,
+        )  # fmt: skip
+    machine.database.alter_master_key(service_master_key=clauses["action"] == "ADD")
+
+
+@defines("OPEN", "MASTER KEY")
+def _open_master_key(machine: Machine, statement: Definition) -> None:
+    machine.database.open_master_key(statement.clauses["password"])
+
+
+@defines("CLOSE", "MASTER KEY")
+def _close_master_key(machine: Machine, statement: Definition) -> None:
+    machine.database.close_master_key()
+
+
+@defines("DROP", "MASTER KEY")
+def _drop_master_key(machine: Machine, statement: Definition) -> None:
+    machine.database.drop_master_key()
+
+
+@defines("BACKUP", "MASTER KEY")
+def _backup_master_key(machine: Machine, statement: Definition) -> None:
+    raise unsupported("BACKUP MASTER KEY", "It is in PostgreSQL's backup, encrypted by its password.", statement.line)
+
+
+# ---------------------------------------------------------------- certificates
+
+
+@defines("CREATE", "CERTIFICATE")
+def _create_certificate(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    if "binary" in clauses:
+        raise unsupported("A certificate FROM BINARY", "Use FROM FILE.", statement.line)
+    given: dict[str, Any] = {
+        name: clauses[name]
+        for name in ("authorization", "subject", "file", "active_for_begin_dialog")
+        if name in clauses
+    }
+    for name in ("start_date", "expiry_date"):
+        if name in clauses:
+            given[name] = _date(clauses[name])
+    if "password" in clauses:
+        given["encryption_password"] = clauses["password"]
+    machine.database.create_certificate(statement.name.own, **given, **_private_key(statement))
+
+
+def _private_key(statement: Definition) -> dict[str, Any]:
+    said = statement.clauses.get("private_key", {})
+    if "binary" in said:
+        raise unsupported("A private key in BINARY", "Use FILE.", statement.line)
+    names = {"file": "private_key_file"}
+    return {names.get(name, name): value for name, value in said.items()}
+
+
+def _date(said: str) -> datetime:
+    made = convert(said, NVARCHAR, DATETIME)
+    assert isinstance(made, datetime)
+    return made.replace(tzinfo=UTC)
+
+
+@defines("ALTER", "CERTIFICATE")
+def _alter_certificate(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    given = {name: clauses[name] for name in ("active_for_begin_dialog", "remove_private_key") if name in clauses}
+    machine.database.alter_certificate(statement.name.own, **given, **_private_key(statement))
+
+
+@defines("DROP", "CERTIFICATE")
+def _drop_certificate(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_certificate(statement.name.own))
+
+
+@defines("BACKUP", "CERTIFICATE")
+def _backup_certificate(machine: Machine, statement: Definition) -> None:
+    machine.database.backup_certificate(statement.name.own, statement.clauses["file"], **_private_key(statement))
+
+
+# ---------------------------------------------------------------- remote service bindings
+
+
+@defines("CREATE", "REMOTE SERVICE BINDING")
+def _create_binding(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.create_remote_service_binding(
+        statement.name.own,
+        to_service=text(machine, clauses["service"]) or "",
+        user=clauses.get("user", ""),
+        anonymous=clauses.get("anonymous", False),
+        authorization=clauses.get("authorization"),
+    )
+
+
+@defines("ALTER", "REMOTE SERVICE BINDING")
+def _alter_binding(machine: Machine, statement: Definition) -> None:
+    given = {name: statement.clauses[name] for name in ("user", "anonymous") if name in statement.clauses}
+    machine.database.alter_remote_service_binding(statement.name.own, **given)
+
+
+@defines("DROP", "REMOTE SERVICE BINDING")
+def _drop_binding(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_remote_service_binding(statement.name.own))

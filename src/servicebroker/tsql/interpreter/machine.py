@@ -1,0 +1,266 @@
+"""Runs statements: which function does each, what is said of errors, and what a failed statement leaves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
+
+from servicebroker.engine.databases import create_database
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import postgres_name
+from servicebroker.store.direct import DirectConnection, run_command
+from servicebroker.store.queue import quoted
+from servicebroker.store.running import in_transaction
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.frame import Frame, Signal
+from servicebroker.tsql.interpreter.functions import Functions, take_spid
+from servicebroker.tsql.interpreter.transactions import Transactions
+from servicebroker.tsql.postgres_errors import from_broker, from_postgres
+from servicebroker.tsql.results import Listener, RowCount, Said
+from servicebroker.tsql.syntax import Statement
+from servicebroker.tsql.types import SqlType, parse_type
+
+if TYPE_CHECKING:
+    from servicebroker.api.instance import Instance
+    from servicebroker.tsql.context import Context, SessionDatabase
+    from servicebroker.tsql.interpreter.queries import Queries
+
+S = TypeVar("S", bound=Statement)
+Runner = Callable[["Machine", Any], Signal | None]
+RUNNERS: dict[type[Statement], Runner] = {}
+
+MAXIMUM_NESTING = 32
+# errors after which a batch does not go on, and whose transaction is undone: conversions, deadlocks, doomed work
+_ABORTING = frozenset({241, 242, 245, 248, 295, 1205, 3930, 8114, 8169, 9420})
+# errors of a name that is not there: the procedure or text ends, what called it goes on
+_ENDING_SCOPE = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
+
+
+@functools.lru_cache(maxsize=1024)
+def _type_named(text: str) -> SqlType:
+    return parse_type(text)
+
+
+_SCHEMAS = """
+select postgres_schema from servicebroker.queues join servicebroker.databases d using (database_id)
+ where lower(d.name) = lower($1)
+union
+select postgres_schema from servicebroker.tsql_schemas join servicebroker.databases d using (database_id)
+ where lower(d.name) = lower($1)
+union
+select $2 where exists (select from servicebroker.databases d where lower(d.name) = lower($1))
+"""
+
+
+class BatchEnd(Exception):
+    """The batch does not go on; what is to be said was said."""
+
+
+class ScopeEnd(Exception):
+    """The procedure or text that was called does not go on."""
+
+
+def runs(kind: type[S]) -> Callable[[Callable[[Machine, S], Signal | None]], Callable[[Machine, S], Signal | None]]:
+    """Registers what runs the statements of a kind."""
+
+    def register(runner: Callable[[Machine, S], Signal | None]) -> Callable[[Machine, S], Signal | None]:
+        RUNNERS[kind] = runner
+        return runner
+
+    return register
+
+
+class Machine:
+    """What a session is while it runs: frames, the transaction, and what @@ names.
+
+    Attributes:
+        instance: where everything happens.
+        connection: one connection of it, the session's own.
+        context: the database and the principal that statements work in; see `context.py`.
+        frames: of the batch and of each procedure call, the innermost last.
+        rowcount, error, identity: @@ROWCOUNT, @@ERROR, SCOPE_IDENTITY().
+        caught: the errors that CATCH blocks are working on, the innermost last.
+        tries: in how many TRY blocks this is.
+        options: what SET has set.
+    """
+
+    def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
+        self.instance = instance
+        self.connection = connection
+        self.transactions: Transactions = Transactions(connection)
+        self.listener = listener
+        self.context: Context
+        self.queries: Queries
+        self.frames: list[Frame] = []
+        self.frame = Frame()
+        self.functions = Functions(self)
+        self.rowcount: int = 0
+        self.error: int = 0
+        self.identity: object = None
+        self.caught: list[TsqlError] = []
+        self.tries = 0
+        self.trigger_level: int = 0
+        self.nocount = False
+        self.xact_abort = False
+        self.options: dict[str, str] = {}
+        self._spid: int | None = None
+
+    @property
+    def database(self) -> Any:
+        """The current database, as the current principal."""
+        return self.context.database
+
+    @property
+    def login(self) -> str:
+        """Who the session is for the instance."""
+        return self.context.login
+
+    @property
+    def spid(self) -> int:
+        """@@SPID."""
+        if self._spid is None:
+            self._spid = take_spid(self)
+        return self._spid
+
+    @property
+    def taken_spid(self) -> int | None:
+        """@@SPID, if anybody has asked for it."""
+        return self._spid
+
+    def say(self, said: Said) -> None:
+        """To whoever runs the script."""
+        self.listener(said)
+
+    def changed(self, rows: int) -> None:
+        """A statement has changed so many rows."""
+        self.rowcount = rows
+        if not self.nocount:
+            self.say(RowCount(rows))
+
+    def run(self, statements: Sequence[Statement]) -> Signal | None:
+        """Statements one after the other, until one says that the rest is left out."""
+        for statement in statements:
+            signal = self.step(statement)
+            if signal is not None:
+                return signal
+        return None
+
+    def step(self, statement: Statement) -> Signal | None:
+        """One statement. An error is said here, unless a TRY block waits for it."""
+        try:
+            return RUNNERS[type(statement)](self, statement)
+        except (BatchEnd, ScopeEnd):
+            raise
+        except TsqlError as error:
+            self._failed(error, statement)
+        except BrokerError as refused:
+            self._failed(from_broker(refused), statement)
+        except psycopg.Error as problem:
+            self._failed(from_postgres(problem), statement)
+        return None
+
+    def _failed(self, error: TsqlError, statement: Statement) -> None:
+        error.at(statement.line, self.frame.procedure)
+        if error.number == 1205 and self.transactions.count and not self.transactions.outer:
+            self.context.roll_back()  # the victim's transaction is gone
+        aborts = (self.xact_abort and not error.is_raised) or error.number in _ABORTING
+        if self.tries:
+            if aborts and self.transactions.count:
+                self.transactions.doomed = True
+            raise error
+        self.say(error)
+        self.error = error.number
+        if aborts and self.transactions.count and not self.transactions.outer:
+            self.context.roll_back()
+        if aborts or error.ends_batch or error.severity >= 20:
+            raise BatchEnd
+        if error.number in _ENDING_SCOPE:
+            raise ScopeEnd
+
+    @contextmanager
+    def inside(self, frame: Frame, database: SessionDatabase, user: str | None = None) -> Iterator[None]:
+        """Inside a batch, a procedure or a text: its frame, its database, and as whom it works."""
+        depth, outer, users = len(self.frames), self.context.database, self.context.depth
+        self.frames.append(frame)
+        self.frame = frame
+        self.context.database = database
+        try:
+            if user is not None:
+                self.context.execute_as(user)
+            yield
+        finally:
+            self.unwind(depth, users)
+            self.context.database = outer
+
+    def unwind(self, depth: int, users: int) -> None:
+        """Leave the frames and the EXECUTE AS that an error has left open."""
+        while len(self.frames) > depth:
+            self.queries.leave(self.frames.pop())
+        self.frame = self.frames[-1] if self.frames else Frame()
+        while self.context.depth > users:
+            self.context.revert()
+
+    def is_login(self, name: str) -> bool:
+        """Whether the instance has a login of that name."""
+        return bool(
+            self.connection.run_prepared("select from servicebroker.logins where lower(name) = lower($1)", (name,))
+        )
+
+    def user_of_login(self, login: str) -> str:
+        """The user of the current database for a login.
+
+        Raises:
+            TsqlError: 15406 there is none.
+        """
+        rows = self.connection.run_prepared(
+            "select p.name from servicebroker.principals p join servicebroker.logins l using (login_id) "
+            "where p.database_id = $1 and lower(l.name) = lower($2)",
+            (self.database.database_id, login),
+        )
+        if rows:
+            return str(rows[0][0])
+        if login.lower() in ("sa", "dbo"):
+            return "dbo"
+        raise TsqlError(
+            15406, f'Cannot execute as the server principal because the principal "{login}" does not exist.'
+        )
+
+    def set_server_option(self, option: str, value: str) -> None:
+        """A setting of PostgreSQL, for as long as the session lives."""
+        self.queries.set(option, value)
+
+    def create_database(self, name: str) -> None:
+        """CREATE DATABASE.
+
+        Raises:
+            BrokerError: 1801 the name is taken.
+        """
+        with self.instance.connection() as connection:
+            in_transaction(connection, create_database(name))
+
+    def drop_database(self, name: str) -> None:
+        """DROP DATABASE, with its tables and procedures.
+
+        Raises:
+            BrokerError: 911, 3702, 3708.
+        """
+        with self.instance.connection() as connection:
+            schemas = [schema for (schema,) in connection.run_prepared(_SCHEMAS, (name, postgres_name(name, "dbo")))]
+            self.instance.drop_database(name)
+            for schema in schemas:
+                run_command(connection, f"drop schema if exists {quoted(schema)} cascade".encode())
+        self.queries.columns.forget()
+
+    def type_named(self, text: str) -> SqlType:
+        """The type that a declaration names."""
+        return _type_named(text)
+
+    def done(self, rows: int | None = None) -> None:
+        """A statement succeeded: @@ERROR is 0, and @@ROWCOUNT what it says."""
+        self.error = 0
+        if rows is not None:
+            self.rowcount = rows

@@ -1,0 +1,164 @@
+"""Procedures and triggers in the catalog: made, changed, dropped, found; parsed once for each version of their text."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from servicebroker.engine.activation import OWNER, SELF
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import postgres_name
+from servicebroker.store.queue import quoted
+from servicebroker.tsql.context import SessionDatabase, database_of
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.objects import defines
+from servicebroker.tsql.parser import parse_text
+from servicebroker.tsql.syntax import Definition, Name, Procedure, Trigger
+
+_FIND = (
+    "select module_id, definition, execute_as, creator, name from servicebroker.tsql_modules "
+    "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3) and kind = $4"
+)
+
+
+class Module(NamedTuple):
+    """A procedure as it is called. `user` is whom it works as, None for its caller."""
+
+    procedure: Procedure
+    user: str | None
+    name: str
+
+
+def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
+    """The procedure of that name, in dbo when it says no schema; None when there is none."""
+    database = database_of(machine, name)
+    rows = machine.connection.run_prepared(_FIND, (database.database_id, name.schema or "dbo", name.own, "P"))
+    if not rows:
+        return None
+    _, text, execute_as, creator, own = rows[0]
+    return database, Module(parsed(text), _user(execute_as, creator), own)
+
+
+def _user(execute_as: str | None, creator: str) -> str | None:
+    if execute_as is None or execute_as == "CALLER":
+        return None
+    return creator if execute_as == SELF else "dbo" if execute_as == OWNER else execute_as
+
+
+@functools.lru_cache(maxsize=1024)
+def parsed(text: str) -> Procedure:
+    """The procedure that the text defines."""
+    (statement,) = parse_text(text)
+    assert isinstance(statement, Procedure)
+    return statement
+
+
+@functools.lru_cache(maxsize=256)
+def parsed_trigger(text: str) -> Trigger:
+    """The trigger that the text defines."""
+    (statement,) = parse_text(text)
+    assert isinstance(statement, Trigger)
+    return statement
+
+
+# ---------------------------------------------------------------- CREATE, ALTER, DROP
+
+
+@runs(Procedure)
+def _procedure(machine: Machine, statement: Procedure) -> None:
+    for parameter in statement.parameters:
+        machine.type_named(parameter.type)
+    if statement.name.own.startswith("#"):
+        raise TsqlError(40515, "A temporary procedure is not supported here. Give it a name without #.")
+    _store(machine, statement, "P", None)
+
+
+@runs(Trigger)
+def _trigger(machine: Machine, statement: Trigger) -> None:
+    if statement.instead_of:
+        raise TsqlError(40515, "INSTEAD OF is not supported here. Write an AFTER trigger.")
+    table = machine.queries.table_named(statement.table)
+    _store(machine, statement, "TR", table)
+    machine.queries.forget_triggers()
+
+
+def _store(machine: Machine, statement: Procedure | Trigger, kind: str, table: str | None) -> None:
+    machine.transactions.check()
+    database = database_of(machine, statement.name)
+    if not database.user.is_dbo:
+        raise BrokerError(262, f"CREATE {'PROCEDURE' if kind == 'P' else 'TRIGGER'}", database.name)
+    schema, own = statement.name.schema or "dbo", statement.name.own
+    machine.transactions.guard()
+    try:
+        found = machine.connection.run_prepared(_TAKEN, (database.database_id, schema, own))
+        _check_name(machine, statement, found, kind, schema)
+        execute_as = statement.execute_as if isinstance(statement, Procedure) else None
+        if found:
+            machine.connection.run_prepared(
+                "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
+                "version = nextval('servicebroker.catalog_versions'), modify_date = clock_timestamp() "
+                "where module_id = $1",
+                (found[0][0], statement.text, execute_as, table),
+            )
+        else:
+            machine.connection.run_prepared(
+                "insert into servicebroker.tsql_modules "
+                "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table) "
+                "values ($1, $2, $3, $4, $5, $6, $7, $8)",
+                (database.database_id, schema, own, kind, statement.text, execute_as, database.user.name, table),
+            )
+    except BaseException:
+        machine.transactions.undo()
+        raise
+    machine.done(0)
+
+
+_TAKEN = (
+    "select module_id, kind from servicebroker.tsql_modules "
+    "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)"
+)
+
+
+def _check_name(
+    machine: Machine, statement: Procedure | Trigger, found: list[tuple[object, ...]], kind: str, schema: str
+) -> None:
+    """2714 for a name that is taken, 208 for ALTER of what is not there."""
+    own = statement.name.own
+    if statement.action == "ALTER" and not found:
+        raise TsqlError(208, f"Invalid object name '{own}'.", state=6)
+    if found and (statement.action == "CREATE" or found[0][1] != kind):
+        raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
+    database = database_of(machine, statement.name)
+    table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(own))}"
+    if not found and machine.connection.run_prepared("select where to_regclass($1) is not null", (table,)):
+        raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
+
+
+@defines("DROP", "PROCEDURE")
+def _drop_procedure(machine: Machine, statement: Definition) -> None:
+    _drop(machine, statement, "P", "procedure")
+
+
+@defines("DROP", "TRIGGER")
+def _drop_trigger(machine: Machine, statement: Definition) -> None:
+    _drop(machine, statement, "TR", "trigger")
+    machine.queries.forget_triggers()
+
+
+def _drop(machine: Machine, statement: Definition, kind: str, what: str) -> None:
+    machine.transactions.check()
+    for name in statement.clauses["names"]:
+        database = database_of(machine, name)
+        if not database.user.is_dbo:
+            raise BrokerError(15151, "drop", what, name.own)
+        rows = machine.connection.run_prepared(
+            "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
+            "and lower(name) = lower($3) and kind = $4 returning 1",
+            (database.database_id, name.schema or "dbo", name.own, kind),
+        )
+        if not rows and not statement.if_exists:
+            raise TsqlError(
+                3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.",
+                severity=11, state=5,
+            )  # fmt: skip

@@ -1,0 +1,317 @@
+"""CREATE, ALTER and DROP of the broker's objects, each as the method of the API that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from servicebroker.engine.activation import Activation
+from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.context import check_alone, database_of
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import TsqlError, unsupported
+from servicebroker.tsql.interpreter.conversations import written
+from servicebroker.tsql.interpreter.expressions import evaluate, integer, text
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.syntax import Definition
+from servicebroker.tsql.types import NVARCHAR
+
+Definer = Callable[[Machine, Definition], None]
+DEFINERS: dict[tuple[str, str], Definer] = {}
+
+
+def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
+    """Registers what does CREATE MESSAGE TYPE and its like."""
+
+    def register(definer: Definer) -> Definer:
+        DEFINERS[verb, kind] = definer
+        return definer
+
+    return register
+
+
+@runs(Definition)
+def _define(machine: Machine, statement: Definition) -> None:
+    definer = DEFINERS.get((statement.verb, statement.kind))
+    if definer is None:
+        raise unsupported(
+            f"{statement.verb} {statement.kind}", "See the table of statements in the reference.", statement.line
+        )
+    definer(machine, statement)
+    machine.done(0)
+
+
+def drop(statement: Definition, work: Callable[[], object]) -> None:
+    """DROP, which IF EXISTS lets find nothing."""
+    try:
+        work()
+    except BrokerError as refused:
+        if not statement.if_exists or refused.number not in (15151, 911, 3701):
+            raise
+
+
+def _given(statement: Definition, *names: str) -> dict[str, Any]:
+    return {name: statement.clauses[name] for name in names if name in statement.clauses}
+
+
+# ---------------------------------------------------------------- message types, contracts, queues, services
+
+
+@defines("CREATE", "MESSAGE TYPE")
+def _create_message_type(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.create_message_type(
+        statement.name.own,
+        clauses.get("validation", "NONE"),
+        schema_collection=_collection(clauses),
+        authorization=clauses.get("authorization"),
+    )
+
+
+@defines("ALTER", "MESSAGE TYPE")
+def _alter_message_type(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.alter_message_type(
+        statement.name.own, clauses["validation"], schema_collection=_collection(clauses)
+    )
+
+
+def _collection(clauses: Any) -> str | None:
+    name = clauses.get("schema_collection")
+    return None if name is None else written(name)
+
+
+@defines("DROP", "MESSAGE TYPE")
+def _drop_message_type(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_message_type(statement.name.own))
+
+
+@defines("CREATE", "CONTRACT")
+def _create_contract(machine: Machine, statement: Definition) -> None:
+    machine.database.create_contract(
+        statement.name.own, statement.clauses["sent_by"], authorization=statement.clauses.get("authorization")
+    )
+
+
+@defines("DROP", "CONTRACT")
+def _drop_contract(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_contract(statement.name.own))
+
+
+@defines("CREATE", "QUEUE")
+def _create_queue(machine: Machine, statement: Definition) -> None:
+    given = _given(statement, "status", "retention", "poison_message_handling", "filegroup")
+    database_of(machine, statement.name).create_queue(
+        written(statement.name), activation=_activation(statement), **given
+    )
+
+
+@defines("ALTER", "QUEUE")
+def _alter_queue(machine: Machine, statement: Definition) -> None:
+    given = _given(statement, "status", "retention", "poison_message_handling", "rebuild", "reorganize", "move_to")
+    database_of(machine, statement.name).alter_queue(
+        written(statement.name), activation=_activation(statement), **given
+    )
+
+
+def _activation(statement: Definition) -> Any:
+    said = statement.clauses.get("activation")
+    if said is None or said == "DROP":
+        return said
+    name = said.get("procedure_name")
+    parts = [part for part in name.parts if part] if name else []
+    return Activation(
+        procedure_name=".".join("[" + part.replace("]", "]]") + "]" for part in parts) or None,
+        max_queue_readers=said.get("max_queue_readers"),
+        execute_as=said.get("execute_as"),
+        status=said.get("status"),
+    )
+
+
+@defines("DROP", "QUEUE")
+def _drop_queue(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: database_of(machine, statement.name).drop_queue(written(statement.name)))
+
+
+@defines("CREATE", "SERVICE")
+def _create_service(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    machine.database.create_service(
+        statement.name.own,
+        written(clauses["queue"]),
+        clauses.get("contracts", ()),
+        authorization=clauses.get("authorization"),
+    )
+
+
+@defines("ALTER", "SERVICE")
+def _alter_service(machine: Machine, statement: Definition) -> None:
+    queue = statement.clauses.get("queue")
+    machine.database.alter_service(
+        statement.name.own,
+        queue=None if queue is None else written(queue),
+        **_given(statement, "add_contracts", "drop_contracts"),
+    )
+
+
+@defines("DROP", "SERVICE")
+def _drop_service(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_service(statement.name.own))
+
+
+# ---------------------------------------------------------------- schema collections, routes, priorities
+
+
+@defines("CREATE", "XML SCHEMA COLLECTION")
+def _create_collection(machine: Machine, statement: Definition) -> None:
+    machine.database.create_xml_schema_collection(written(statement.name), _schemas(machine, statement))
+
+
+@defines("ALTER", "XML SCHEMA COLLECTION")
+def _alter_collection(machine: Machine, statement: Definition) -> None:
+    machine.database.alter_xml_schema_collection(written(statement.name), _schemas(machine, statement))
+
+
+@defines("DROP", "XML SCHEMA COLLECTION")
+def _drop_collection(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_xml_schema_collection(written(statement.name)))
+
+
+def _schemas(machine: Machine, statement: Definition) -> str:
+    value, source = evaluate(machine, statement.clauses["schemas"])
+    return "" if value is None else str(convert(value, source, NVARCHAR))
+
+
+def _route_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        name: text(machine, value)
+        for name, value in statement.clauses.items()
+        if name not in ("lifetime", "authorization")
+    }
+    if "lifetime" in statement.clauses:
+        given["lifetime"] = integer(machine, statement.clauses["lifetime"])
+    return given
+
+
+@defines("CREATE", "ROUTE")
+def _create_route(machine: Machine, statement: Definition) -> None:
+    given = _route_clauses(machine, statement)
+    given.setdefault("address", "")
+    machine.database.create_route(statement.name.own, authorization=statement.clauses.get("authorization"), **given)
+
+
+@defines("ALTER", "ROUTE")
+def _alter_route(machine: Machine, statement: Definition) -> None:
+    machine.database.alter_route(statement.name.own, **_route_clauses(machine, statement))
+
+
+@defines("DROP", "ROUTE")
+def _drop_route(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_route(statement.name.own))
+
+
+def _priority_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, value in statement.clauses.items():
+        is_level = name == "priority_level" and getattr(value, "value", None) != "DEFAULT"
+        given[name] = integer(machine, value) if is_level else text(machine, value)
+    return given
+
+
+@defines("CREATE", "BROKER PRIORITY")
+def _create_priority(machine: Machine, statement: Definition) -> None:
+    machine.database.create_broker_priority(statement.name.own, **_priority_clauses(machine, statement))
+
+
+@defines("ALTER", "BROKER PRIORITY")
+def _alter_priority(machine: Machine, statement: Definition) -> None:
+    machine.database.alter_broker_priority(statement.name.own, **_priority_clauses(machine, statement))
+
+
+@defines("DROP", "BROKER PRIORITY")
+def _drop_priority(machine: Machine, statement: Definition) -> None:
+    drop(statement, lambda: machine.database.drop_broker_priority(statement.name.own))
+
+
+# ---------------------------------------------------------------- endpoints and databases
+
+
+def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
+    check_alone(machine, f"{statement.verb} ENDPOINT")
+    clauses = dict(statement.clauses)
+    clauses.pop("authorization", None)
+    said = str(clauses.get("authentication", ""))
+    if "WINDOWS" in said:
+        words = said.replace("WINDOWS", "").split()
+        if not words:
+            raise unsupported("AUTHENTICATION = WINDOWS", "Use AUTHENTICATION = CERTIFICATE name.", statement.line)
+        clauses["authentication"] = " ".join(words)
+    return clauses
+
+
+@defines("CREATE", "ENDPOINT")
+def _create_endpoint(machine: Machine, statement: Definition) -> None:
+    clauses = _endpoint_clauses(machine, statement)
+    if "listener_port" not in clauses:
+        raise TsqlError(102, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
+    machine.instance.create_endpoint(statement.name.own, **clauses)
+
+
+@defines("ALTER", "ENDPOINT")
+def _alter_endpoint(machine: Machine, statement: Definition) -> None:
+    machine.instance.alter_endpoint(statement.name.own, **_endpoint_clauses(machine, statement))
+
+
+@defines("DROP", "ENDPOINT")
+def _drop_endpoint(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "DROP ENDPOINT")
+    drop(statement, lambda: machine.instance.drop_endpoint(statement.name.own))
+
+
+@defines("CREATE", "DATABASE")
+def _create_database(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "CREATE DATABASE")
+    machine.create_database(statement.name.own)
+    switches = {name: True for name in ("enable_broker", "new_broker") if name in statement.clauses}
+    if switches:
+        machine.context.named(statement.name.own).alter(**switches)
+
+
+@defines("ALTER", "DATABASE")
+def _alter_database(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "ALTER DATABASE")
+    clauses = dict(statement.clauses)
+    ignored = clauses.pop("ignored", ())
+    for option in ignored:
+        _check_option(option, statement)
+    name = statement.name.own
+    database = machine.database if name.upper() == "CURRENT" else machine.context.named(name)
+    if any(name not in ("no_wait", "rollback_after") for name in clauses):
+        database.alter(**clauses)
+
+
+# what such an option asks for holds here anyhow, or is PostgreSQL's to set
+_OPTIONS = words(
+    "TRUSTWORTHY RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER READ_WRITE ONLINE AUTO_CLOSE AUTO_SHRINK "
+    "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
+    "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
+    "ANSI_WARNINGS ANSI_NULL_DEFAULT ARITHABORT CONCAT_NULL_YIELDS_NULL NUMERIC_ROUNDABORT RECURSIVE_TRIGGERS "
+    "CURSOR_CLOSE_ON_COMMIT CURSOR_DEFAULT PARAMETERIZATION DATE_CORRELATION_OPTIMIZATION DELAYED_DURABILITY "
+    "TARGET_RECOVERY_TIME QUERY_STORE CONTAINMENT COLLATE FILESTREAM DEFAULT_LANGUAGE "
+    "ACCELERATED_DATABASE_RECOVERY"
+)
+
+
+def _check_option(option: str, statement: Definition) -> None:
+    if option.split()[0] not in _OPTIONS:
+        raise unsupported(f"ALTER DATABASE SET {option}", "Set what PostgreSQL has for it.", statement.line)
+
+
+@defines("DROP", "DATABASE")
+def _drop_database(machine: Machine, statement: Definition) -> None:
+    check_alone(machine, "DROP DATABASE")
+    for name in statement.clauses["names"]:
+        if name.lower() == machine.database.name.lower():
+            raise TsqlError(3702, f'Cannot drop database "{name}" because it is currently in use.')
+        drop(statement, lambda name=name: machine.drop_database(name))  # type: ignore[misc]

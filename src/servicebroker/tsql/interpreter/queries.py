@@ -1,0 +1,296 @@
+"""Relational statements and expressions: translated, run on the session's connection, and what comes of them."""
+
+from __future__ import annotations
+
+import re
+from collections import ChainMap
+from collections.abc import Mapping
+
+import psycopg
+
+from servicebroker.store.direct import Result, run_command
+from servicebroker.store.queue import quoted
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.expressions import type_of
+from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.interpreter.tables import Columns
+from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.scope import Column, Scope
+from servicebroker.tsql.syntax import Name, Relational
+from servicebroker.tsql.types import SqlType
+
+_INTO = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
+_SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(", re.IGNORECASE)
+_SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
+
+
+class Queries:
+    """What a session needs for queries; `machine` is the session."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.columns = Columns(machine)
+        self._shown: str | None = None  # the database that the views of sys show
+        self._identity_insert: str | None = None
+        self._settings: set[str] = set()
+        self._made = 0
+        self._has_temporary = False
+
+    def scope(self) -> Scope:
+        """What the text may name now."""
+        machine = self.machine
+        return Scope(
+            machine.database.name,
+            machine.frame.types,
+            self._tables(),
+            machine.functions,
+            self.columns,
+            self._identity_insert,
+        )
+
+    def _tables(self) -> Mapping[str, str]:
+        """Table variables of this frame; temporary tables of those that called it too."""
+        frames = self.machine.frames
+        if len(frames) < 2:
+            return self.machine.frame.tables
+        outer = [_temporary(frame) for frame in reversed(frames[:-1])]
+        return ChainMap(self.machine.frame.tables, *outer)
+
+    # ------------------------------------------------------------ running
+
+    def run(self, text: str) -> None:
+        """A statement: its rows are said or assigned, its count is kept."""
+        machine = self.machine
+        done = translate(text, self.scope())
+        if done.kind != "rows":
+            machine.transactions.check()
+        result = self._execute(done, text)
+        if done.kind == "ddl":
+            self.columns.forget()
+            self._note_temporary(text)
+            machine.done(0)
+        elif done.kind == "assign":
+            if result.rows:
+                for name, value in zip(done.assignments, result.rows[-1], strict=False):
+                    machine.frame.values[name] = value
+            machine.done(len(result.rows))
+        elif done.kind == "rows":
+            machine.say(_result_set(done, result))
+            machine.done(len(result.rows))
+        else:
+            self._changed(done, result, text)
+
+    def _changed(self, done: Translated, result: Result, text: str) -> None:
+        machine = self.machine
+        rows = result.rows
+        if done.identity is not None:
+            if rows:
+                machine.identity = rows[-1][done.identity]
+            rows = [row[: done.identity] + row[done.identity + 1 :] for row in rows]
+        if done.columns:
+            machine.say(ResultSet(done.columns, rows))
+        self._note_temporary(text)
+        machine.error = 0
+        machine.changed(result.touched)
+
+    def collect(self, text: str) -> ResultSet:
+        """The rows of a query, for whoever asks inside."""
+        done = translate(text, self.scope())
+        return _result_set(done, self._execute(done, text))
+
+    def scalar(self, text: str) -> Value:
+        """The value of an expression, and its type."""
+        done = translate_expression(text, self.scope())
+        rows = self._execute(done, text).rows
+        return Value(rows[0][0] if rows else None, done.types[0] if done.types else None)
+
+    def condition(self, text: str) -> bool:
+        """Whether a condition holds.
+
+        Raises:
+            TsqlError: 4145 it is no condition.
+        """
+        value, _ = self.scalar(text)
+        if not isinstance(value, bool | None):
+            raise TsqlError(
+                4145, "An expression of non-boolean type specified in a context where a condition is expected, near "
+                f"'{text[-20:]}'.", severity=15,
+            )  # fmt: skip
+        return value is True
+
+    def _execute(self, done: Translated, text: str) -> Result:
+        machine = self.machine
+        self._show_database(text)
+        machine.transactions.guard()
+        alone = bool(done.before) and not machine.transactions.count
+        try:
+            if alone:
+                run_command(machine.connection, b"begin")
+            for lock in done.before:
+                machine.connection.run_described(lock.sql, self._values(lock.parameters))
+            if done.kind == "ddl":
+                run_command(machine.connection, done.sql.encode())
+                result = Result(None, [], 0)
+            else:
+                result = machine.connection.run_described(done.sql, self._values(done.parameters))
+            if alone:
+                run_command(machine.connection, b"commit")
+        except BaseException as problem:
+            if alone and not machine.connection.closed:
+                machine.connection.rollback()
+            machine.transactions.undo()
+            if isinstance(problem, psycopg.Error) and type(problem).__name__ in _SHAPE:
+                self.columns.forget()
+            raise
+        return result
+
+    def _values(self, names: tuple[str, ...]) -> tuple[object, ...]:
+        frame, functions = self.machine.frame, self.machine.functions
+        return tuple(frame.values[name] if name in frame.types else functions[name] for name in names)
+
+    def _show_database(self, text: str) -> None:
+        """The views of sys show one database; it is told before the first statement that may look there."""
+        name = self.machine.database.name
+        if self._shown != name and _SYS.search(text):
+            self.set("servicebroker.database", name)
+            self._shown = name
+
+    def set(self, option: str, value: str) -> None:
+        """A setting of the connection, given back when the session ends."""
+        self._settings.add(option)
+        self.machine.connection.run_prepared("select set_config($1, $2, false)", (option, value))
+
+    def rolled_back(self) -> None:
+        """What SET has set inside the transaction may be undone, and tables that it made are gone."""
+        self._shown = None
+        self.columns.forget()
+
+    # ------------------------------------------------------------ temporary tables
+
+    def declare_table(self, name: str, columns: str) -> None:
+        """DECLARE @name TABLE: a temporary table that lives as long as the frame."""
+        machine = self.machine
+        if name in machine.frame.tables:
+            return
+        self._made += 1
+        table = f'pg_temp."{name[:40]}_{self._made}"'
+        scope = self.scope()
+        scope.tables = {"#variable": table}
+        done = translate(f"CREATE TABLE #variable {columns}", scope)
+        self._execute(done, "")
+        self._has_temporary = True
+        machine.frame.tables[name] = table
+
+    def insert(self, table: str, columns: list[Column], row: list[Value]) -> None:
+        """One row into a table of the session's, each value converted to its column's type."""
+        values = tuple(
+            value.value if value.value is None else convert(value.value, value.type, column.type)
+            for column, value in zip(columns, row, strict=True)
+        )
+        places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+        names = ", ".join(quoted(column.name) for column in columns)
+        self.machine.connection.run_described(f"insert into {table} ({names}) values ({places})", values)
+
+    def _note_temporary(self, text: str) -> None:
+        found = _INTO.search(text)
+        if found:
+            name = (found[1] or found[2]).lower()
+            self._has_temporary = True
+            self.machine.frame.tables.setdefault(name, f'pg_temp."{name}"')
+
+    def leave(self, frame: Frame) -> None:
+        """The frame ends, and its tables with it."""
+        if frame.tables and not self.machine.connection.closed:
+            tables = ", ".join(frame.tables.values())
+            self.machine.transactions.settle()
+            run_command(self.machine.connection, f"drop table if exists {tables}".encode())
+            self.columns.forget()
+
+    def close(self) -> None:
+        """The session ends: its connection serves others."""
+        connection = self.machine.connection
+        if connection.closed:
+            return
+        for option in self._settings:
+            run_command(connection, f"reset {option}".encode())
+        if self._has_temporary:
+            run_command(connection, b"discard temp")
+
+    def define(self, sql: str) -> None:
+        """A definition in PostgreSQL's own words."""
+        machine = self.machine
+        machine.transactions.check()
+        machine.transactions.guard()
+        try:
+            run_command(machine.connection, sql.encode())
+        except BaseException:
+            machine.transactions.undo()
+            raise
+
+    def insert_rows(self, target: str, rows: list[tuple[object, ...]]) -> None:
+        """INSERT target of rows that a procedure has returned."""
+        machine = self.machine
+        if not rows:
+            machine.changed(0)
+            return
+        frame = machine.frame
+        width = len(rows[0])
+        names = [f"@insert${number}" for number in range(width)]
+        values = ", ".join(names)
+        count = 0
+        try:
+            for row in rows:
+                for name, value in zip(names, row, strict=True):
+                    frame.types[name] = type_of(value) or SqlType("nvarchar", -1)
+                    frame.values[name] = value
+                done = translate(f"{target} VALUES ({values})", self.scope())
+                count += self._execute(done, "").touched
+        finally:
+            for name in names:
+                frame.types.pop(name, None)
+                frame.values.pop(name, None)
+        machine.error = 0
+        machine.changed(count)
+
+    def table_named(self, name: Name) -> str:
+        """The quoted PostgreSQL name of a table.
+
+        Raises:
+            TsqlError: 8197 there is none.
+        """
+        scope = self.scope()
+        written = ".".join("[" + part.replace("]", "]]") + "]" if part else "" for part in name.parts)
+        tables = tables_of(f"SELECT * FROM {written}", scope)
+        if not tables or tables[0] not in self.columns:
+            raise TsqlError(8197, f"The object '{name}' does not exist or is invalid for this operation.")
+        return tables[0]
+
+    def forget_triggers(self) -> None:
+        """A trigger was made or dropped."""
+
+    def identity_insert(self, said: str) -> None:
+        """SET IDENTITY_INSERT table ON or OFF."""
+        name, value = said.rsplit(" ", 1)
+        scope = self.scope()
+        tables = tables_of(f"SELECT * FROM {name}", scope)
+        self._identity_insert = tables[0] if value == "ON" and tables else None
+
+
+def _temporary(frame: Frame) -> dict[str, str]:
+    return {name: table for name, table in frame.tables.items() if name.startswith("#")}
+
+
+def _result_set(done: Translated, result: Result) -> ResultSet:
+    names = done.columns
+    if names is None:
+        names = tuple("" if name == "?column?" else name for name in result.columns or ())
+    return ResultSet(names, result.rows)
+
+
+@runs(Relational)
+def _relational(machine: Machine, statement: Relational) -> None:
+    machine.queries.run(statement.text)

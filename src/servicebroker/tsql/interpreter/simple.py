@@ -1,0 +1,312 @@
+"""Expressions that need no database: constants, variables, their comparison and sums.
+
+What is not simple, or becomes so by the values' types, is left to the translation to SQL; both give the same answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID, uuid4
+
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.functions import KNOWN
+from servicebroker.tsql.parser.reader import number
+from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, Tokens, string_value, tokenize
+from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, SqlType, parse_type
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.interpreter.machine import Machine
+
+
+class NotSimple(Exception):
+    """The expression is for the translation."""
+
+
+class Value(NamedTuple):
+    """A value and its type; the type of NULL and of conditions is None."""
+
+    value: object
+    type: SqlType | None
+
+
+Compiled = Callable[["Machine"], Value]
+_SIZE = 400  # tokens; longer expressions go to the translation
+_INTEGERS = ("tinyint", "smallint", "int")
+_STRINGS = ("nvarchar", "varchar", "sysname")
+_HIGHEST = 2**31 - 1
+_COMPARISONS: dict[str, Callable[[object, object], bool]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,  # type: ignore[dict-item] # both sides are of one kind
+    ">": operator.gt,  # type: ignore[dict-item]
+    "<=": operator.le,  # type: ignore[dict-item]
+    ">=": operator.ge,  # type: ignore[dict-item]
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def compiled(text: str) -> Compiled | None:
+    """The expression as a function, None when it is not simple."""
+    try:
+        tokens = tokenize(text)
+        if len(tokens.words) > _SIZE:
+            return None
+        reader = _Compiler(tokens)
+        made = reader.disjunction()
+        return made if reader.word == "" else None
+    except (NotSimple, TsqlError):
+        return None
+
+
+class _Compiler:
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.at = 0
+
+    @property
+    def word(self) -> str:
+        return self.tokens.words[self.at]
+
+    def take(self, word: str) -> bool:
+        if self.word != word:
+            return False
+        self.at += 1
+        return True
+
+    def expect(self, word: str) -> None:
+        if not self.take(word):
+            raise NotSimple
+
+    def disjunction(self) -> Compiled:
+        left = self.conjunction()
+        while self.take("OR"):
+            left = _either(left, self.conjunction())
+        return left
+
+    def conjunction(self) -> Compiled:
+        left = self.negation()
+        while self.take("AND"):
+            left = _both(left, self.negation())
+        return left
+
+    def negation(self) -> Compiled:
+        if self.take("NOT"):
+            return _negated(self.negation())
+        return self.comparison()
+
+    def comparison(self) -> Compiled:
+        left = self.sum()
+        if self.take("IS"):
+            wanted = not self.take("NOT")
+            self.expect("NULL")
+            return _is_null(left, wanted)
+        compare = _COMPARISONS.get(self.word)
+        if compare is None:
+            return left
+        self.at += 1
+        return _compared(left, self.sum(), compare)
+
+    def sum(self) -> Compiled:
+        left = self.product()
+        while self.word in ("+", "-"):
+            sign = self.word
+            self.at += 1
+            left = _added(left, self.product()) if sign == "+" else _calculated(left, self.product(), operator.sub)
+        return left
+
+    def product(self) -> Compiled:
+        left = self.primary()
+        while self.take("*"):
+            left = _calculated(left, self.primary(), operator.mul)
+        if self.word in ("/", "%", "&", "|", "^"):
+            raise NotSimple
+        return left
+
+    def primary(self) -> Compiled:
+        kind, text = self.tokens.kinds[self.at], self.tokens.text(self.at)
+        if kind == VARIABLE:
+            return self._variable(text.lower())
+        if kind == STRING:
+            self.at += 1
+            of = SqlType("nvarchar" if text[0] in "nN" else "varchar", -1)
+            return _constant(Value(string_value(text), of))
+        if kind == NUMBER:
+            self.at += 1
+            return _constant(_number(text))
+        if self.take("-"):
+            if self.tokens.kinds[self.at] != NUMBER:
+                raise NotSimple
+            value = _number(self.tokens.text(self.at))
+            self.at += 1
+            return _constant(Value(-value.value, value.type))  # type: ignore[operator] # a number
+        if self.take("NULL"):
+            return _constant(Value(None, None))
+        if self.take("("):
+            inner = self.disjunction()
+            self.expect(")")
+            return inner
+        if kind == WORD:
+            return self._function()
+        raise NotSimple
+
+    def _variable(self, name: str) -> Compiled:
+        self.at += 1
+        if self.word == ".":
+            raise NotSimple
+        if name.startswith("@@"):
+            return _known(name)
+        return lambda machine: Value(machine.frame.value_of(name), machine.frame.types[name])
+
+    def _function(self) -> Compiled:
+        name = self.word
+        self.at += 1
+        self.expect("(")
+        if name == "CAST":
+            value = self.sum()
+            self.expect("AS")
+            return _converted(value, self._type())
+        if name == "CONVERT":
+            target = self._type(",")
+            self.expect(",")
+            value = self.sum()
+            self.expect(")")
+            return _converted(value, target)
+        self.expect(")")
+        if name == "NEWID":
+            return lambda machine: Value(uuid4(), UNIQUEIDENTIFIER)
+        return _known(name.lower())
+
+    def _type(self, end: str = ")") -> SqlType:
+        """A type up to `end`; of CAST, which goes behind it."""
+        begin, depth = self.at, 0
+        while self.word != end or depth:
+            if self.word == "":
+                raise NotSimple
+            depth += (self.word == "(") - (self.word == ")")
+            self.at += 1
+        text = self.tokens.source[self.tokens.starts[begin] : self.tokens.ends[self.at - 1]]
+        if end == ")":
+            self.at += 1
+        return parse_type(text, 30)
+
+
+def _constant(value: Value) -> Compiled:
+    return lambda machine: value
+
+
+def _number(text: str) -> Value:
+    value = number(text)
+    if not isinstance(value, int) or not -_HIGHEST <= value <= _HIGHEST:
+        raise NotSimple
+    return Value(value, INT)
+
+
+def _known(name: str) -> Compiled:
+    if name not in KNOWN:
+        raise NotSimple
+    value, of = KNOWN[name]
+    return lambda machine: Value(value(machine), of)
+
+
+def _converted(value: Compiled, target: SqlType) -> Compiled:
+    def result(machine: Machine) -> Value:
+        given, source = value(machine)
+        if isinstance(given, bool):
+            raise NotSimple
+        return Value(None if given is None else convert(given, source, target), target)
+
+    return result
+
+
+def _either(left: Compiled, right: Compiled) -> Compiled:
+    def result(machine: Machine) -> Value:
+        first = _truth(left(machine))
+        if first is True:
+            return Value(True, None)
+        second = _truth(right(machine))
+        return Value(True if second is True else None if first is None or second is None else False, None)
+
+    return result
+
+
+def _both(left: Compiled, right: Compiled) -> Compiled:
+    def result(machine: Machine) -> Value:
+        first = _truth(left(machine))
+        if first is False:
+            return Value(False, None)
+        second = _truth(right(machine))
+        return Value(False if second is False else None if first is None or second is None else True, None)
+
+    return result
+
+
+def _negated(value: Compiled) -> Compiled:
+    def result(machine: Machine) -> Value:
+        truth = _truth(value(machine))
+        return Value(None if truth is None else not truth, None)
+
+    return result
+
+
+def _truth(value: Value) -> bool | None:
+    if value.type is not None or not isinstance(value.value, bool | None):
+        raise NotSimple
+    return value.value
+
+
+def _is_null(value: Compiled, wanted: bool) -> Compiled:
+    return lambda machine: Value((value(machine).value is None) == wanted, None)
+
+
+def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object], bool]) -> Compiled:
+    def result(machine: Machine) -> Value:
+        first, second = left(machine), right(machine)
+        if first.value is None or second.value is None:
+            return Value(None, None)
+        _check_alike(first, second)
+        return Value(compare(first.value, second.value), None)
+
+    return result
+
+
+def _check_alike(first: Value, second: Value) -> None:
+    """Both integers, both strings, or both identifiers; of equal order here and in SQL."""
+    for kind in (int, str, UUID):
+        if isinstance(first.value, kind) and isinstance(second.value, kind) and first.type and second.type:
+            return
+    raise NotSimple
+
+
+def _added(left: Compiled, right: Compiled) -> Compiled:
+    add = _calculated(left, right, operator.add)
+
+    def result(machine: Machine) -> Value:
+        first, second = left(machine), right(machine)
+        if first.type and second.type and first.type.name in _STRINGS and second.type.name in _STRINGS:
+            of = SqlType("varchar" if first.type.name == second.type.name == "varchar" else "nvarchar", -1)
+            if first.value is None or second.value is None:
+                return Value(None, of)
+            return Value(str(first.value) + str(second.value), of)
+        return add(machine)
+
+    return result
+
+
+def _calculated(left: Compiled, right: Compiled, calculate: Callable[[int, int], int]) -> Compiled:
+    def result(machine: Machine) -> Value:
+        first, second = left(machine), right(machine)
+        if not (first.type and second.type and first.type.name in _INTEGERS and second.type.name in _INTEGERS):
+            raise NotSimple
+        if not isinstance(first.value, int) or not isinstance(second.value, int):
+            return Value(None, INT)
+        value = calculate(first.value, second.value)
+        if not -_HIGHEST <= value <= _HIGHEST:
+            raise NotSimple
+        return Value(value, INT)
+
+    return result

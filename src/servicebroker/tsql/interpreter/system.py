@@ -1,0 +1,66 @@
+"""The system procedures that scripts of the broker call."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.errors import Message, TsqlError
+from servicebroker.tsql.interpreter.calls import system
+from servicebroker.tsql.interpreter.expressions import operand_value
+from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.syntax import Execute
+from servicebroker.tsql.types import NVARCHAR
+
+
+def _texts(machine: Machine, statement: Execute) -> list[str]:
+    values = [operand_value(machine, one.value) for one in statement.arguments if one.value is not None]
+    return ["" if value is None else convert(value, source, NVARCHAR) for value, source in values]
+
+
+@system("sp_configure")
+def _sp_configure(machine: Machine, statement: Execute) -> None:
+    """An instance has no such options: what they ask for holds, or is PostgreSQL's to set."""
+    said = ", ".join(_texts(machine, statement))
+    machine.say(Message(f"sp_configure {said} changes nothing: set what PostgreSQL has for it."))
+
+
+@system("sp_who")
+@system("sp_who2")
+def _sp_who(machine: Machine, statement: Execute) -> None:
+    machine.say(machine.queries.collect("SELECT session_id AS spid, login_name AS loginame FROM sys.dm_exec_sessions"))
+
+
+@system("sp_helptext")
+def _sp_helptext(machine: Machine, statement: Execute) -> None:
+    names = _texts(machine, statement)
+    if not names:
+        raise TsqlError(
+            201, "Procedure or function 'sp_helptext' expects parameter '@objname', which was not supplied."
+        )
+    *schema, own = names[0].replace("[", "").replace("]", "").split(".")
+    rows = machine.connection.run_prepared(
+        "select definition from servicebroker.tsql_modules "
+        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+        (machine.database.database_id, schema[-1] if schema else "dbo", own),
+    )
+    if not rows:
+        raise TsqlError(15009, f"The object '{names[0]}' does not exist in database '{machine.database.name}'.")
+    lines = [(line + "\n",) for line in str(rows[0][0]).splitlines()]
+    machine.say(ResultSet(("Text",), list(lines)))
+
+
+@system("sp_addrolemember")
+def _sp_addrolemember(machine: Machine, statement: Execute) -> None:
+    role, member = _texts(machine, statement)
+    machine.database.add_role_member(role, member)
+
+
+@system("sp_droprolemember")
+def _sp_droprolemember(machine: Machine, statement: Execute) -> None:
+    role, member = _texts(machine, statement)
+    machine.database.drop_role_member(role, member)
+
+
+@system("sp_dboption")
+def _sp_dboption(machine: Machine, statement: Execute) -> None:
+    machine.say(Message("sp_dboption changes nothing: use ALTER DATABASE ... SET."))

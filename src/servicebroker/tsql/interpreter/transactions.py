@@ -1,0 +1,185 @@
+"""BEGIN, COMMIT, ROLLBACK and SAVE TRANSACTION on the session's connection, and what a failed statement leaves.
+
+A relational statement inside a transaction runs behind a savepoint of ours, so that its failure undoes nothing else.
+The savepoint and its release travel with the statements (`Ahead`); they cost no round trip. Verbs need none: a verb
+that is refused has changed nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from servicebroker.api.transaction import release_kept
+from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.tsql.errors import TsqlError
+
+_GUARD = b"tsql_statement"
+_DOOMED = (
+    "The current transaction cannot be committed and cannot support operations that write to the log file. "
+    "Roll back the transaction."
+)
+_DOOMED_SAVEPOINT = (
+    "The current transaction cannot be committed and cannot be rolled back to a savepoint. "
+    "Roll back the entire transaction."
+)
+
+
+@dataclass
+class Transactions:
+    """The transaction of a session, if one is open.
+
+    Attributes:
+        count: @@TRANCOUNT.
+        doomed: whether it can only be rolled back: XACT_STATE() is -1.
+        took: the transaction's id and the queue of each RECEIVE that found something.
+    """
+
+    connection: DirectConnection
+    count: int = 0
+    doomed: bool = False
+    took: set[tuple[int, int]] = field(default_factory=set)
+    outer: bool = False  # the transaction belongs to the caller, who ends it
+    _name: str = ""
+    _savepoints: list[tuple[str, str]] = field(default_factory=list)  # name in T-SQL, in PostgreSQL
+    _made: int = 0
+    _guarded: bool = False
+
+    @property
+    def state(self) -> int:
+        """XACT_STATE()."""
+        return -1 if self.doomed else int(self.count > 0)
+
+    def begin(self, name: str = "") -> None:
+        """BEGIN TRANSACTION; one inside another one only counts."""
+        if self.count == 0:
+            self.connection.ahead.append(Ahead(b"begin"))
+            self._name = name.lower()
+        self.count += 1
+
+    def commit(self) -> bool:
+        """COMMIT TRANSACTION; whether that ended it.
+
+        Raises:
+            TsqlError: 3902 none is open, 3930 it is doomed.
+        """
+        if self.count == 0:
+            raise TsqlError(3902, "The COMMIT TRANSACTION request has no corresponding BEGIN TRANSACTION.")
+        self.check()
+        if self.count > 1 or self.outer:
+            if self.count == 1:
+                raise TsqlError(3902, "The transaction belongs to the caller, who commits it.")
+            self.count -= 1
+            return False
+        begun = self.has_begun()
+        self.connection.ahead.clear()  # COMMIT releases savepoints
+        try:
+            if begun:
+                run_command(self.connection, b"commit")
+        finally:
+            self._ended()
+        return True
+
+    def has_begun(self) -> bool:
+        """Whether BEGIN has been sent."""
+        return not any(one.command == b"begin" for one in self.connection.ahead)
+
+    def rollback(self) -> None:
+        """ROLLBACK TRANSACTION of all.
+
+        Raises:
+            TsqlError: 3903 none is open.
+        """
+        if self.count == 0:
+            raise TsqlError(3903, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
+        if self.outer:
+            raise TsqlError(
+                3903, "The transaction belongs to the caller, who rolls it back: raise an error with THROW."
+            )
+        begun = self.has_begun()
+        self.connection.ahead.clear()
+        try:
+            if begun:
+                run_command(self.connection, b"rollback")
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        self.count = 0
+        self.doomed = self._guarded = False
+        self._savepoints.clear()
+        self._name = ""
+        release_kept(self.connection)
+
+    def save(self, name: str) -> None:
+        """SAVE TRANSACTION name.
+
+        Raises:
+            TsqlError: 628 none is open, 3930 it is doomed.
+        """
+        if self.count == 0:
+            raise TsqlError(628, "Cannot issue SAVE TRANSACTION when there is no active transaction.")
+        self.check()
+        self.settle()
+        self._made += 1
+        savepoint = f"tsql_{self._made}"
+        self.connection.ahead.append(Ahead(f"savepoint {savepoint}".encode()))
+        self._savepoints.append((name.lower(), savepoint))
+
+    def names_all(self, name: str) -> bool:
+        """Whether ROLLBACK TRANSACTION with this name is one of all: the outermost BEGIN has it, and no savepoint."""
+        known = [own for own, _ in self._savepoints]
+        return self.count > 0 and name.lower() == self._name and name.lower() not in known
+
+    def rollback_to(self, name: str) -> None:
+        """ROLLBACK TRANSACTION to a savepoint.
+
+        Raises:
+            TsqlError: 3903 none is open, 6401 no such name, 3931 it is doomed.
+        """
+        if self.count == 0:
+            raise TsqlError(3903, "The ROLLBACK TRANSACTION request has no corresponding BEGIN TRANSACTION.")
+        found = [place for place, (known, _) in enumerate(self._savepoints) if known == name.lower()]
+        if not found:
+            raise TsqlError(6401, f"Cannot roll back {name}. No transaction or savepoint of that name was found.")
+        if self.doomed:
+            raise TsqlError(3931, _DOOMED_SAVEPOINT)
+        savepoint = self._savepoints[found[-1]][1]
+        del self._savepoints[found[-1] + 1 :]
+        self._guarded = False
+        self.connection.ahead[:] = [one for one in self.connection.ahead if b"release" not in one.command]
+        run_command(self.connection, f"rollback to savepoint {savepoint}".encode())
+
+    # ------------------------------------------------------------ statements
+
+    def check(self) -> None:
+        """Refuse what cannot be done in a doomed transaction.
+
+        Raises:
+            TsqlError: 3930.
+        """
+        if self.doomed:
+            raise TsqlError(3930, _DOOMED)
+
+    def guard(self) -> None:
+        """Before a statement that PostgreSQL may refuse."""
+        if self.count:
+            self.settle()
+            self.connection.ahead.append(Ahead(b"savepoint " + _GUARD))
+            self._guarded = True
+
+    def settle(self) -> None:
+        """Before a statement that needs no savepoint: the last one's goes."""
+        if self._guarded:
+            self.connection.ahead.append(Ahead(b"release savepoint " + _GUARD))
+            self._guarded = False
+
+    def undo(self) -> None:
+        """The statement behind `guard` has failed."""
+        if self._guarded and not self.connection.closed:
+            if self.connection.ahead:  # it was never sent
+                self.connection.ahead[:] = [
+                    one for one in self.connection.ahead if one.command != b"savepoint " + _GUARD
+                ]
+                self._guarded = False
+                return
+            run_command(self.connection, b"rollback to savepoint " + _GUARD)

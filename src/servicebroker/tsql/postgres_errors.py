@@ -1,0 +1,99 @@
+"""PostgreSQL's and the broker's errors under the numbers of T-SQL."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.errors import TsqlError
+
+# SQLSTATE -> number, severity, text; {0} is PostgreSQL's own message, the rest what it says of the place
+_NUMBERS: dict[str, tuple[int, int, str]] = {
+    "22012": (8134, 16, "Divide by zero error encountered."),
+    "22003": (8115, 16, "Arithmetic overflow error converting expression: {message}."),
+    "22001": (8152, 16, "String or binary data would be truncated: {message}."),
+    "22P02": (245, 16, "Conversion failed: {message}."),
+    "22007": (241, 16, "Conversion failed when converting date and/or time from character string: {message}."),
+    "22008": (242, 16, "The conversion resulted in an out-of-range value: {message}."),
+    "22021": (9402, 16, "The text cannot be stored: {message}."),
+    "42846": (529, 16, "Explicit conversion is not allowed: {message}."),
+    "42804": (206, 16, "Operand type clash: {message}."),
+    "42883": (206, 16, "Operand type clash: {message}."),
+    "42725": (206, 16, "Operand type clash: {message}."),
+    "23502": (
+        515, 16,
+        "Cannot insert the value NULL into column '{column}', table '{table}'; column does not allow nulls.",
+    ),
+    "23503": (547, 16, 'The statement conflicted with the FOREIGN KEY constraint "{constraint}" of table "{table}".'),
+    "23514": (547, 16, 'The statement conflicted with the CHECK constraint "{constraint}" of table "{table}".'),
+    "42P01": (208, 16, "Invalid object name '{name}'."),
+    "3F000": (208, 16, "Invalid object name: {message}."),
+    "42703": (207, 16, "Invalid column name '{name}'."),
+    "42P07": (2714, 16, "There is already an object named '{name}' in the database."),
+    "42701": (2705, 16, "Column names in each table must be unique: {message}."),
+    "42601": (102, 15, "Incorrect syntax: {message}."),
+    "42702": (209, 16, "Ambiguous column name '{name}'."),
+    "42803": (8120, 16, "{message}."),
+    "42501": (229, 14, "The permission was denied: {message}."),
+    "40P01": (
+        1205, 13,
+        "Transaction was deadlocked on lock resources with another process and has been chosen as the deadlock "
+        "victim. Rerun the transaction.",
+    ),
+    "40001": (3960, 16, "The transaction was aborted: {message}."),
+    "55P03": (1222, 16, "Lock request time out period exceeded."),
+    "57014": (3617, 16, "The statement was cancelled: {message}."),
+    "54001": (8631, 16, "Internal error: Server stack limit has been reached: {message}."),
+    "21000": (512, 16, "Subquery returned more than 1 value. This is not permitted here."),
+    "2BP01": (3729, 16, "Cannot drop the object because something refers to it: {message}."),
+    "25006": (3906, 16, "Failed to update the database because it is read-only: {message}."),
+    "428C9": (544, 16, "Cannot insert explicit value for identity column in table when IDENTITY_INSERT is OFF."),
+    "P0001": (50000, 16, "{message}"),
+}  # fmt: skip
+_UNIQUE = (
+    "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
+    "The duplicate key value is {key}."
+)
+OTHER = 50000
+
+
+def from_postgres(problem: psycopg.Error) -> TsqlError:
+    """The error under its T-SQL number; one that has none says what PostgreSQL says."""
+    diagnosis = problem.diag
+    message = (diagnosis.message_primary or str(problem) or type(problem).__name__).rstrip(".")
+    table = diagnosis.table_name or ""
+    if problem.sqlstate == "23505":
+        detail = re.search(r"\)=(\(.*\))", diagnosis.message_detail or "")
+        is_primary = (diagnosis.constraint_name or "").endswith("_pkey")
+        return TsqlError(
+            2627, _UNIQUE.format(
+                kind="PRIMARY KEY" if is_primary else "UNIQUE KEY", constraint=diagnosis.constraint_name,
+                table=table, key=detail[1] if detail else "there already",
+            ), severity=14,
+        )  # fmt: skip
+    if problem.sqlstate and problem.sqlstate[:2] == "TS":  # the schema tsql raises SQL Server's own numbers
+        return _own(problem, message)
+    if problem.sqlstate not in _NUMBERS:
+        return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
+    number, severity, text = _NUMBERS[problem.sqlstate]
+    quoted = re.search(r'"([^"]*)"', message)
+    filled = text.format(
+        message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
+        name=quoted[1] if quoted else message,
+    )  # fmt: skip
+    return TsqlError(number, filled, severity=severity)
+
+
+def _own(problem: psycopg.Error, message: str) -> TsqlError:
+    number = re.match(r"(\d+):\s*", message)
+    return TsqlError(int(number[1]) if number else OTHER, message[number.end() :] if number else message)
+
+
+def from_broker(refused: BrokerError) -> TsqlError:
+    """The broker's refusal, which has its number already."""
+    if isinstance(refused, TsqlError):
+        return refused
+    text = f"{refused.text} {refused.hint}" if refused.hint else refused.text
+    return TsqlError(refused.number, text, severity=refused.severity, state=refused.state)

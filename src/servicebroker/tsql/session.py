@@ -1,0 +1,220 @@
+"""A T-SQL session: one connection that keeps its database, its options, its transaction and its temporary tables.
+
+with Session(database) as session:
+    session.execute("BEGIN TRANSACTION; SEND ON CONVERSATION @h ...")
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import psycopg
+
+from servicebroker.api.transaction import release_kept
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.direct import send_ahead
+from servicebroker.tsql.context import Context
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter import calls, control, conversations, keys, messages, objects, principals, system
+from servicebroker.tsql.interpreter.expressions import type_of
+from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.interpreter.functions import give_back_spid
+from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
+from servicebroker.tsql.interpreter.modules import Module
+from servicebroker.tsql.interpreter.queries import Queries
+from servicebroker.tsql.parser import parse
+from servicebroker.tsql.postgres_errors import from_broker, from_postgres
+from servicebroker.tsql.results import Listener, Results
+from servicebroker.tsql.syntax import Statement
+from servicebroker.tsql.tokens import Batch, batches
+from servicebroker.tsql.types import INT, SqlType
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+    from servicebroker.store.direct import DirectConnection
+
+_RUNNERS = (calls, control, conversations, keys, messages, objects, principals, system)  # they register themselves
+_NAMES = """
+select name from servicebroker.queues where database_id = $1
+union select name from servicebroker.services where database_id = $1
+union select name from servicebroker.message_types where database_id = $1
+union select name from servicebroker.service_contracts where database_id = $1
+union select name from servicebroker.tsql_modules where database_id = $1
+"""
+_KEPT = 500
+_LONG = 20_000  # characters; longer batches are hardly run twice
+_parsed: dict[tuple[str, int], tuple[Statement, ...]] = {}  # by text and first line
+
+
+class Session:
+    """Open it with a `with` block. Not for two threads at a time.
+
+    Attributes:
+        machine: what runs the statements.
+    """
+
+    def __init__(
+        self, database: Database, listener: Listener | None = None, connection: DirectConnection | None = None
+    ) -> None:
+        self._database = database
+        self._listener = listener
+        self._given = connection
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        instance = self._database.instance
+        connection = self._given or self._resources.enter_context(instance.connection())
+        self.machine = Machine(instance, connection, self._listener or (lambda said: None))
+        self.machine.context = Context(self.machine, self._database)
+        self.machine.queries = Queries(self.machine)
+        if self._given is not None:
+            self.machine.transactions.count = 1
+            self.machine.transactions.outer = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        machine = self.machine
+        try:
+            if not machine.connection.closed:
+                self._leave(machine)
+        finally:
+            self._resources.close()
+
+    def _leave(self, machine: Machine) -> None:
+        """Roll back what is open, and give back what is the session's."""
+        if self._given is None and machine.transactions.count:
+            machine.context.roll_back()
+        machine.transactions.settle()
+        if self._given is not None and machine.transactions.has_begun():
+            send_ahead(machine.connection)
+        try:
+            machine.queries.close()
+            if machine.taken_spid is not None:
+                give_back_spid(machine, machine.taken_spid)
+        except psycopg.Error:
+            if self._given is None:
+                machine.connection.close()  # its settings are nobody else's
+        if self._given is None:
+            release_kept(machine.connection)
+
+    def run(self, script: str, parameters: Mapping[str, object] | None = None) -> None:
+        """Run a script, batch by batch; everything is told to the listener, and errors of one batch stop no other."""
+        try:
+            for batch in batches(script):
+                for _ in range(batch.times):
+                    self._run_batch(batch, parameters or {})
+        except TsqlError as unreadable:  # what follows cannot be told apart
+            self.machine.say(unreadable)
+
+    def execute(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
+        """Run a script up to the first batch with an error.
+
+        Args:
+            script: T-SQL, in which a line with GO separates batches.
+            parameters: variables of each batch by name, with or without @.
+
+        Raises:
+            TsqlError: the first error that no CATCH block took; its batch went on where T-SQL goes on.
+        """
+        results = Results()
+        outer, self.machine.listener = self.machine.listener, results.add
+        try:
+            for batch in batches(script):
+                for _ in range(batch.times):
+                    self._run_batch(batch, parameters or {})
+                    if results.errors:
+                        raise results.errors[0]
+        finally:
+            self.machine.listener = outer
+        return results
+
+    def names(self) -> list[str]:
+        """The names of the current database that a script may mention: queues, services, message types, contracts."""
+        database = self.machine.context.database
+        if self.machine.transactions.doomed:
+            return []
+        rows = self.machine.connection.run_prepared(_NAMES, (database.database_id,))
+        return [name for (name,) in rows]
+
+    def call(self, name: str, module: Module) -> None:
+        """Run a procedure without parameters, as activation does.
+
+        Raises:
+            TsqlError: 8415 it has left a transaction open, which is rolled back.
+        """
+        machine = self.machine
+        with self._batch({}):
+            calls.call(machine, machine.context.database, module)
+        if machine.transactions.count:
+            machine.context.roll_back()
+            raise from_broker(BrokerError(8415, name))
+
+    def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
+        with self._batch(parameters):
+            self.machine.run(statements_of(batch))
+        transactions = self.machine.transactions
+        if transactions.doomed:
+            if not transactions.outer:
+                self.machine.context.roll_back()
+            self.machine.say(
+                TsqlError(
+                    3998,
+                    "Uncommittable transaction is detected at the end of the batch. The transaction is rolled back.",
+                    line=1,
+                )
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _batch(self, parameters: Mapping[str, object]) -> Iterator[None]:
+        machine = self.machine
+        frame = Frame()
+        for name, value in parameters.items():
+            variable = "@" + name.lstrip("@").lower()
+            frame.declare(variable, _declared(value))
+            frame.values[variable] = value
+        machine.frames.append(frame)
+        machine.frame = frame
+        try:
+            yield
+        except (BatchEnd, ScopeEnd):
+            pass
+        except TsqlError as error:
+            machine.say(error)
+        except psycopg.Error as problem:
+            machine.say(from_postgres(problem))
+        except RecursionError:
+            machine.say(TsqlError(217, "Maximum nesting level exceeded.", line=1))
+        finally:
+            machine.tries = 0
+            machine.caught.clear()
+            machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
+
+
+def statements_of(batch: Batch) -> tuple[Statement, ...]:
+    """The statements of a batch, remembered by its text."""
+    tokens = batch.tokens
+    text = tokens.source[tokens.starts[0] : tokens.starts[-1]]
+    if len(text) > _LONG:
+        return parse(tokens)
+    key = (text, tokens.line(0))
+    if key not in _parsed:
+        if len(_parsed) >= _KEPT:
+            _parsed.clear()
+        _parsed[key] = parse(tokens)
+    return _parsed[key]
+
+
+def _declared(value: object) -> SqlType:
+    """The type of a parameter that comes from Python."""
+    if isinstance(value, bool):
+        return SqlType("bit")
+    if isinstance(value, int):
+        return INT if -(2**31) <= value < 2**31 else SqlType("bigint")
+    if value is None:
+        return SqlType("nvarchar", -1)
+    return type_of(value) or SqlType("nvarchar", -1)

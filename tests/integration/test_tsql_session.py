@@ -1,0 +1,370 @@
+"""T-SQL scripts in a session: statements of the broker, control flow, errors, transactions, procedures."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.results import ResultSet
+from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
+
+SENDING = f"""
+DECLARE @h UNIQUEIDENTIFIER;
+BEGIN DIALOG CONVERSATION @h FROM SERVICE [{ORDERS}] TO SERVICE '{STOCK}' ON CONTRACT [{CONTRACT}]
+    WITH ENCRYPTION = OFF;
+SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (N'first');
+SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (0x0203);
+SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}];
+"""
+
+
+def failing(database: sb.Database, script: str) -> TsqlError:
+    with pytest.raises(TsqlError) as caught:
+        database.execute_tsql(script)
+    return caught.value
+
+
+def value(database: sb.Database, script: str) -> Any:
+    ((found,),) = database.execute_tsql(script).rows
+    return found
+
+
+def said(database: sb.Database, script: str) -> list[str]:
+    return [message.text for message in database.execute_tsql(script).messages]
+
+
+def everything(database: sb.Database, script: str) -> list[Any]:
+    """What a session says, errors too."""
+    told: list[Any] = []
+    from servicebroker.tsql.session import Session
+
+    with Session(database, told.append) as session:
+        session.run(script)
+    return told
+
+
+def test_a_conversation_from_begin_to_end(database):
+    database.execute_tsql(SENDING)
+    results = database.execute_tsql(
+        f"RECEIVE message_type_name, message_body, message_sequence_number FROM {STOCK_QUEUE}"
+    )
+    (found,) = results.sets
+    assert found == ResultSet(
+        ("message_type_name", "message_body", "message_sequence_number"),
+        [(ORDER, "first".encode("utf-16-le"), 0), (ORDER, b"\x02\x03", 1), (ORDER, None, 2)],
+    )
+
+
+def test_python_and_tsql_see_the_same_objects(database):
+    database.execute_tsql(SENDING)
+    (first, *_) = database.receive(STOCK_QUEUE)
+    database.send(first.conversation_handle, REPLY, "grüß".encode("utf-16-le"))
+    script = f"RECEIVE CAST(message_body AS NVARCHAR(MAX)) AS text, status FROM dbo.[{ORDERS_QUEUE}]"
+    assert database.execute_tsql(script).sets == [ResultSet(("text", "status"), [("grüß", 0)])]
+
+
+@pytest.mark.feature(57)
+def test_receive_assigns_and_keeps_what_it_does_not_find(database):
+    database.execute_tsql(SENDING)
+    script = f"""
+        DECLARE @type SYSNAME = N'none', @body VARBINARY(MAX) = 0x01, @n INT;
+        RECEIVE TOP (1) @type = message_type_name, @body = message_body FROM {STOCK_QUEUE} SET @n = @@ROWCOUNT;
+        SELECT @type, @body, @n;
+        RECEIVE TOP (2) @body = message_body FROM {STOCK_QUEUE};
+        SELECT @body, @@ROWCOUNT;
+        SET @type = N'kept';
+        WAITFOR (RECEIVE @type = message_type_name FROM {STOCK_QUEUE}), TIMEOUT 10;
+        SELECT @type, @@ROWCOUNT"""
+    sets = database.execute_tsql(script).sets
+    assert [one.rows for one in sets] == [
+        [(ORDER, "first".encode("utf-16-le"), 1)],
+        [(None, 2)],  # the last of two messages has no body
+        [("kept", 0)],
+    ]
+    assert failing(database, f"RECEIVE @a = message_body, status FROM {STOCK_QUEUE}").number == 8447
+    assert failing(database, f"RECEIVE @a = message_body FROM {STOCK_QUEUE}").number == 137
+    assert failing(database, f"DECLARE @a INT; RECEIVE @a = COUNT(*) FROM {STOCK_QUEUE}").number == 4142
+
+
+@pytest.mark.feature(58)
+def test_receive_into_a_table_variable(database):
+    database.execute_tsql(SENDING)
+    script = f"""
+        DECLARE @t TABLE (n BIGINT, body VARBINARY(MAX), type NVARCHAR(256));
+        RECEIVE message_sequence_number, message_body, message_type_name FROM {STOCK_QUEUE} INTO @t;
+        SELECT @@ROWCOUNT;
+        SELECT n, body, type FROM @t ORDER BY n"""
+    counted, found = database.execute_tsql(script).sets
+    assert counted.rows == [(3,)]
+    assert found.rows == [(0, "first".encode("utf-16-le"), ORDER), (1, b"\x02\x03", ORDER), (2, None, ORDER)]
+    declared = "DECLARE @t TABLE (n BIGINT); "
+    assert failing(database, declared + f"RECEIVE @x = status FROM {STOCK_QUEUE} INTO @t").number == 8450
+    assert failing(database, f"RECEIVE status FROM {STOCK_QUEUE} INTO @nowhere").number == 1087
+    database.execute_tsql(SENDING)
+    assert failing(database, declared + f"RECEIVE * FROM {STOCK_QUEUE} INTO @t").number == 213
+
+
+@pytest.mark.feature(66)
+def test_an_empty_receive_has_no_rows(database):
+    assert value(database, f"WAITFOR (RECEIVE * FROM {STOCK_QUEUE}), TIMEOUT 1; SELECT @@ROWCOUNT") == 0
+    results = database.execute_tsql(f"RECEIVE * FROM {STOCK_QUEUE}")
+    assert results.rows == []
+    assert results.sets[0].columns[0] == "status"
+
+
+def test_errors_say_number_level_and_line(database):
+    error = failing(database, "PRINT 'x'\n\nSEND ON CONVERSATION '6d9a2f2e-8a4b-4b43-8f3e-0c9b3d0a4a52' (N'x')")
+    assert error.number == 8426
+    assert str(error).startswith("Msg 8426, Level 16, State 1, Line 3\n")
+    assert isinstance(error, sb.BrokerError)
+
+
+def test_a_failed_statement_does_not_end_the_batch(database):
+    told = everything(database, f"SEND ON CONVERSATION '{uuid4()}' (N'x')\nPRINT @@ERROR\nPRINT @@ERROR")
+    assert [getattr(one, "text", one) for one in told][1:] == ["8426", "0"]
+
+
+def test_an_error_of_one_batch_does_not_stop_the_next(database):
+    told = everything(database, "THROW 50001, 'a', 1\nPRINT 'never'\nGO\nPRINT 'next'\nGO\nSELECT 'open")
+    assert [one.text.split("\n")[0] for one in told] == [
+        "a",
+        "next",
+        "Unclosed quotation mark after the character string 'open'.",
+    ]
+
+
+def test_try_and_catch(database):
+    script = """
+        BEGIN TRY
+            SELECT 1 / 0;
+            PRINT 'never';
+        END TRY
+        BEGIN CATCH
+            SELECT ERROR_NUMBER(), ERROR_SEVERITY(), ERROR_STATE(), ERROR_LINE(), ERROR_PROCEDURE();
+            BEGIN TRY
+                THROW;
+            END TRY
+            BEGIN CATCH
+                PRINT ERROR_MESSAGE();
+            END CATCH
+        END CATCH
+        SELECT ERROR_NUMBER()"""
+    results = database.execute_tsql(script)
+    assert results.sets[-2].rows == [(8134, 16, 1, 3, None)]
+    assert results.sets[-1].rows == [(None,)]
+    assert [message.text for message in results.messages] == ["Divide by zero error encountered."]
+
+
+def test_transactions_count_and_roll_back(database):
+    script = f"""
+        CREATE TABLE counts (n INT NOT NULL);
+        BEGIN TRAN outermost;
+        INSERT counts VALUES (1);
+        BEGIN TRAN;
+        SELECT @@TRANCOUNT, XACT_STATE();
+        COMMIT;
+        SAVE TRAN here;
+        INSERT counts VALUES (2);
+        {SENDING}
+        ROLLBACK TRAN here;
+        INSERT counts VALUES (NULL);
+        INSERT counts VALUES (3);
+        COMMIT;
+        SELECT @@TRANCOUNT;
+        SELECT n FROM counts ORDER BY n"""
+    told = everything(database, script)
+    sets = [one.rows for one in told if isinstance(one, ResultSet)]
+    assert sets == [[(2, 1)], [(0,)], [(1,), (3,)]]
+    assert [one.number for one in told if isinstance(one, TsqlError)] == [515]
+    assert database.receive(STOCK_QUEUE) == []
+    assert failing(database, "COMMIT").number == 3902
+    assert failing(database, "ROLLBACK").number == 3903
+    assert failing(database, "BEGIN TRAN; ROLLBACK TRAN nowhere").number == 6401
+
+
+def test_a_transaction_that_is_left_open_is_rolled_back(database):
+    database.execute_tsql("BEGIN TRAN\n" + SENDING)
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_definitions_belong_to_the_transaction(database):
+    script = "BEGIN TRAN; CREATE QUEUE later; CREATE SERVICE [//later] ON QUEUE later; {}; SELECT COUNT(*) FROM later"
+    assert failing(database, script.format("ROLLBACK")).number == 208
+    assert value(database, script.format("COMMIT")) == 0
+    assert failing(database, "BEGIN TRAN; ALTER DATABASE CURRENT SET NEW_BROKER").number == 226
+
+
+def test_xact_abort_dooms_in_try(database):
+    script = """
+        SET XACT_ABORT ON;
+        CREATE TABLE doomed (n INT PRIMARY KEY);
+        BEGIN TRY
+            BEGIN TRAN;
+            INSERT doomed VALUES (1);
+            INSERT doomed VALUES (1);
+        END TRY
+        BEGIN CATCH
+            PRINT XACT_STATE();
+            PRINT ERROR_NUMBER();
+            BEGIN TRY
+                COMMIT;
+            END TRY
+            BEGIN CATCH
+                PRINT ERROR_NUMBER();
+            END CATCH
+            ROLLBACK;
+        END CATCH
+        PRINT @@TRANCOUNT"""
+    assert said(database, script) == ["-1", "2627", "3930", "0"]
+
+
+def test_procedures(database):
+    database.execute_tsql(
+        """
+        CREATE PROCEDURE dbo.Twice @n INT, @text NVARCHAR(20) = N'none', @result INT = NULL OUTPUT AS
+        BEGIN
+            SET NOCOUNT ON;
+            SET @result = @n * 2;
+            IF @text = N'fail' RAISERROR (N'%s: %i', 16, 3, @text, @n);
+            SELECT @text;
+            RETURN 7;
+        END"""
+    )
+    script = "DECLARE @r INT, @c INT; EXEC @c = Twice @text = N'a', @n = 4, @result = @r OUTPUT; SELECT @r, @c"
+    assert [one.rows for one in database.execute_tsql(script).sets] == [[("a",)], [(8, 7)]]
+    error = failing(database, "\nEXEC Twice 1, N'fail'")
+    assert (error.number, error.state, error.text, error.procedure, error.line) == (50000, 3, "fail: 1", "Twice", 5)
+    assert failing(database, "EXEC Twice").number == 201
+    assert failing(database, "EXEC Twice 1, 2, 3, 4").number == 8144
+    assert failing(database, "EXEC Twice 1, @other = 2").number == 8145
+    assert failing(database, "EXEC Nowhere").number == 2812
+    assert failing(database, "CREATE PROC Twice AS RETURN").number == 2714
+    database.execute_tsql("CREATE OR ALTER PROC Twice AS SELECT 3")
+    assert value(database, "EXEC Twice") == 3
+    database.execute_tsql("DROP PROCEDURE Twice")
+    assert failing(database, "DROP PROC Twice").number == 3701
+    database.execute_tsql("DROP PROC IF EXISTS Twice")
+
+
+def test_recursion_ends(database):
+    database.execute_tsql("CREATE PROC Deeper @n INT = 0 AS BEGIN PRINT @n; SET @n += 1; EXEC Deeper @n END")
+    told = everything(database, "EXEC Deeper")
+    assert [one.number for one in told if isinstance(one, TsqlError)] == [217]
+    assert len(told) == 33
+
+
+def test_text_is_executed(database):
+    script = """
+        DECLARE @n INT = 4, @out INT;
+        EXEC sp_executesql N'SELECT @a + 1; SET @b = @a * 10', N'@a INT, @b INT OUTPUT', @n, @b = @out OUTPUT;
+        SELECT @out;
+        EXEC (N'SELECT ' + '6')"""
+    assert [one.rows for one in database.execute_tsql(script).sets] == [[(5,)], [(40,)], [(6,)]]
+    assert failing(database, "EXEC (N'SELEC 1')").number in (102, 2812)
+
+
+def test_strings_are_never_pasted(database):
+    evil = "x'); DROP TABLE kept; --"
+    script = (
+        "IF OBJECT_ID('kept') IS NULL CREATE TABLE kept (v NVARCHAR(100)); INSERT kept VALUES (@v); SELECT v FROM kept"
+    )
+    assert database.execute_tsql(script, {"v": evil}).rows == [(evil,)]
+    error = failing(database, f"BEGIN DIALOG @h FROM SERVICE [{evil}] TO SERVICE 'x'")
+    assert error.number == 137
+
+
+def test_what_is_not_supported_says_so(database):
+    for script, word in [
+        ("GOTO there", "GOTO"),
+        ("DECLARE c CURSOR FOR SELECT 1", "CURSOR"),
+        ("CREATE ASSEMBLY a FROM 'x'", "ASSEMBLY"),
+        ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SERIALIZABLE"),
+        ("ALTER DATABASE CURRENT SET NOTHING_KNOWN ON", "NOTHING_KNOWN"),
+    ]:
+        error = failing(database, "\n" + script)
+        assert error.line == 2
+        assert word in error.text
+    assert failing(database, "SET NONSENSE ON").number == 195
+
+
+def test_inside_a_transaction_of_the_application(database):
+    with database.transaction() as transaction:
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        results = transaction.execute_tsql(
+            f"BEGIN TRAN; SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (N'x'); COMMIT; SELECT @@TRANCOUNT",
+            {"h": handle},
+        )
+        assert results.rows == [(1,)]
+    assert len(database.receive(STOCK_QUEUE)) == 1
+
+
+def test_the_definitions_of_the_broker(instance, database):
+    name = database.name
+    database.execute_tsql(
+        f"""
+        CREATE MESSAGE TYPE [//d/m] VALIDATION = WELL_FORMED_XML;
+        ALTER MESSAGE TYPE [//d/m] VALIDATION = NONE
+        CREATE CONTRACT [//d/c] ([//d/m] SENT BY INITIATOR, [DEFAULT] SENT BY ANY)
+        CREATE QUEUE [dbo].[DQ] WITH STATUS = ON, RETENTION = OFF, ACTIVATION (STATUS = OFF, PROCEDURE_NAME = dbo.p,
+            MAX_QUEUE_READERS = 3, EXECUTE AS OWNER), POISON_MESSAGE_HANDLING (STATUS = OFF) ON [DEFAULT]
+        CREATE SERVICE [//d/s] ON QUEUE dbo.DQ ([//d/c])
+        ALTER SERVICE [//d/s] (ADD CONTRACT [DEFAULT])
+        CREATE ROUTE r WITH SERVICE_NAME = '//far', ADDRESS = 'TCP://far:4022', LIFETIME = 60
+        ALTER ROUTE r WITH ADDRESS = 'TCP://near:4022'
+        CREATE BROKER PRIORITY p FOR CONVERSATION SET (CONTRACT_NAME = [//d/c], LOCAL_SERVICE_NAME = ANY,
+            REMOTE_SERVICE_NAME = '//far', PRIORITY_LEVEL = 8)
+        CREATE USER someone WITHOUT LOGIN
+        CREATE ROLE readers
+        ALTER ROLE readers ADD MEMBER someone
+        GRANT SEND ON SERVICE::[//d/s] TO someone
+        GRANT RECEIVE ON OBJECT::dbo.DQ TO readers
+        ALTER AUTHORIZATION ON SERVICE::[//d/s] TO someone
+        ALTER DATABASE {name} SET HONOR_BROKER_PRIORITY ON
+        ALTER DATABASE {name} SET TRUSTWORTHY ON, RECOVERY SIMPLE
+        """
+    )
+    script = """
+        SELECT max_readers, is_activation_enabled, is_poison_message_handling_enabled FROM sys.service_queues
+            WHERE name = 'DQ';
+        SELECT address FROM sys.routes WHERE name = 'r';
+        SELECT priority FROM sys.conversation_priorities WHERE name = 'p'"""
+    assert [one.rows for one in database.execute_tsql(script).sets] == [
+        [(3, 0, 0)],
+        [("TCP://near:4022",)],
+        [(8,)],
+    ]
+    database.execute_tsql(
+        """
+        DROP BROKER PRIORITY p; DROP ROUTE r; DROP SERVICE [//d/s]; DROP QUEUE DQ; DROP CONTRACT [//d/c]
+        DROP MESSAGE TYPE [//d/m]
+        DROP SERVICE IF EXISTS [//d/s]"""
+    )
+    assert failing(database, "DROP QUEUE DQ").number == 15151
+
+
+def test_databases_come_and_go(instance, database):
+    name = database.name + "x"
+    script = f"""
+        USE master
+        IF EXISTS (SELECT * FROM sys.databases WHERE name = '{name}') DROP DATABASE {name}
+        CREATE DATABASE {name}
+        GO
+        USE {name}
+        SELECT DB_NAME()
+        CREATE TABLE t (n INT)
+        INSERT t VALUES (1)"""
+    for _ in range(2):
+        assert database.execute_tsql(script).rows == [(name,)]
+    assert failing(database, f"USE {name}\nDROP DATABASE {name}").number == 3702
+    assert query(database, "select count(*) from servicebroker.databases where name = %s", name) == [(1,)]
+
+
+def test_every_session_has_a_number_of_its_own(database):
+    with database.tsql_session() as one, database.tsql_session() as other:
+        numbers = {session.execute("SELECT @@SPID").rows[0][0] for session in (one, other)}
+    assert len(numbers) == 2
+    assert all(number > 50 for number in numbers)

@@ -1,0 +1,25 @@
+"""What the tests of T-SQL share: the listings of the seeds, and objects for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import servicebroker as sb
+
+SEEDS = Path(__file__).parent.parent.parent / "shared" / "seeds"
+
+
+def listing(seed: str, begin: str, end: str) -> str:
+    """The text of a seed from the first `begin` to before the next `end`; the test is skipped where there is none."""
+    for path in sorted(SEEDS.glob(f"{seed}_*.txt")):
+        text = path.read_text()
+        start = text.index(begin)
+        return text[start : text.index(end, start)]
+    pytest.skip(f"the listing stands in {SEEDS}, which is not here")
+
+
+def rows(database: sb.Database, query: str) -> list[tuple[object, ...]]:
+    """What a SELECT in T-SQL returns."""
+    return database.execute_tsql(query).rows
