@@ -16,7 +16,7 @@ INPUT ?=
 OUT ?= demo-data
 SEEDS ?= 0:100000
 # test files go to two processes, each with a server of its own: where one waits, the other works
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check sync lint types unit conformance simulate soak bench docs clean

@@ -82,10 +82,10 @@ class Pair:
 
 
 @contextmanager
-def paired(make_url: Callable[[], str]) -> Iterator[Pair]:
+def paired(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
     """Two instances whose routes lead to each other."""
     clock = Clock()
-    west, east = Site(make_url(), clock, WEST, EAST), Site(make_url(), clock, EAST, WEST)
+    west, east = Site(make_instance_url(), clock, WEST, EAST), Site(make_instance_url(), clock, EAST, WEST)
     west.database.drop_service(STOCK)
     east.database.drop_service(ORDERS)
     west.database.create_route("ToStock", service_name=STOCK, address=EAST)

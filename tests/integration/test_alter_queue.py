@@ -135,14 +135,16 @@ def test_a_send_that_waits_for_the_switch_is_delivered_behind(database: sb.Datab
     assert bodies(database.receive(STOCK_QUEUE)) == [b"1", b"2"]
 
 
+@pytest.mark.usefixtures("without_polls")
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_waiting_reader_is_told_when_its_queue_goes_off(database: sb.Database, inside: bool) -> None:
     reader = waiting_reader(database, inside=inside)
     database.alter_queue(STOCK_QUEUE, status=False)
     with refused(9617, STOCK_QUEUE):
-        reader.result(0.9)
+        reader.result(10)
 
 
+@pytest.mark.usefixtures("without_polls")
 def test_a_waiting_reader_wakes_when_parked_messages_come(database: sb.Database) -> None:
     handle, _ = open_dialog(database)
     answers = waiting_reader(database, ORDERS_QUEUE)
@@ -151,7 +153,7 @@ def test_a_waiting_reader_wakes_when_parked_messages_come(database: sb.Database)
     database.alter_queue(STOCK_QUEUE, status=True)
     (message,) = database.receive(STOCK_QUEUE)
     database.send(message.conversation_handle, REPLY, b"y")
-    assert bodies(answers.result(0.9)) == [b"y"]
+    assert bodies(answers.result(10)) == [b"y"]
 
 
 @pytest.mark.feature(79)

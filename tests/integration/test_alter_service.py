@@ -91,21 +91,22 @@ def test_a_service_that_moves_from_a_queue_that_is_off(database: sb.Database) ->
     assert sorted([bodies(database.receive("Second")), bodies(database.receive("Second"))]) == [[b"1", b"2"], [b"new"]]
 
 
+@pytest.mark.usefixtures("without_polls")
 @pytest.mark.feature(70)
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_waiting_reader_is_told_that_its_service_changed(database: sb.Database, inside: bool) -> None:
     reader = waiting_reader(database, inside=inside)
     database.alter_service(STOCK, add_contracts=["DEFAULT"])
     with refused(8468):
-        reader.result(0.9)
+        reader.result(10)
     reader = waiting_reader(database, inside=inside)
     database.drop_service(STOCK)
     with refused(8468):
-        reader.result(0.9)
+        reader.result(10)
     reader = waiting_reader(database, inside=inside)
     dropped = in_thread(database.drop_queue, STOCK_QUEUE)
     with refused(15151):
-        reader.result(0.9)
+        reader.result(10)
     dropped.result(10)
 
 
@@ -168,7 +169,7 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
                     for message in messages:
                         received[message.conversation_handle].append(message.message_sequence_number)
             except sb.BrokerError as refusal:
-                if refusal.number != 8468:
+                if refusal.number not in (8468, 1205):  # the readers of a service that moves may be in its way
                     raise
                 continue
             if finished and not messages:

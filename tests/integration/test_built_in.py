@@ -11,8 +11,6 @@ import servicebroker as sb
 from servicebroker.model.names import SYSTEM_SERVICES
 from support import CONTRACT, ORDERS, ORDERS_QUEUE, begin, query, refused
 
-pytestmark = pytest.mark.both_faces
-
 NAMES = [
     ("http://schemas.microsoft.com/SQL/Notifications/QueryNotificationService", "QueryNotificationErrorsQueue"),
     ("http://schemas.microsoft.com/SQL/Notifications/EventNotificationService", "EventNotificationErrorsQueue"),

@@ -24,8 +24,6 @@ from support import (
     refused,
 )
 
-pytestmark = pytest.mark.both_faces
-
 
 def columns(database: sb.Database, text: str, *parameters: object) -> list[object]:
     return [row[0] for row in query(database, text, *parameters)]

@@ -22,8 +22,6 @@ from support import (
     query,
 )
 
-pytestmark = pytest.mark.both_faces
-
 
 def numbers(instance: sb.Instance) -> set[int]:
     return {finding.number for finding in instance.check().findings}
@@ -53,6 +51,7 @@ def busy(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"for a queue that is off")
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(203)
 def test_a_whole_instance_has_no_fault(fresh_database: sb.Database, clock: Clock) -> None:
     busy(fresh_database)

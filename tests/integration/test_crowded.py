@@ -13,7 +13,6 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.api import aio, verbs
 from servicebroker.api.instance import Instance
 from support import (
     ORDER,
@@ -119,13 +118,10 @@ def test_sixteen_senders_and_sixteen_readers(database: sb.Database, seeded_rando
         assert taken[target] == list(range(1, sent[initiator]))
 
 
+@pytest.mark.usefixtures("without_polls")
 @pytest.mark.feature(65)
-def test_a_sleeping_reader_misses_nothing(
-    database: sb.Database, monkeypatch: pytest.MonkeyPatch, seeded_random: random.Random
-) -> None:
+def test_a_sleeping_reader_misses_nothing(database: sb.Database, seeded_random: random.Random) -> None:
     """Without the look that a sleeper takes once a second: eight of them, one of whom wants one conversation only."""
-    for form in (verbs, aio.verbs):
-        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
     handles = [begin(database) for _ in range(6)]
     for handle in handles:
         database.send(handle, ORDER, b"open")
@@ -177,14 +173,11 @@ def test_a_sleeping_reader_misses_nothing(
             reader.result(5)
 
 
+@pytest.mark.usefixtures("without_polls")
 @pytest.mark.feature(65)
 @pytest.mark.parametrize("multicast", [False, True])
-def test_one_transaction_wakes_a_reader_for_each_group(
-    database: sb.Database, monkeypatch: pytest.MonkeyPatch, multicast: bool
-) -> None:
+def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, multicast: bool) -> None:
     """Each of six sleepers takes one message and goes; a seventh sleeps on, and is woken by the next message."""
-    for form in (verbs, aio.verbs):
-        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
     handles = [open_dialog(database)[0] for _ in range(6)]
     readers = [in_thread(database.receive, STOCK_QUEUE, top=1, wait=60) for _ in range(7)]
     bells = database.instance.doorbell._waiting

@@ -23,6 +23,7 @@ from support import (
 pytestmark = pytest.mark.both_faces
 
 
+@pytest.mark.usefixtures("without_polls")
 @pytest.mark.feature(16)
 @pytest.mark.parametrize("inside", [False, True])
 def test_drop_queue(database: sb.Database, inside: bool) -> None:
@@ -35,7 +36,7 @@ def test_drop_queue(database: sb.Database, inside: bool) -> None:
     reader = waiting_reader(database, "Short", inside=inside)
     dropped = in_thread(database.drop_queue, "short")
     with refused(15151, "Short"):
-        reader.result(0.9)
+        reader.result(10)
     dropped.result(10)
     with refused(15151):
         database.receive("Short")

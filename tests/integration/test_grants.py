@@ -17,8 +17,6 @@ from support import (
     refused,
 )
 
-pytestmark = pytest.mark.both_faces
-
 
 def permissions(database: sb.Database) -> set[tuple[str, str, str, str]]:
     """Grantee, grantor, permission and state of all that stands in sys.database_permissions, but for CONNECT."""
@@ -103,6 +101,7 @@ def test_authorization_names_another_owner(database: sb.Database, app: sb.Databa
             app.create_message_type("x", authorization=other)
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(26)
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -238,6 +237,7 @@ def test_who_may_not_grant(database: sb.Database, app: sb.Database) -> None:
             verb("CREATE QUEUE", "guest")
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(27)
 def test_grant_option_and_cascade(database: sb.Database, app: sb.Database) -> None:
     for name in ("B", "C"):

@@ -209,10 +209,8 @@ def test_the_background_does_what_is_due_where_nobody_receives(make_url: Callabl
         eventually(lambda: leftovers(database)["conversation_endpoints"] == 2)
 
 
-def test_the_background_wakes_a_reader(make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from servicebroker.api import verbs
-
-    monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
+@pytest.mark.usefixtures("without_polls")
+def test_the_background_wakes_a_reader(make_url: Callable[[], str]) -> None:
     clock = Clock()
     with sb.open(make_url(), clock=clock, upkeep=0.05) as instance:
         database = define_standard_set(instance.database("Test", create=True))

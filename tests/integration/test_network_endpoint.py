@@ -44,6 +44,7 @@ def bare(instance: sb.Instance) -> Iterator[sb.Instance]:
         instance.drop_endpoint(name)
 
 
+@pytest.mark.feature(199)
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance, view: str) -> None:
     text = (

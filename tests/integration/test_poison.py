@@ -264,11 +264,8 @@ def test_a_joined_connection_in_autocommit_mode_commits(database: sb.Database) -
     assert is_on(database)
 
 
-def test_a_waiting_reader_is_told(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    from servicebroker.api import aio, verbs
-
-    for form in (verbs, aio.verbs):
-        monkeypatch.setattr(form, "FALLBACK_POLL", 60.0)
+@pytest.mark.usefixtures("without_polls")
+def test_a_waiting_reader_is_told(database: sb.Database) -> None:
     database.send(begin(database), ORDER, b"x")
     receive_and_undo(database, 4)
     with undone(database) as transaction:

@@ -21,14 +21,13 @@ from support import (
     refused,
 )
 
-pytestmark = pytest.mark.both_faces
-
 
 def priority_of(database: sb.Database, handle: UUID) -> int:
     text = "select priority from servicebroker.conversation_endpoints where conversation_handle = %s"
     return int(query(database, text, handle)[0][0])
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(31, 195)
 def test_the_best_match_of_eight(database: sb.Database) -> None:
     """Contract before local service before remote service; every one is dropped in its turn."""
@@ -89,6 +88,7 @@ def test_what_does_not_match_gives_nothing(database: sb.Database) -> None:
     assert priority_of(database, far_handle(database, handle)) == 2
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(196)
 def test_an_endpoint_keeps_the_priority_that_it_began_with(database: sb.Database) -> None:
     """Also where its messages show it: in the queue, what waits, and what RECEIVE returns."""

@@ -10,8 +10,6 @@ import pytest
 import servicebroker as sb
 from support import CONTRACT, ORDER, STOCK, STOCK_QUEUE, begin, bodies, query, refused, waiting_messages
 
-pytestmark = pytest.mark.both_faces
-
 READER = sb.Activation("dbo.Reader", max_queue_readers=3, execute_as="OWNER")
 
 _COLUMNS = (
@@ -31,6 +29,7 @@ def activation(database: sb.Database, queue: str) -> tuple[Any, ...]:
     return tuple(options(database, queue).values())[3:]
 
 
+@pytest.mark.both_faces
 def test_what_create_queue_says_is_shown(database: sb.Database) -> None:
     database.create_queue("Plain")
     assert options(database, "Plain") == {
@@ -171,6 +170,7 @@ def test_filegroups_are_refused(database: sb.Database) -> None:
         database.alter_queue("nowhere", reorganize=True)
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(15)
 @pytest.mark.parametrize("how", ["rebuild", "reorganize"])
 def test_space_is_given_back(database: sb.Database, how: str) -> None:

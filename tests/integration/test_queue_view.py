@@ -9,8 +9,6 @@ from psycopg import sql
 import servicebroker as sb
 from support import ORDER, STOCK_QUEUE, begin, bodies, query
 
-pytestmark = pytest.mark.both_faces
-
 
 @pytest.mark.feature(17)
 @pytest.mark.parametrize("empty", [False, True])

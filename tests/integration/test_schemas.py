@@ -27,8 +27,6 @@ from support import (
     waiting_messages,
 )
 
-pytestmark = pytest.mark.both_faces
-
 COLLECTION = "Documents"
 VALID, ALSO_VALID, INVALID = b"<count>7</count>", b"<mark/>", b"<count>many</count>"
 
@@ -53,6 +51,7 @@ def received_errors(database: sb.Database, queue: str) -> list[int]:
     return [sb.read_error(m.message_body)[0] for m in database.receive(queue) if m.is_error]
 
 
+@pytest.mark.both_faces
 @pytest.mark.feature(9)
 def test_a_message_type_of_each_validation(database: sb.Database) -> None:
     database.create_xml_schema_collection(COLLECTION, schema("count"))
@@ -275,6 +274,7 @@ def test_collections_that_are_refused(typed: sb.Database) -> None:
     assert bodies(typed.receive(STOCK_QUEUE)) == [VALID]
 
 
+@pytest.mark.both_faces
 def test_a_collection_in_use_is_not_dropped(typed: sb.Database) -> None:
     with refused(3716, COLLECTION, "message types"):
         typed.drop_xml_schema_collection(COLLECTION)

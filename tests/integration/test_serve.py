@@ -30,9 +30,9 @@ ONLINE = ("LOGGED_IN", "ONLINE")
 
 
 @pytest.fixture
-def two(make_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
-    west = Site("west", make_url(), tmp_path)
-    east = Site("east", make_url(), tmp_path)
+def two(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
+    west = Site("west", make_instance_url(), tmp_path)
+    east = Site("east", make_instance_url(), tmp_path)
     try:
         yield Two(west, east)
     finally:

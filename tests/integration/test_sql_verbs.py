@@ -399,12 +399,11 @@ def served(
         yield define_standard_set(instance.database("Served", create=True))
 
 
+@pytest.mark.usefixtures("without_polls")
 @pytest.mark.both_faces
 def test_a_message_is_delivered_as_soon_as_it_is_committed(
-    served: sb.Database, monkeypatch: pytest.MonkeyPatch
+    served: sb.Database,
 ) -> None:
-    for verbs in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
-        monkeypatch.setattr(verbs, "FALLBACK_POLL", 60.0)
     times = []
     with psycopg.connect(served.instance.url, autocommit=True) as connection:
         for number in range(20):

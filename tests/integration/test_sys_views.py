@@ -97,14 +97,27 @@ VIEWS = {
         service_contract_name text, enqueue_time timestamptz, message_sequence_number bigint,
         message_type_name text, is_conversation_error smallint, is_end_of_dialog smallint, message_body bytea,
         transmission_status text, priority smallint""",
+    "certificates": """
+        name text, certificate_id integer, principal_id integer, pvt_key_encryption_type text,
+        pvt_key_encryption_type_desc text, is_active_for_begin_dialog smallint, issuer_name text,
+        cert_serial_number text, subject text, expiry_date timestamptz, start_date timestamptz, thumbprint bytea""",
+    "remote_service_bindings": """
+        name text, remote_service_binding_id integer, principal_id integer, remote_service_name text,
+        service_contract_id integer, remote_principal_id integer, is_anonymous_on smallint""",
+    "symmetric_keys": """
+        name text, principal_id integer, symmetric_key_id integer, key_length integer, key_algorithm text,
+        algorithm_desc text, create_date timestamptz, modify_date timestamptz, key_guid uuid""",
+    "key_encryptions": "key_id integer, thumbprint bytea, crypt_type text, crypt_type_desc text",
 }
 
-# of the instance, not of a database: test_network_endpoint.py
+# of the instance, not of a database: test_network_endpoint.py, test_security_catalog.py
 OF_THE_INSTANCE = (
     "dm_broker_connections",
     "dm_broker_forwarded_messages",
     "dm_exec_sessions",
     "endpoints",
+    "server_permissions",
+    "server_principals",
     "service_broker_endpoints",
     "tcp_endpoints",
 )
@@ -134,6 +147,14 @@ def define_validation(database: sb.Database) -> None:
     database.create_message_type("//test/Valid", "VALID_XML", schema_collection="Collection")
 
 
+def define_security(database: sb.Database) -> None:
+    """A master key, a user with a certificate, and the binding of a remote service to it."""
+    database.create_master_key("a Password of 3 kinds")
+    database.create_user("App")
+    database.create_certificate("Certificate", subject="CN=App", authorization="App")
+    database.create_remote_service_binding("Binding", to_service="//far", user="App")
+
+
 def endpoint(database: sb.Database, handle: UUID) -> Any:
     (row,) = rows(database, "conversation_endpoints", conversation_handle=handle)
     return row
@@ -154,6 +175,7 @@ def numbers(database: sb.Database, handle: UUID) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- the views themselves
 
 
+@pytest.mark.feature(199)
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_columns_and_types_are_those_of_the_reference(instance: sb.Instance, view: str) -> None:
     text = (
@@ -185,7 +207,7 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
         one.send(begin(one, "//test/nowhere"), ORDER, b"waits")
         one.create_broker_priority("Any")
         define_validation(one)
-        one.create_user("App")
+        define_security(one)
         one.add_role_member("db_owner", "App")
     both = {database.name, other.name}
     for view in VIEWS:
