@@ -10,6 +10,7 @@ from pathlib import Path
 
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.measure import Meter, Sample, figures
+from servicebroker.benchmarks.network import network_systems
 from servicebroker.benchmarks.ours import ServiceBroker
 from servicebroker.benchmarks.peers import Pgmq, PgQueuer, Procrastinate
 from servicebroker.benchmarks.report import OURS, Line
@@ -54,6 +55,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
             systems.append(stack.enter_context(closing(make())))
         except ImportError:
             missing[name] = NEEDS_EXTRA
+    systems += [stack.enter_context(closing(measured)) for measured in network_systems(instance.url)]
     for system in list(systems):
         if isinstance(system, ServiceBroker):
             systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]

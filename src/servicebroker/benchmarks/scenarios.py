@@ -49,5 +49,7 @@ SCENARIOS: dict[str, Scenario] = {
     "storage-reuse-receive": Scenario("RECEIVE from conversations that are used again", 1_000, {BASELINE: 5.0}),
     "storage-readers": Scenario("4 readers against 1 on 100 groups", 4_000, {BASELINE: 1.4}),
     "storage-readers-one": Scenario("4 readers against 1 on one group", 2_000, {BASELINE: 0.8}),
+    "routing": Scenario("Choosing among 10,000 routes against 10", 50_000, {BASELINE: 0.5}),
+    "forwarding": Scenario("Through one forwarder against straight", 50_000, {BASELINE: 0.7}),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
 }

@@ -1,0 +1,229 @@
+"""Several instances of one service: new conversations are spread over them, and each stays where it went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+import servicebroker as sb
+from many_sites import Site, rounds
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.departing import route
+from servicebroker.engine.remote import Remote
+from servicebroker.engine.site import Here
+from servicebroker.protocol.routing import Address
+from servicebroker.store.running import run
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    bodies,
+    define_standard_set,
+    query,
+    waiting_messages,
+)
+
+INSTANCES = 8
+CONVERSATIONS = 10_000
+
+
+def departure(database_id: int) -> Remote:
+    """A conversation of which nothing was sent yet."""
+    return Remote(
+        uuid4(), uuid4(), True, database_id, uuid4(), True, ORDERS, STOCK, None, None, CONTRACT,
+        datetime.now(UTC) + timedelta(days=1), False, 5, False, "CO", False, False, 0, 1, 0, None, {},
+    )  # fmt: skip
+
+
+@pytest.mark.feature(116)
+def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
+    for number in range(INSTANCES):
+        database.create_route(
+            f"r{number}", service_name=STOCK, broker_instance=uuid4(), address=f"TCP://host{number}:4022"
+        )
+    departures = [departure(database.database_id) for _ in range(CONVERSATIONS)]
+    now = database.instance.clock()
+    with database.instance.connection() as connection:
+        found = run(connection, route(Catalog(), departures, Here(), now))
+        again = run(connection, route(Catalog(), departures, Here(), now))
+        lost = Here(unreachable=frozenset({Address("host0", 4022)}))
+        without = run(connection, route(Catalog(), departures, lost, now))
+    assert found == again  # another process, or the same one after a restart, decides alike
+    expected = CONVERSATIONS / INSTANCES
+    counts = Counter(one.destination for one in found.values())
+    assert len(counts) == INSTANCES
+    chi_square = sum((seen - expected) ** 2 / expected for seen in counts.values())
+    assert chi_square < 29.9  # 7 degrees of freedom, p = 0.0001
+    assert len({one.destination for one in without.values()}) == INSTANCES - 1
+
+
+@pytest.fixture(scope="module")
+def sites(make_url: Callable[[], str]) -> Iterator[dict[str, Site]]:
+    """West begins conversations; north and south both have the service."""
+    world: dict[str, Site] = {}
+    clock = Clock()
+    for name in ("west", "north", "south"):
+        world[name] = Site(name, make_url(), clock, world)
+    west = world["west"]
+    west.database.drop_service(STOCK)
+    for name in ("north", "south"):
+        world[name].database.drop_service(ORDERS)
+        world[name].route(ORDERS, "west")
+        west.database.create_route(
+            f"To{name}", service_name=STOCK, broker_instance=broker(world[name]), address=f"TCP://{name}:4022"
+        )
+    yield world
+    for site in world.values():
+        site.close()
+
+
+def broker(site: Site) -> str:
+    return str(query(site.database, "select service_broker_guid::text from sys.databases where name = 'Test'")[0][0])
+
+
+def lose(sites: dict[str, Site], name: str) -> None:
+    """Its link breaks, and it is not reached any more."""
+    west = sites["west"]
+    west.lost.add(name)
+    west.here = west.here._replace(unreachable=frozenset({Address(name, 4022)}))
+    west.relay.lost(west.out.pop(name), "gone")
+
+
+def find_again(sites: dict[str, Site], name: str) -> None:
+    west = sites["west"]
+    west.lost.clear()
+    west.here = west.here._replace(unreachable=frozenset())
+    west.relay.reached(Address(name, 4022))
+
+
+def begin(sites: dict[str, Site], text: str) -> UUID:
+    database = sites["west"].database
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    database.send(handle, ORDER, text)
+    return handle
+
+
+def received(site: Site) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while messages := site.database.receive(STOCK_QUEUE):
+        found += bodies(messages)
+    return found
+
+
+@pytest.mark.feature(115, 116)
+def test_a_lost_instance_gets_no_new_conversations_and_loses_none(sites: dict[str, Site]) -> None:
+    handles = [begin(sites, f"first {n}") for n in range(40)]
+    rounds(sites.values())
+    first = {name: received(sites[name]) for name in ("north", "south")}
+    assert {text for texts in first.values() for text in texts} == {f"first {n}".encode() for n in range(40)}
+    assert sum(map(len, first.values())) == 40
+    assert all(len(texts) > 5 for texts in first.values())
+    lose(sites, "north")
+    for number, handle in enumerate(handles):
+        sites["west"].database.send(handle, ORDER, f"second {number}")
+    for number in range(20):
+        begin(sites, f"new {number}")
+    rounds(sites.values())
+    second = received(sites["south"])
+    assert {text for text in second if text and text.startswith(b"new")} == {f"new {n}".encode() for n in range(20)}
+    assert received(sites["north"]) == []
+    assert waiting_messages(sites["west"].database) == len(first["north"])
+    find_again(sites, "north")
+    rounds(sites.values())
+    there = received(sites["north"])
+    for texts, later in ((first["north"], there), (first["south"], second)):  # each stayed where it was
+        wanted = {text.replace(b"first", b"second") for text in texts if text}
+        assert wanted == {text for text in later if text and text.startswith(b"second")}
+    assert waiting_messages(sites["west"].database) == 0
+
+
+@pytest.mark.feature(115)
+def test_what_was_sent_and_not_acknowledged_goes_nowhere_else(sites: dict[str, Site]) -> None:
+    """It may be stored there; also a daemon that starts anew knows where it went."""
+    west = sites["west"]
+    for number in range(6):
+        begin(sites, str(number))
+    west.round()  # they are claimed and sent
+    sent = {name: len(west.out[name].frames) for name in ("north", "south")}
+    assert sum(sent.values()) >= 6
+    for name in ("north", "south"):
+        sites[name].round()  # stored, and the acknowledgements are lost
+        sites[name].out["west"].frames.clear()
+        sites[name].relay.lost(sites[name].out.pop("west"), "gone")
+    lose(sites, "north")
+    west.restart()
+    rounds(sites.values())
+    found = {name: received(sites[name]) for name in ("north", "south")}
+    assert Counter(found["north"] + found["south"]) == Counter(str(n).encode() for n in range(6))
+    find_again(sites, "north")
+    west.seconds += 70
+    rounds(sites.values())
+    assert received(sites["north"]) == received(sites["south"]) == []
+    assert waiting_messages(west.database) == 0
+
+
+@pytest.mark.feature(116)
+def test_a_dropped_route_gives_up_what_was_not_acknowledged(sites: dict[str, Site]) -> None:
+    west = sites["west"]
+    lose(sites, "north")
+    lost: list[UUID] = []
+    west.here = west.here._replace(unreachable=frozenset())  # nobody has noticed yet
+    west.lost.clear()
+    while not lost:
+        begin(sites, "x")
+        west.round()
+        if pipe := west.out.get("north"):
+            lost = [UUID(int=0)] if pipe.frames else []
+            pipe.frames.clear()
+    lose(sites, "north")
+    guid = broker(sites["north"])
+    west.database.drop_route("ToNorth")
+    rounds(sites.values())
+    assert waiting_messages(west.database) == 0
+    assert set(received(sites["south"])) == {b"x"}
+    west.database.create_route("ToNorth", service_name=STOCK, broker_instance=guid, address="TCP://north:4022")
+    find_again(sites, "north")
+
+
+@pytest.mark.feature(117)
+def test_a_reply_finds_its_instance_without_a_route(sites: dict[str, Site]) -> None:
+    west = sites["west"]
+    west.msdb.drop_route("AutoCreatedLocal")
+    handle = begin(sites, "question")
+    rounds(sites.values())
+    for name in ("north", "south"):
+        for message in sites[name].database.receive(STOCK_QUEUE):
+            sites[name].database.send(message.conversation_handle, REPLY, b"answer")
+    rounds(sites.values())
+    assert bodies(west.database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [b"answer"]
+    west.msdb.create_route("AutoCreatedLocal", address="LOCAL")
+
+
+@pytest.mark.feature(113)
+def test_an_identifier_in_the_route_names_the_database_there(sites: dict[str, Site]) -> None:
+    """North has a second copy of the service; the route leads to the database that it names."""
+    north, west = sites["north"], sites["west"]
+    copy = north.instance.database("Copy", create=True)
+    define_standard_set(copy)
+    for number in range(10):
+        begin(sites, str(number))
+    rounds(sites.values())
+    found = received(north) + received(sites["south"])
+    assert len(found) == 10
+    assert copy.receive(STOCK_QUEUE) == []
+    assert waiting_messages(west.database) == 0
+
+
+def test_it_is_said_in_the_explanation(sites: dict[str, Site]) -> None:
+    decisions: Any = sites["west"].database.explain_route(STOCK).decisions
+    assert {one.destination.address.host for one in decisions} == {"north", "south"}
