@@ -121,6 +121,7 @@ OF_THE_INSTANCE = (
     "service_broker_endpoints",
     "tcp_endpoints",
 )
+OF_DATABASES = [view for view in VIEWS if not view.startswith("dm_")]  # these show what runs right now
 
 
 def rows(database: sb.Database, view: str, **where: object) -> list[Any]:
@@ -210,7 +211,7 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
         define_security(one)
         one.add_role_member("db_owner", "App")
     both = {database.name, other.name}
-    for view in VIEWS:
+    for view in OF_DATABASES:
         text = sql.SQL("select distinct broker_database from sys.{}").format(sql.Identifier(view))
 
         def shown(setting: str, text: sql.Composed = text) -> set[str]:
@@ -231,7 +232,7 @@ def test_a_role_without_rights_on_the_tables_sees_an_error_and_no_data(database:
     database.create_broker_priority("Any")
     define_validation(database)
     with database.instance.connection() as connection:
-        for view in VIEWS:
+        for view in OF_DATABASES:
             text = sql.SQL("select * from sys.{}").format(sql.Identifier(view))
             for grant, problem in ((False, "schema sys"), (True, "table")):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege, match=problem), connection.transaction():

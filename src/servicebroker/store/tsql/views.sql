@@ -1,10 +1,10 @@
 -- Catalog views that T-SQL scripts ask and sys has not, or has narrower. What belongs to one database shows those of
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
-drop view if exists tsql.every_schema, tsql.every_object, tsql.every_column cascade;
+drop view if exists tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types cascade;
 
 -- The schemas where something of a broker database stands; dbo is always there.
-create view tsql.every_schema as
+create view tsql.every_schema with (security_invoker = true) as
 select d.database_id, d.name as broker_database, 'dbo' as name, 1 as schema_id, lower(d.name || '_dbo') as postgres_schema
   from servicebroker.databases d
  union all
@@ -13,7 +13,7 @@ select d.database_id, d.name, coalesce(obj_description(n.oid, 'pg_namespace'), s
   from servicebroker.databases d
   join pg_namespace n on starts_with(n.nspname, lower(d.name) || '_') and n.nspname <> lower(d.name) || '_dbo';
 
-create view tsql.every_object as
+create view tsql.every_object with (security_invoker = true) as
 select s.database_id, s.broker_database, s.postgres_schema, s.name as schema_name, s.schema_id,
        coalesce(obj_description(c.oid, 'pg_class'), c.relname) as name, c.oid::bigint::integer as object_id,
        case c.relkind when 'v' then 'V' when 'S' then 'SO' else 'U' end as type,
@@ -30,7 +30,7 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
   from servicebroker.queues q
   join tsql.every_schema s on s.database_id = q.database_id and s.postgres_schema = q.postgres_schema;
 
-create view tsql.all_objects as
+create view tsql.all_objects with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type,
        case o.type when 'U' then 'USER_TABLE' when 'V' then 'VIEW' when 'SQ' then 'SERVICE_QUEUE' when 'P' then 'SQL_STORED_PROCEDURE'
                    when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' end as type_desc,
@@ -38,25 +38,25 @@ select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.t
   from tsql.every_object o
   join servicebroker.shown_databases shown using (database_id);
 
-create view tsql.objects as
+create view tsql.objects with (security_invoker = true) as
 select name, object_id, principal_id, schema_id, parent_object_id, type, type_desc, create_date, modify_date, is_ms_shipped,
        broker_database from tsql.all_objects;
-create view tsql.tables as select * from tsql.objects where type = 'U';
-create view tsql.views as select * from tsql.objects where type = 'V';
-create view tsql.procedures as select * from tsql.objects where type = 'P';
-create view tsql.sequences as select * from tsql.objects where type = 'SO';
-create view tsql.triggers as
+create view tsql.tables with (security_invoker = true) as select * from tsql.objects where type = 'U';
+create view tsql.views with (security_invoker = true) as select * from tsql.objects where type = 'V';
+create view tsql.procedures with (security_invoker = true) as select * from tsql.objects where type = 'P';
+create view tsql.sequences with (security_invoker = true) as select * from tsql.objects where type = 'SO';
+create view tsql.triggers with (security_invoker = true) as
 select name, object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, parent_object_id as parent_id,
        type, type_desc, create_date, modify_date, is_ms_shipped, 0::smallint as is_disabled, broker_database
   from tsql.objects where type = 'TR';
-create view tsql.schemas as
+create view tsql.schemas with (security_invoker = true) as
 select s.name, s.schema_id, 1 as principal_id, s.broker_database
   from tsql.every_schema s join servicebroker.shown_databases shown using (database_id);
-create view tsql.sysobjects as
+create view tsql.sysobjects with (security_invoker = true) as
 select o.name, o.object_id as id, o.type as xtype, o.schema_id as uid, o.type, o.create_date as crdate, o.parent_object_id as parent_obj,
        o.broker_database from tsql.objects o;
 
-create view tsql.types as
+create view tsql.types with (security_invoker = true) as
 select name, number as system_type_id, number as user_type_id, 4 as schema_id, size::smallint as max_length
   from (values ('image', 34, 16), ('text', 35, 16), ('uniqueidentifier', 36, 16), ('date', 40, 3), ('time', 41, 5), ('datetime2', 42, 8),
                ('datetimeoffset', 43, 10), ('tinyint', 48, 1), ('smallint', 52, 2), ('int', 56, 4), ('smalldatetime', 58, 4),
@@ -66,7 +66,7 @@ select name, number as system_type_id, number as user_type_id, 4 as schema_id, s
                ('xml', 241, -1), ('sysname', 256, 256)) t(name, number, size);
 
 -- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py).
-create view tsql.every_column as
+create view tsql.every_column with (security_invoker = true) as
 select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.object_id, coalesce(said.name, a.attname) as name, a.attnum::integer as column_id,
        coalesce(said.type, case t.typname when 'uuid' then 'uniqueidentifier' when 'bytea' then 'varbinary' when 'int4' then 'int'
                 when 'int2' then 'smallint' when 'int8' then 'bigint' when 'timestamptz' then 'datetime' when 'timestamp' then 'datetime2'
@@ -82,7 +82,7 @@ select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.
          from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? (.*)$') m) said on true
  where o.type in ('U', 'V');
 
-create view tsql.columns as
+create view tsql.columns with (security_invoker = true) as
 select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max_length,
        case when c.type_name = 'decimal' then split_part(c.size, ',', 1)::smallint else 0 end as precision,
        case when c.type_name = 'decimal' then split_part(c.size, ',', 2)::smallint else 0 end as scale,
@@ -91,33 +91,33 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
   left join tsql.types t on t.name = c.type_name;
-create view tsql.identity_columns as select * from tsql.columns where is_identity = 1;
-create view tsql.indexes as
+create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
+create view tsql.indexes with (security_invoker = true) as
 select i.indrelid::bigint::integer as object_id, c.relname::text as name, i.indexrelid::bigint::integer as index_id,
        i.indisunique::integer::smallint as is_unique, i.indisprimary::integer::smallint as is_primary_key, o.broker_database
   from tsql.objects o join pg_index i on i.indrelid = o.object_id::bigint::oid join pg_class c on c.oid = i.indexrelid;
 
-create view tsql.information_schema_tables as
+create view tsql.information_schema_tables with (security_invoker = true) as
 select o.broker_database as table_catalog, o.schema_name as table_schema, o.name as table_name,
        case o.type when 'V' then 'VIEW' else 'BASE TABLE' end as table_type
   from tsql.all_objects o where o.type in ('U', 'V');
-create view tsql.information_schema_views as
+create view tsql.information_schema_views with (security_invoker = true) as
 select table_catalog, table_schema, table_name from tsql.information_schema_tables where table_type = 'VIEW';
-create view tsql.information_schema_columns as
+create view tsql.information_schema_columns with (security_invoker = true) as
 select c.broker_database as table_catalog, c.schema_name as table_schema, c.table_name, c.name as column_name, c.column_id as ordinal_position,
        case when c.is_nullable then 'YES' else 'NO' end as is_nullable, c.type_name as data_type,
        case when c.size = 'max' then -1 when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'binary', 'varbinary') then nullif(c.size, '')::integer end
            as character_maximum_length
   from tsql.every_column c join servicebroker.shown_databases shown using (database_id);
-create view tsql.information_schema_routines as
+create view tsql.information_schema_routines with (security_invoker = true) as
 select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.name as routine_name, 'PROCEDURE' as routine_type
   from tsql.all_objects o where o.type = 'P';
-create view tsql.information_schema_schemata as
+create view tsql.information_schema_schemata with (security_invoker = true) as
 select s.broker_database as catalog_name, s.name as schema_name from tsql.schemas s;
 
 -- --- of the instance ---
 
-create or replace view tsql.databases as
+create or replace view tsql.databases with (security_invoker = true) as
 select d.name, d.database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
        'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
        0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
@@ -129,8 +129,8 @@ select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::sm
        1::smallint, 'FULL', null, 0::smallint, 0::smallint
   from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
-create or replace view tsql.sysdatabases as select name, database_id as dbid from tsql.databases;
-create or replace view tsql.dm_exec_sessions as
+create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
+create or replace view tsql.dm_exec_sessions with (security_invoker = true) as
 select a.pid as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
        a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
   from pg_stat_activity a where a.datname = current_database() and a.backend_type = 'client backend';
