@@ -17,7 +17,7 @@ from servicebroker.tsql.translation.expressions import condition_or_value
 from servicebroker.tsql.translation.reading import Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import check_options, query
-from servicebroker.tsql.translation.selects_into import select_into
+from servicebroker.tsql.translation.selects_into import into_of, select_into
 from servicebroker.tsql.translation.writer import Writer
 from servicebroker.tsql.translation.xml_namespaces import without_namespaces
 
@@ -131,11 +131,12 @@ def _query(writer: Writer, node: exp.Expression) -> Translated:
     if not isinstance(node, exp.Query):
         raise syntax_error("SELECT", 0)
     check_options(node)
-    if isinstance(node, exp.Select):
-        if any(isinstance(each, exp.EQ) and isinstance(each.this, exp.Parameter) for each in node.expressions):
-            return assignment(writer, node)
-        if node.args.get("into") is not None:
-            return select_into(writer, node)
+    assigned = [isinstance(each, exp.EQ) and isinstance(each.this, exp.Parameter) for each in node.expressions]
+    if isinstance(node, exp.Select) and any(assigned):
+        return assignment(writer, node)
+    target = into_of(node)
+    if target is not None:
+        return select_into(writer, node, target)
     done = query(writer, node, outermost=True)
     names = None if done.outputs is None else tuple(output.name for output in done.outputs)
     types = None if done.outputs is None else tuple(output.type for output in done.outputs)

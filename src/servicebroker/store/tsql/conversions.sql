@@ -104,7 +104,9 @@ return substring(bytes || decode(repeat('00', greatest(0, size - octet_length(by
 create or replace function tsql.float_text(number float8) returns text language sql immutable strict parallel safe
 return case when number = 0 then '0'
             when abs(number) >= 1000000 or abs(number) < 0.0001 then
-                regexp_replace(regexp_replace(to_char(number, 'FM9.99999EEEE'), '\.?0*e', 'e'), 'e([+-])(\d+)', 'e\10\2')
+                (select trim_scale(round((number::numeric / power(10::numeric, exponent)), 5))::text || 'e'
+                        || case when exponent < 0 then '-' else '+' end || lpad(abs(exponent)::text, 3, '0')
+                   from (select floor(log(abs(number)))::integer as exponent) own)
             else trim_scale(round(number::numeric, 5 - floor(log(abs(number)))::integer))::text end;
 
 create or replace function tsql.moment_text(moment timestamp, style integer) returns text

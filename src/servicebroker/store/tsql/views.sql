@@ -28,7 +28,12 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name as schema_nam
 select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id, q.name, q.queue_id, 'SQ',
        nullif(q.owner_id, 1), 0, q.create_date, q.modify_date, (q.queue_id < 65536)::integer::smallint
   from servicebroker.queues q
-  join tsql.every_schema s on s.database_id = q.database_id and s.postgres_schema = q.postgres_schema;
+  join tsql.every_schema s on s.database_id = q.database_id and s.postgres_schema = q.postgres_schema
+ union all
+select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id, m.name, m.module_id, m.kind,
+       null, coalesce(to_regclass(m.parent_table)::oid::bigint::integer, 0), m.create_date, m.modify_date, 0::smallint
+  from servicebroker.tsql_modules m
+  join tsql.every_schema s on s.database_id = m.database_id and lower(s.name) = lower(m.schema_name);
 
 create view tsql.all_objects with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type,
@@ -127,7 +132,7 @@ select d.name, d.database_id, null::integer as source_database_id, 160::smallint
  union all
 select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::smallint, 'MULTI_USER', 0::smallint, 0::smallint, 'ONLINE',
        1::smallint, 'FULL', null, 0::smallint, 0::smallint
-  from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
+  from (values ('master', 32761), ('tempdb', 32762), ('model', 32763)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
 create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
 create or replace view tsql.dm_exec_sessions with (security_invoker = true) as

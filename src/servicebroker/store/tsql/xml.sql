@@ -148,6 +148,9 @@ declare
     found record;
 begin
     value := ltrim(value, chr(65279));
+    if value ~* '^\s*(<\?.*?\?>\s*)?<!DOCTYPE' then
+        perform tsql.refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.');
+    end if;
     tokens := array(select m[1] from regexp_matches(value,
         '(<!--(?:(?!-->).)*-->|<!\[CDATA\[(?:(?!\]\]>).)*\]\]>|<\?(?:(?!\?>).)*\?>|<(?:[^<>"'']|"[^"]*"|''[^'']*'')*>|[^<]+)', 'g') m);
     if length(array_to_string(tokens, '')) <> length(value) then
@@ -227,3 +230,25 @@ create or replace function tsql.xml_count(tree jsonb, path text, variables jsonb
 language sql immutable strict parallel safe return jsonb_array_length(jsonb_path_query_array(tree, path::jsonpath, variables));
 create or replace function tsql.xml_local_name(node jsonb) returns text language sql immutable strict parallel safe
 return regexp_replace(regexp_replace(coalesce(node ->> 'n', ''), '^\{[^}]*\}', ''), '^.*:', '');
+
+-- --- FOR XML: a value as it stands in a document ---
+
+create or replace function tsql.xml_text(said text) returns text language sql immutable parallel safe return said;
+create or replace function tsql.xml_text(bytes bytea) returns text language sql immutable parallel safe return replace(encode(bytes, 'base64'), E'\n', '');
+create or replace function tsql.xml_text(moment timestamp) returns text language sql immutable parallel safe return tsql.moment_text(moment, 126);
+create or replace function tsql.xml_text(moment timestamptz) returns text language sql immutable parallel safe return tsql.moment_text(moment at time zone 'UTC', 126);
+do $$
+declare
+    of text;
+begin
+    foreach of in array array['smallint', 'integer', 'bigint', 'numeric', 'float8', 'uuid', 'date', 'time'] loop
+        execute format('create or replace function tsql.xml_text(value %s) returns text language sql immutable parallel safe return tsql.to_nvarchar(value)', of);
+        execute format('create or replace function tsql.json_text(value %s) returns text language sql immutable parallel safe return %s', of,
+                       case when of in ('uuid', 'date', 'time') then 'to_json(tsql.to_nvarchar(value))::text' else 'tsql.to_nvarchar(value)' end);
+    end loop;
+end $$;
+create or replace function tsql.xml_text(node jsonb) returns text language sql immutable parallel safe return tsql.xml_string(node);
+create or replace function tsql.json_text(said text) returns text language sql immutable parallel safe return to_json(said)::text;
+create or replace function tsql.json_text(bytes bytea) returns text language sql immutable parallel safe return to_json(tsql.xml_text(bytes))::text;
+create or replace function tsql.json_text(moment timestamp) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;
+create or replace function tsql.json_text(moment timestamptz) returns text language sql immutable parallel safe return to_json(tsql.xml_text(moment))::text;

@@ -63,9 +63,12 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
         return Sql(f"trunc({text})::bigint", BIGINT)
     if value.kind == "string":
         raise TsqlError(8117, f"Operand data type {kind} is invalid for {name} operator.")
-    return Sql(
-        text, SqlType("decimal", None, 38, value.type.scale or 0) if kind == "decimal" and value.type else value.type
-    )
+    if value.type is None and name == "avg":  # of integers it is one
+        whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
+        return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
+    if kind == "decimal" and value.type is not None:
+        return Sql(text, SqlType("decimal", None, 38, value.type.scale or 0))
+    return Sql(text, value.type)
 
 
 @value_of(exp.Stddev, exp.StddevPop)

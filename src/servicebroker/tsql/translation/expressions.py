@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.translation.alternatives import alike, wider
 from servicebroker.tsql.translation.conversions import converted, type_of_node
 from servicebroker.tsql.translation.patterns import like
 from servicebroker.tsql.translation.writer import (
@@ -25,7 +26,6 @@ from servicebroker.tsql.translation.writer import (
 )
 from servicebroker.tsql.types import (
     BIGINT,
-    BIT,
     EXACT,
     FLOAT,
     INT,
@@ -36,8 +36,6 @@ from servicebroker.tsql.types import (
     VARCHAR,
     SqlType,
 )
-
-_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
 
 
 @value_of(exp.Literal)
@@ -84,11 +82,18 @@ def _column(writer: Writer, node: exp.Column) -> Sql:
     if name.lower() in ("$rowguid", "$identity", "$action"):
         raise refused(name, "Name the column.")
     alias = node.table.lower()
+    if alias and node.args["table"].args.get("temporary"):
+        alias = "#" + alias
     found = writer.column(alias, name.lower())
     written = identifier(name) if not alias else f"{writer.alias(alias)}.{identifier(name)}"
     if found is None and not writer.sources:
         raise TsqlError(207, f"Invalid column name '{name}'.")
     return Sql(written, found[1].type if found else None)
+
+
+@value_of(exp.Identifier)
+def _name(writer: Writer, node: exp.Identifier) -> Sql:
+    return write_value(writer, exp.Column(this=node.copy()))
 
 
 @value_of(exp.Dot)
@@ -148,19 +153,6 @@ def _joined(left: Sql, right: Sql) -> SqlType:
 def _numeric(value: Sql, of: SqlType) -> str:
     """A string beside a number becomes one."""
     return converted(value, of).text if value.kind == "string" else value.text
-
-
-def wider(left: SqlType | None, right: SqlType | None) -> SqlType | None:
-    """The type of an operation on two numbers."""
-    if left is None or right is None:
-        return None
-    if left.name not in _ORDER or right.name not in _ORDER:
-        return left if left == right else None
-    found = max(left, right, key=lambda of: _ORDER.index(of.name))
-    if found.name == "decimal":
-        scale = max(left.scale or 0, right.scale or 0, 4 if "money" in left.name + right.name else 0)
-        return SqlType("decimal", None, 38, scale)
-    return INT if found.name == "bit" else found
 
 
 @value_of(exp.Sub, exp.Mul, exp.Div, exp.Mod)
@@ -389,26 +381,6 @@ def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
     left = write_value(writer, node.this)
     one, other = matched(left, write_value(writer, node.expression))
     return Sql(f"(CASE WHEN {one} = {other} THEN NULL ELSE {closed_text(left)} END)", left.type)
-
-
-def alike(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
-    """Values of which one is taken, brought to the type that wins: numbers before strings."""
-    types = [value.type for value in values if value.type is not None]
-    kinds = {value.kind for value in values if value.kind is not None}
-    known = all(value.type is not None or value.is_open for value in values)
-    if not kinds:
-        return None, [value.text for value in values]
-    if kinds == {"string"}:
-        national = any(of.name in NATIONAL for of in types)
-        return (NVARCHAR if national else VARCHAR) if known else None, [closed_text(value) for value in values]
-    others = [of for of in types if of.name not in ("varchar", "nvarchar", "char", "nchar", "sysname", "text", "ntext")]
-    winner: SqlType | None = others[0]
-    for of in others[1:]:
-        winner = wider(winner, of) if winner else None
-    if winner is None:
-        return None, [value.text for value in values]
-    winner = INT if winner == BIT and "number" in kinds and len({of.name for of in others}) > 1 else winner
-    return winner, [converted(value, winner).text if value.kind == "string" else value.text for value in values]
 
 
 @value_of(exp.Subquery)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.translation.alternatives import alike
 from servicebroker.tsql.translation.conversions import converted
-from servicebroker.tsql.translation.expressions import alike
 from servicebroker.tsql.translation.patterns import expression as pattern_expression
 from servicebroker.tsql.translation.reading import MARK
 from servicebroker.tsql.translation.writer import (

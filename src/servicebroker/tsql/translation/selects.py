@@ -129,7 +129,7 @@ def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -
         name = "" if not outermost else f"{kind}_F52E2B61-18A1-11d1-B105-00805F49916B"
         return Query(f"SELECT ({text}) AS {label(name)}", [Output(name, text, of)])
     if isinstance(node, exp.SetOperation):
-        return _joined(writer, node, outermost=outermost)
+        return _joined(writer, node, outermost=outermost, into=into)
     if isinstance(node, exp.Subquery):
         only(node, "this")
         return query(writer, node.this, outermost=outermost)
@@ -141,10 +141,10 @@ def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -
 _SETS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
 
 
-def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool) -> Query:
+def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
     only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_", "options")
     check_options(node)
-    left = query(writer, node.this, outermost=outermost)
+    left = query(writer, node.this, outermost=outermost, into=into)
     right = query(writer, node.expression, outermost=False)
     word = _SETS[type(node)] + ("" if node.args.get("distinct") else " ALL")
     tail = _tail(writer, node, _named(left.outputs, outermost))

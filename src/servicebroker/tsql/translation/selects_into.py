@@ -13,13 +13,21 @@ from servicebroker.tsql.translation.writer import Writer, refused
 TEMPORARY = 'pg_temp."{}"'  # where a temporary table stands that the session has not named
 
 
-def select_into(writer: Writer, node: exp.Select) -> Translated:
+def into_of(node: exp.Expression) -> exp.Table | None:
+    """The table after INTO, which stands in the first query of a UNION."""
+    while isinstance(node, exp.SetOperation):
+        node = node.this
+    into = node.args.get("into")
+    return into.this if into is not None and isinstance(into.this, exp.Table) else None
+
+
+def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Translated:
     """The table is made and filled in one statement, and what it returns is the count of rows.
 
     Raises:
         TsqlError: 1038 for a column without a name.
     """
-    own = object_name(node.args["into"].this)
+    own = object_name(target)
     name = own.name.lower()
     if name.startswith("#"):
         table = writer.temporary(name) or TEMPORARY.format(name.replace('"', '""'))

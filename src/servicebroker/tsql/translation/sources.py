@@ -8,6 +8,7 @@ from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.scope import Column
+from servicebroker.tsql.translation.alternatives import alike
 from servicebroker.tsql.translation.catalog import catalog_view
 from servicebroker.tsql.translation.hints import Hints, hints_of
 from servicebroker.tsql.translation.reading import MARK
@@ -89,6 +90,7 @@ def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
         text = _named_query(writer, inside, alias, found)
     else:
         text = _function(writer, inside, alias, found)
+    text = text.removeprefix("LATERAL ")
     return f" CROSS JOIN LATERAL {text}" if node.args.get("cross_apply") else f" LEFT JOIN LATERAL {text} ON true"
 
 
@@ -130,10 +132,17 @@ def _values(writer: Writer, node: exp.Values, found: From) -> str:
     rows = []
     for row in node.expressions:
         members = row.expressions if isinstance(row, exp.Tuple) else [row.this if isinstance(row, exp.Paren) else row]
-        rows.append("(" + ", ".join(as_text(write_value(writer, each)) for each in members) + ")")
-    found.sources.append(Source(alias.name.lower(), None))
+        rows.append([write_value(writer, each) for each in members])
+    fields = [alike(list(field)) for field in zip(*rows, strict=True)]
     renamed = [each.name for each in alias.args.get("columns") or []]
-    return f"(VALUES {', '.join(rows)}) AS {identifier(alias.name)}{_column_list(renamed)}"
+    columns: dict[str, Column] | None = None
+    if len(renamed) == len(fields) and all(of is not None for of, _ in fields):
+        columns = {
+            name.lower(): Column(name, of) for name, (of, _) in zip(renamed, fields, strict=True) if of is not None
+        }
+    found.sources.append(Source(alias.name.lower(), columns))
+    texts = ["(" + ", ".join(each[number] for _, each in fields) + ")" for number in range(len(rows))]
+    return f"(VALUES {', '.join(texts)}) AS {identifier(alias.name)}{_column_list(renamed)}"
 
 
 def _table(writer: Writer, node: exp.Table, found: From) -> str:
