@@ -1,0 +1,187 @@
+"""`servicebroker poison`: find the message that cannot be processed, look at it, end its conversation, go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from servicebroker.api.database import Database
+from servicebroker.cli.existing import open_existing
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.cli.texts import shown_body
+from servicebroker.engine import poison_report
+from servicebroker.engine.alter import find_queue_now
+from servicebroker.store.running import run
+
+PATIENCE = 2.0  # seconds that --receive waits for the message
+
+app = typer.Typer(no_args_is_help=True, help="Messages that cannot be processed: look, end, try again.")
+
+DatabaseOption = Annotated[str, typer.Option("--database", metavar="D", help="The broker database.")]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="`queue` or `schema.queue`.")]
+NumberArgument = Annotated[int, typer.Argument(metavar="N", help="Its number in the list.")]
+
+
+class _Undo(Exception):
+    """Rolls the inspecting transaction back."""
+
+
+@app.command("list")
+def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Show the queues that are off, and the messages that have failed and wait for their next try."""
+    with open_existing(instance) as opened, opened.connection() as connection:
+        off = run(connection, poison_report.off_queues())
+        failing = run(connection, poison_report.failing_messages())
+    if as_json:
+        told = {"off": [queue._asdict() for queue in off], "failing": [message._asdict() for message in failing]}
+        typer.echo(json.dumps(told, default=str))
+        return
+    for queue in off:
+        since = f", the oldest since {queue.oldest:%Y-%m-%d %H:%M:%S} UTC" if queue.oldest else ""
+        typer.echo(f"{queue.database}.{queue.queue} is OFF with {queue.messages:,} messages{since}.")
+        typer.echo(f"  next: servicebroker poison inspect {queue.queue} --database {queue.database}")
+    for one in failing:
+        held = f", held until {one.held_until:%H:%M:%S} UTC" if one.held_until else ""
+        typer.echo(
+            f"{one.database}.{one.queue}: message {one.message_sequence_number} of conversation "
+            f"{one.conversation_handle} has failed {one.failures} times since {one.first_failed_at:%Y-%m-%d %H:%M:%S} "
+            f"UTC{held}; the last time with {shown_body('X', one.last_error.encode())}"
+        )
+    if not off and not failing:
+        typer.echo("No queue is off, and no message has failed.")
+
+
+@app.command()
+def inspect(
+    queue: QueueArgument,
+    database: DatabaseOption,
+    conversation: Annotated[UUID | None, typer.Option(metavar="HANDLE", help="Only this conversation.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="At most so many messages.")] = 10,
+    receive: Annotated[
+        bool, typer.Option("--receive", help="By RECEIVE in a transaction that is rolled back, which counts as one.")
+    ] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show messages of a queue without taking them, also while it is off."""
+    with _database(instance, database) as opened:
+        messages = _received(opened, queue, conversation) if receive else _selected(opened, queue, conversation, top)
+    if as_json:
+        typer.echo(json.dumps(messages, default=_as_json))
+        return
+    for message in messages:
+        failed = f", failed {message['failures']} times" if message.get("failures") else ""
+        typer.echo(
+            f"conversation {message['conversation_handle']}, message {message['message_sequence_number']}, "
+            f"{message['message_type_name']} for {message['service_name']}, since "
+            f"{message['message_enqueue_time']:%Y-%m-%d %H:%M:%S} UTC{failed}"
+        )
+        typer.echo(shown_body(message["validation"], message["message_body"]))
+    if not messages:
+        typer.echo("No message available.")
+    elif receive:
+        typer.echo(
+            "The transaction was rolled back, and the message is in the queue as before. That counts: five rollbacks "
+            "in a row switch a queue off."
+        )
+
+
+@app.command()
+def end(
+    conversation: Annotated[UUID, typer.Argument(metavar="HANDLE", help="The conversation of the message.")],
+    database: DatabaseOption,
+    error: Annotated[int, typer.Option(metavar="CODE", help="The error number that the other side gets.")] = 127,
+    description: Annotated[str, typer.Option(metavar="TEXT", help="And its text.")] = "Unable to process message.",
+    switch_on: Annotated[bool, typer.Option("--switch-on", help="And switch its queue on.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+) -> None:
+    """End a conversation WITH ERROR: all its messages go, and the other side is told."""
+    with _database(instance, database) as opened:
+        queue = opened._do(poison_report.queue_of_conversation(opened.database_id, conversation))
+        opened.end_conversation(conversation, error=(error, description))
+        if switch_on:
+            opened.alter_queue(queue, status=True)
+    typer.echo(f"The conversation {conversation} has ended with the error {error}.")
+    typer.echo("The application that reads the queue is not told: clean what it keeps of the conversation yourself.")
+    if switch_on:
+        typer.echo(f"The queue {queue} is ON.")
+
+
+@app.command()
+def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Switch a queue on, and have its messages tried again as if they had never failed."""
+    with _database(instance, database) as opened:
+        found = opened._do(find_queue_now("alter", opened.database_id, queue))
+        opened.alter_queue(queue, status=True)
+        count = opened._alone(poison_report.forget_failures(found.queue_id))
+    typer.echo(f"The queue {queue} is ON; {count:,} messages that have failed are tried again.")
+
+
+@app.command("set-aside")
+def set_aside(
+    database: DatabaseOption,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the messages that a policy has set aside."""
+    with _database(instance, database) as opened:
+        messages = opened.set_aside_messages(queue)
+    if as_json:
+        typer.echo(json.dumps([message._asdict() for message in messages], default=_as_json))
+        return
+    for one in messages:
+        typer.echo(
+            f"{one.set_aside_id}: {one.message_type_name} from {one.far_service} at {one.far_broker_instance}, "
+            f"message {one.message_sequence_number} of conversation {one.conversation_handle} in {one.queue}; "
+            f"failed {one.failures} times, set aside {one.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
+            f"{shown_body('X', one.error.encode())}"
+        )
+        typer.echo(shown_body(one.validation, one.message_body))
+    if not messages:
+        typer.echo("Nothing was set aside.")
+
+
+@app.command()
+def replay(number: NumberArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Put a message that was set aside into its queue again."""
+    with _database(instance, database) as opened:
+        opened.replay_message(number)
+    typer.echo(f"Message {number} is in its queue again.")
+
+
+@app.command()
+def discard(number: NumberArgument, database: DatabaseOption, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Remove a message that was set aside."""
+    with _database(instance, database) as opened:
+        opened.discard_message(number)
+    typer.echo(f"Message {number} is gone.")
+
+
+@contextmanager
+def _database(instance: str, database: str) -> Iterator[Database]:
+    with open_existing(instance) as opened:
+        yield opened.database(database)
+
+
+def _selected(database: Database, queue: str, conversation: UUID | None, top: int) -> list[dict[str, Any]]:
+    found = database._do(find_queue_now("find", database.database_id, queue))
+    messages = database._do(poison_report.queued_messages(found.queue_id, conversation, top))
+    return [message._asdict() for message in messages]
+
+
+def _received(database: Database, queue: str, conversation: UUID | None) -> list[dict[str, Any]]:
+    messages = []
+    with suppress(_Undo), database.transaction() as transaction:
+        messages = transaction.receive(queue, top=1, conversation_handle=conversation, wait=PATIENCE)
+        raise _Undo
+    return [message._asdict() for message in messages]
+
+
+def _as_json(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

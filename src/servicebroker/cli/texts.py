@@ -1,0 +1,22 @@
+"""How what a stranger has sent is shown on a terminal."""
+
+from __future__ import annotations
+
+_MOST = 4000  # characters
+
+
+def shown_body(validation: str, body: bytes | None) -> str:
+    """A message body according to its validation letter: E empty, X as text, N as bytes. Nothing in it can act."""
+    if body is None or validation == "E":
+        return "Empty message."
+    if validation == "X":
+        coding = "utf-16" if body[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        return printable(body.decode(coding, errors="replace"))
+    text = printable(body.decode("ascii", errors="replace").replace("\ufffd", "."))
+    return f"No validation -- binary message:\n{body[:_MOST].hex(' ', 16)}\n{text}"
+
+
+def printable(text: str) -> str:
+    """The text without characters that could steer a terminal, cut where it is too long."""
+    safe = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text[:_MOST])
+    return safe if len(text) <= _MOST else f"{safe} ... ({len(text):,} characters)"
