@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.event_instances import EventInstance, read_event
 from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
 from servicebroker.model.names import DEFAULT, DIALOG_TIMER, END_DIALOG, ERROR
@@ -57,7 +58,11 @@ __all__ = [
     "BrokerEvent",
     "ConversationPool",
     "Database",
+<<<<<<< HEAD
     "EndWithError",
+=======
+    "EventInstance",
+>>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
     "Events",
     "Failure",
     "Ignore",
@@ -78,6 +83,7 @@ __all__ = [
     "open_async",
     "procedure",
     "read_error",
+    "read_event",
 ]
 
 # Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.

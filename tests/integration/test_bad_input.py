@@ -65,6 +65,13 @@ def calls(database: sb.Database) -> Calls:
         "create_certificate": {"name": "%d", "subject": "CN=x"},
         "alter_certificate": {"name": "mine", "active_for_begin_dialog": True},
         "backup_certificate": {"name": "mine", "file": "/missing/folder/x"},
+        "create_event_notification": {
+            "name": "%d",
+            "on_queue": STOCK_QUEUE,
+            "events": "BROKER_QUEUE_DISABLED",
+            "to_service": STOCK,
+        },
+        "drop_event_notification": {"name": "missing", "on_queue": STOCK_QUEUE},
         "create_remote_service_binding": {"name": "%d", "to_service": "%d", "user": APP},
         "alter_remote_service_binding": {"name": "bound", "anonymous": True},
         "get_transmission_status": {"handle": handle},
@@ -164,6 +171,7 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
         ("end_conversation", "cleanup"),
         ("alter_master_key", "service_master_key"),
         ("create_certificate", "active_for_begin_dialog"),
+        ("create_event_notification", "with_fan_in"),
         ("create_remote_service_binding", "anonymous"),
     ],
 )

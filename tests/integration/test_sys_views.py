@@ -40,6 +40,11 @@ NO_KEY = UUID(int=0)
 
 # columns and types, in their order; each view has broker_database text at the end
 VIEWS = {
+    "event_notifications": """
+        name text, object_id integer, parent_class smallint, parent_class_desc text, parent_id integer,
+        create_date timestamptz, modify_date timestamptz, is_ms_shipped smallint, principal_id integer,
+        service_name text, broker_instance text, creator_login text, is_fan_in smallint""",
+    "events": "object_id integer, type_desc text",
     "dm_broker_queue_monitors": """
         database_id integer, queue_id integer, state text, last_empty_rowset_time timestamptz,
         last_activated_time timestamptz, tasks_waiting integer""",

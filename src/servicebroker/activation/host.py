@@ -30,9 +30,11 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.engine import monitors
 from servicebroker.engine.alter import MONITORS_CHANNEL
+from servicebroker.engine.event_notifications import drop_broken, post
 from servicebroker.engine.monitors import Definition
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.event_instances import QUEUE_ACTIVATION
 from servicebroker.model.events import ACTIVATION
 from servicebroker.protocol.activation import (
     INTERVAL,
@@ -45,7 +47,7 @@ from servicebroker.protocol.activation import (
     look,
 )
 from servicebroker.store.connection import connect, one_line
-from servicebroker.store.running import run
+from servicebroker.store.running import run, run_alone
 
 TICK = 1.0  # seconds between two looks at everything
 SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that
@@ -171,6 +173,7 @@ class Host:
             self._look_at = time.monotonic() + self._tick
             self._define(connection)
             self.instance.poison.judge(connection)
+            self._say(run_alone(connection, drop_broken(self.instance.clock())))
             self._rung.extend(self._watched)
         rung = set()
         while self._rung:
@@ -280,6 +283,9 @@ class Host:
 
     def _activate(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
         definition = watched.definition
+        if definition.procedure is None:
+            self._say(run_alone(connection, post(QUEUE_ACTIVATION, definition.queue_id, self.instance.clock())))
+            return
         procedure = self._resolve(definition)
         if procedure is None:
             _log.error("%s", BrokerError(9614, definition.queue))
@@ -314,6 +320,10 @@ class Host:
         watched.tasks[thread] = stop
         thread.start()
         self._record(_STARTED, watched)
+
+    def _say(self, problems: list[BrokerError]) -> None:
+        for problem in problems:
+            _log.error("%s", problem)
 
     def _record(self, what: str, watched: _Watched) -> None:
         definition = watched.definition

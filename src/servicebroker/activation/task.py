@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from servicebroker.activation.loop import AsyncTasks, Work
 from servicebroker.activation.order import Order
+from servicebroker.activation.output import said_by
 from servicebroker.activation.procedures import Call, Procedure
 from servicebroker.api.instance import Instance
 from servicebroker.api.session import Observed, Session
@@ -58,9 +59,13 @@ def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop,
             def run_async(work: Work) -> None:
                 coroutines.run(order, observed, work)
 
-            call = Call(database, order.queue, stop.is_asked, lambda text: say(order, text), run_async)
+            def output(text: str) -> None:
+                say(order, text)
+
+            call = Call(database, order.queue, stop.is_asked, output, run_async)
             try:
-                return _loop(order, procedure, call, session, stop, before)
+                with said_by(output):
+                    return _loop(order, procedure, call, session, stop, before)
             finally:
                 if not connection.closed:
                     session.roll_back()

@@ -13,6 +13,7 @@ import psycopg
 
 from servicebroker.api.bindings import Bindings
 from servicebroker.api.certificates import Certificates
+from servicebroker.api.event_notifications import EventNotifications
 from servicebroker.api.exclusive import alone
 from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
@@ -35,6 +36,8 @@ from servicebroker.engine import (
 )
 from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
+from servicebroker.engine.catalog import Queue
+from servicebroker.engine.event_notifications import drop_notifications_on
 from servicebroker.model.arguments import (
     ANY,
     Termination,
@@ -60,7 +63,11 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
+<<<<<<< HEAD
 class Database(Verbs, Security, Routing, Certificates, Bindings, PoisonMessages, Scripts):
+=======
+class Database(Verbs, Security, Routing, Certificates, Bindings, EventNotifications):
+>>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
@@ -404,7 +411,12 @@ class Database(Verbs, Security, Routing, Certificates, Bindings, PoisonMessages,
         Raises:
             BrokerError: 3716 a service uses it, 15151 no such queue.
         """
-        dropped = self._define(alter.drop_queue(self.database_id, name), "DROP QUEUE", rights.queue(name))
+
+        def steps() -> Steps[Queue]:
+            yield from drop_notifications_on(self.database_id, name, self.instance.clock())
+            return (yield from alter.drop_queue(self.database_id, name))
+
+        dropped = self._define(steps(), "DROP QUEUE", rights.queue(name))
         self.catalog.forget_queue(dropped.queue_id)
         self._remove_dropped_queues()
 

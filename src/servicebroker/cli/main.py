@@ -109,12 +109,36 @@ def serve(
         str, typer.Option(metavar="MODE", help="With --listen: REQUIRED, SUPPORTED or DISABLED.")
     ] = "REQUIRED",
     keys: KeysOption = None,
+    procedures: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="A module or .py file with activation procedures; may be repeated."),
+    ] = None,
+    activation_interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between two readers that are started for one queue under load.")
+    ] = 5.0,
+    alert_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="Run for each queue that is switched off by itself, the event as JSON on its input."
+        ),
+    ] = None,
+    alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
-    """Carry the instance's messages to other instances and take theirs in, until SIGTERM or Ctrl-C."""
+    """Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C."""
+    from servicebroker.activation.alerts import Alert
     from servicebroker.cli.serve import serve as run_daemon  # the daemon takes its time to import
 
-    run_daemon(instance, listen, encryption, keys, as_json=as_json)
+    run_daemon(
+        instance,
+        listen,
+        encryption,
+        keys,
+        procedures=procedures or (),
+        interval=activation_interval,
+        alert=Alert(alert_command, alert_webhook),
+        as_json=as_json,
+    )
 
 
 @app.command()

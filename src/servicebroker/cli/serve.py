@@ -8,9 +8,13 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from servicebroker.activation.alerts import Alert, alerts
+from servicebroker.activation.host import activate
+from servicebroker.activation.output import captured
 from servicebroker.api.instance import utc_now
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
@@ -24,6 +28,7 @@ from servicebroker.engine.network_endpoints import (
     NetworkEndpoint,
 )
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.protocol.activation import INTERVAL
 from servicebroker.store.connection import is_url
 from servicebroker.store.embedded import EmbeddedServer
 
@@ -33,11 +38,21 @@ _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<
 _log = logging.getLogger("servicebroker.broker")
 
 
-def serve(target: str, listen: str | None, encryption: str, keys: str | None, *, as_json: bool) -> None:
-    """Serve the instance until SIGTERM or SIGINT, through restarts of its database.
+def serve(
+    target: str,
+    listen: str | None,
+    encryption: str,
+    keys: str | None,
+    *,
+    procedures: Sequence[str] = (),
+    interval: float = INTERVAL,
+    alert: Alert | None = None,
+    as_json: bool,
+) -> None:
+    """Serve the instance until SIGTERM or SIGINT, through restarts of its database; then let procedures finish.
 
     Raises:
-        InstanceError: there is none, or it cannot be used.
+        InstanceError: there is none, or it cannot be used; procedures cannot be imported.
         BrokerError: 5837 port, 402 what the arguments may not say.
     """
     listener = None if listen is None else parse_listener(listen, encryption)
@@ -50,7 +65,8 @@ def serve(target: str, listen: str | None, encryption: str, keys: str | None, *,
             with open_instance(target, keys=keys) as instance:
                 daemon = Daemon(instance.url, utc_now, listener=listener, keys=instance.key_folder())
                 stopping.stops(daemon)
-                daemon.run()
+                with captured(), alerts(instance, alert), activate(instance, procedures=procedures, interval=interval):
+                    daemon.run()
                 return
         except InstanceError as problem:
             if not is_url(target) or "Cannot connect" not in str(problem):

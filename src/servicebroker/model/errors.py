@@ -92,6 +92,7 @@ RULES: dict[int, Rule] = {
     5839: Rule("The message forward store size of the Service Broker endpoint cannot be set to 0."),
     5840: Rule("The message forwarding mode of the Service Broker endpoint is invalid."),
     7874: Rule("An endpoint already exists with the specified bindings."),
+    8197: Rule("The object '{0}' does not exist or is invalid for this operation."),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
     8405: Rule(

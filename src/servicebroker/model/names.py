@@ -22,6 +22,10 @@ ERROR = _BROKER + "Error"
 END_DIALOG = _BROKER + "EndDialog"
 DIALOG_TIMER = _BROKER + "DialogTimer"
 
+EVENT_NOTIFICATION = _NOTIFICATIONS + "EventNotification"
+POST_EVENT_NOTIFICATION = _NOTIFICATIONS + "PostEventNotification"
+EVENT_NOTIFICATION_SERVICE = _NOTIFICATIONS + "EventNotificationService"
+
 ERROR_ID, END_DIALOG_ID, DIALOG_TIMER_ID, DEFAULT_ID = 1, 2, 5, 14
 FIRST_USER_ID = 65536
 
@@ -43,7 +47,7 @@ SYSTEM_MESSAGE_TYPES = (
     MessageTypeRow(ERROR_ID, ERROR, "X"),
     MessageTypeRow(END_DIALOG_ID, END_DIALOG, "E"),
     MessageTypeRow(3, _NOTIFICATIONS + "QueryNotification", "X"),
-    MessageTypeRow(4, _NOTIFICATIONS + "EventNotification", "X"),
+    MessageTypeRow(4, EVENT_NOTIFICATION, "X"),
     MessageTypeRow(DIALOG_TIMER_ID, DIALOG_TIMER, "E"),
     *(MessageTypeRow(6 + n, f"{CONFIGURATION_NOTICE}/{name}", "X") for n, name in enumerate(_NOTICES)),
     MessageTypeRow(10, _BROKER + "ServiceEcho/Echo", "N"),
@@ -64,8 +68,13 @@ class ContractRow(NamedTuple):
 
 SYSTEM_CONTRACTS = (
     ContractRow(1, _NOTIFICATIONS + "PostQueryNotification", {3: "INITIATOR"}),
+<<<<<<< HEAD
     ContractRow(2, _NOTIFICATIONS + "PostEventNotification", {4: "INITIATOR"}),
     ContractRow(3, CONFIGURATION_NOTICE, dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
+=======
+    ContractRow(2, POST_EVENT_NOTIFICATION, {4: "INITIATOR"}),
+    ContractRow(3, _BROKER + "BrokerConfigurationNotice", dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
+>>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
     ContractRow(4, _BROKER + "ServiceEcho", {10: "ANY"}),
     ContractRow(5, _BROKER + "ServiceDiagnostic", {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
     ContractRow(6, DEFAULT, {DEFAULT_ID: "ANY"}),
@@ -75,8 +84,13 @@ SYSTEM_CONTRACTS = (
 # each with the queue where its errors come; it is a target of no contract
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
+<<<<<<< HEAD
     (_NOTIFICATIONS + "EventNotificationService", "EventNotificationErrorsQueue"),
     (SERVICE_BROKER, "ServiceBrokerQueue"),
+=======
+    (EVENT_NOTIFICATION_SERVICE, "EventNotificationErrorsQueue"),
+    (_BROKER + "ServiceBroker", "ServiceBrokerQueue"),
+>>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
 )
 
 

@@ -521,3 +521,29 @@ select a.pid as session_id,
   from pg_stat_activity a
   left join servicebroker.activated_tasks t on t.spid = a.pid
  where a.datname = current_database() and a.backend_type = 'client backend';
+
+create or replace view sys.event_notifications with (security_invoker = true) as
+select n.name,
+       n.object_id,
+       1::smallint as parent_class,
+       'OBJECT_OR_COLUMN'::text as parent_class_desc,
+       n.queue_id as parent_id,
+       n.create_date,
+       n.create_date as modify_date,
+       0::smallint as is_ms_shipped,
+       n.owner_id as principal_id,
+       n.service_name,
+       n.broker_instance,
+       n.creator as creator_login,
+       n.is_fan_in::integer::smallint as is_fan_in,
+       shown.broker_database
+  from servicebroker.event_notifications n
+  join servicebroker.shown_databases shown using (database_id);
+
+create or replace view sys.events with (security_invoker = true) as
+select n.object_id,
+       e.type_desc,
+       shown.broker_database
+  from servicebroker.event_notifications n
+  join servicebroker.shown_databases shown using (database_id)
+ cross join unnest(n.events) as e (type_desc);

@@ -12,6 +12,7 @@ import psycopg
 
 from servicebroker.api.aio.bindings import AsyncBindings
 from servicebroker.api.aio.certificates import AsyncCertificates
+from servicebroker.api.aio.event_notifications import AsyncEventNotifications
 from servicebroker.api.aio.exclusive import alone
 from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
@@ -34,6 +35,8 @@ from servicebroker.engine import (
 )
 from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
+from servicebroker.engine.catalog import Queue
+from servicebroker.engine.event_notifications import drop_notifications_on
 from servicebroker.model.arguments import (
     ANY,
     Termination,
@@ -59,9 +62,13 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
+<<<<<<< HEAD
 class AsyncDatabase(
     AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncPoisonMessages, AsyncScripts
 ):
+=======
+class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncEventNotifications):
+>>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
@@ -405,7 +412,12 @@ class AsyncDatabase(
         Raises:
             BrokerError: 3716 a service uses it, 15151 no such queue.
         """
-        dropped = await self._define(alter.drop_queue(self.database_id, name), "DROP QUEUE", rights.queue(name))
+
+        def steps() -> Steps[Queue]:
+            yield from drop_notifications_on(self.database_id, name, self.instance.clock())
+            return (yield from alter.drop_queue(self.database_id, name))
+
+        dropped = await self._define(steps(), "DROP QUEUE", rights.queue(name))
         self.catalog.forget_queue(dropped.queue_id)
         await self._remove_dropped_queues()
 

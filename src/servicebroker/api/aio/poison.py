@@ -16,7 +16,7 @@ from servicebroker.engine.poison import disable_queue, outcomes
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.poison import Rollbacks, reason
-from servicebroker.store.aio.running import run
+from servicebroker.store.aio.running import in_transaction, run
 
 _LOG = logging.getLogger("servicebroker")
 
@@ -92,10 +92,12 @@ class PoisonDetector:
 
     async def _disable(self, connection: psycopg.AsyncConnection[Any], queue_id: int) -> None:
         try:
-            disabled = await run(connection, disable_queue(queue_id))
+            disabled = await in_transaction(connection, disable_queue(queue_id, self._clock()))
         except psycopg.Error as problem:
             _LOG.error("%s (%s)", BrokerError(8405, "of the queue", queue_id, problem.sqlstate, 1), problem)
             return
         if disabled:
+            for unsent in disabled.unsent:
+                _LOG.error("%s", unsent)
             text = reason(disabled.name)
             self._events.record(QUEUE_DISABLED, self._clock(), disabled.database_id, queue_id, text)

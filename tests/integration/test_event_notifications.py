@@ -1,0 +1,258 @@
+"""Event notifications on queues: the conversations that tell a service that readers are wanted, or a queue is off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    APP,
+    ORDER,
+    STOCK_QUEUE,
+    as_user,
+    begin,
+    eventually,
+    query,
+    queue_number,
+    refused,
+    undone,
+)
+
+POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
+EVENT = "http://schemas.microsoft.com/SQL/Notifications/EventNotification"
+WATCHER, WATCH_QUEUE = "//test/Watcher", "WatchQueue"
+ACTIVATION, DISABLED = "QUEUE_ACTIVATION", "BROKER_QUEUE_DISABLED"
+
+
+@pytest.fixture
+def watched(database: sb.Database) -> sb.Database:
+    """With a service that takes notifications."""
+    database.create_queue(WATCH_QUEUE)
+    database.create_service(WATCHER, WATCH_QUEUE, [POST])
+    return database
+
+
+@pytest.fixture
+def active(watched: sb.Database) -> Iterator[sb.Database]:
+    with sb.activate(watched.instance, interval=0.4):
+        yield watched
+    with watched.instance.connection() as connection:
+        connection.execute("delete from servicebroker.event_notifications")
+        connection.execute("update servicebroker.queues set notifies_activation = false, is_activation_enabled = false")
+
+
+def notify(database: sb.Database, name: str = "n", events: Any = ACTIVATION, **more: Any) -> None:
+    database.create_event_notification(name, on_queue=STOCK_QUEUE, events=events, to_service=WATCHER, **more)
+
+
+def told(database: sb.Database) -> list[sb.EventInstance]:
+    """The events that have come, and the conversations stay."""
+    found = []
+    while messages := database.receive(WATCH_QUEUE):
+        found += [sb.read_event(message.message_body) for message in messages if message.message_type_name == EVENT]
+    return found
+
+
+def wait_for(database: sb.Database, count: int = 1) -> list[sb.EventInstance]:
+    found: list[sb.EventInstance] = []
+
+    def there() -> bool:
+        found.extend(told(database))
+        return len(found) >= count
+
+    eventually(there)
+    assert len(found) == count
+    return found
+
+
+def poison(database: sb.Database) -> None:
+    """Five rollbacks."""
+    database.send(begin(database), ORDER, b"x")
+    for _ in range(5):
+        with undone(database) as transaction:
+            transaction.receive(STOCK_QUEUE)
+
+
+@pytest.mark.feature(33, 185)
+def test_a_queue_that_is_switched_off_by_itself_is_told_of(watched: sb.Database) -> None:
+    """Without any daemon: with the commit that switched it off."""
+    notify(watched, events=DISABLED)
+    poison(watched)
+    (event,) = wait_for(watched)
+    assert event[5:] == ("dbo", watched.name, "dbo", STOCK_QUEUE, "QUEUE")
+    assert (event.event_type, event.server_name) == (DISABLED, query(watched, "select current_database()")[0][0])
+    assert event.post_time[:4] == str(watched.instance.clock().year)
+    assert watched.instance.events.recent(143)[-1].object_id == queue_number(watched, STOCK_QUEUE)
+
+
+@pytest.mark.feature(184)
+def test_the_event_143_has_database_and_queue(watched: sb.Database) -> None:
+    poison(watched)
+    event = watched.instance.events.recent(143)[-1]
+    assert (event.name, event.database_id) == ("Broker:Queue Disabled", watched.database_id)
+    assert event.object_id == queue_number(watched, STOCK_QUEUE)
+
+
+@pytest.mark.feature(207)
+def test_its_conversation_is_one_of_the_system(watched: sb.Database) -> None:
+    """It begins with the first event, and carries all of them."""
+    notify(watched, events=[DISABLED, ACTIVATION])
+    text = "select is_initiator, is_system from sys.conversation_endpoints where broker_database = %s order by 1"
+    assert query(watched, text, watched.name) == []
+    for _ in range(2):
+        poison(watched)
+        watched.alter_queue(STOCK_QUEUE, status=True)
+        watched.receive(STOCK_QUEUE)
+    assert len(wait_for(watched, 2)) == 2
+    text += " limit 100"
+    rows = query(
+        watched,
+        text.replace("order by 1", "and far_service in (%s, %s) order by 1"),
+        watched.name,
+        WATCHER,
+        POST.replace("PostEventNotification", "EventNotificationService"),
+    )
+    assert rows == [(0, 0), (1, 1)]
+
+
+@pytest.mark.feature(33, 179)
+def test_an_arrival_is_told_of_until_somebody_receives(active: sb.Database) -> None:
+    notify(active)
+    active.send(begin(active), ORDER, b"one")
+    (event,) = wait_for(active)
+    assert (event.event_type, event.object_name) == (ACTIVATION, STOCK_QUEUE)
+    active.send(begin(active), ORDER, b"two")
+    time.sleep(1)  # more than two intervals
+    assert told(active) == []
+    assert len(active.receive(STOCK_QUEUE)) == 1
+    wait_for(active)  # messages remain
+    while active.receive(STOCK_QUEUE):
+        pass
+    text = "select state from sys.dm_broker_queue_monitors where queue_id = %s"
+    eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [("INACTIVE",)])
+    active.send(begin(active), ORDER, b"three")
+    wait_for(active)
+
+
+@pytest.mark.feature(181)
+def test_several_notifications_all_fire(active: sb.Database) -> None:
+    for number in range(3):
+        notify(active, f"n{number}")
+    active.send(begin(active), ORDER, b"x")
+    wait_for(active, 3)
+
+
+def test_with_fan_in_one_of_several_fires(active: sb.Database) -> None:
+    for number in range(3):
+        notify(active, f"n{number}", with_fan_in=True)
+    notify(active, "alone")
+    active.send(begin(active), ORDER, b"x")
+    wait_for(active, 2)
+
+
+@pytest.mark.feature(179)
+def test_either_a_procedure_or_notifications(watched: sb.Database) -> None:
+    activation = sb.Activation("usp", 1, "SELF", status=True)
+    watched.alter_queue(STOCK_QUEUE, activation=activation)
+    with refused(9718, STOCK_QUEUE):
+        notify(watched)
+    notify(watched, "other", events=DISABLED)  # this one is allowed
+    watched.alter_queue(STOCK_QUEUE, activation=activation._replace(status=False))
+    notify(watched)
+    with refused(9717, STOCK_QUEUE):
+        watched.alter_queue(STOCK_QUEUE, activation=activation)
+    watched.drop_event_notification("N", on_queue=STOCK_QUEUE)
+    watched.alter_queue(STOCK_QUEUE, activation=activation)
+    watched.alter_queue(STOCK_QUEUE, activation="DROP")
+
+
+def test_the_views(watched: sb.Database) -> None:
+    notify(watched, events=[DISABLED, ACTIVATION])
+    text = (
+        "select n.name, n.parent_id, n.service_name, n.broker_instance, e.type_desc from sys.event_notifications n "
+        "join sys.events e using (object_id) where n.broker_database = %s order by 5"
+    )
+    number = queue_number(watched, STOCK_QUEUE)
+    assert query(watched, text, watched.name) == [
+        ("n", number, WATCHER, "current database", event) for event in (DISABLED, ACTIVATION)
+    ]
+
+
+@pytest.mark.feature(33)
+def test_dropping_one_tells_the_service(watched: sb.Database) -> None:
+    notify(watched, events=DISABLED)
+    poison(watched)
+    wait_for(watched)
+    watched.drop_event_notification("n", on_queue=STOCK_QUEUE)
+    (message,) = watched.receive(WATCH_QUEUE)
+    assert message.is_end_dialog
+    with refused(15151, "event notification"):
+        watched.drop_event_notification("n", on_queue=STOCK_QUEUE)
+
+
+def test_it_goes_with_its_queue(watched: sb.Database) -> None:
+    watched.create_queue("Other")
+    watched.create_event_notification("n", on_queue="Other", events=DISABLED, to_service=WATCHER)
+    watched.drop_queue("Other")
+    text = "select from sys.event_notifications where broker_database = %s"
+    assert query(watched, text, watched.name) == []
+    notify(watched)
+
+
+@pytest.mark.parametrize(("error", "number"), [(None, 17004), ((1, "no"), 17003)])
+def test_one_whose_conversation_was_ended_is_dropped(
+    watched: sb.Database, caplog: pytest.LogCaptureFixture, error: Any, number: int
+) -> None:
+    notify(watched, events=DISABLED)
+    poison(watched)
+    (message,) = watched.receive(WATCH_QUEUE)
+    watched.end_conversation(message.conversation_handle, error=error)
+    with sb.activate(watched.instance, interval=0.4):
+        eventually(lambda: f"Msg {number}" in caplog.text)
+    assert query(watched, "select from sys.event_notifications where broker_database = %s", watched.name) == []
+    text = "select from sys.conversation_endpoints where is_system = 1 and broker_database = %s"
+    assert query(watched, text, watched.name) == []
+
+
+def test_to_another_database(watched: sb.Database) -> None:
+    other = watched.instance.database(watched.name + "B", create=True)
+    other.create_queue(WATCH_QUEUE)
+    other.create_service(WATCHER, WATCH_QUEUE, [POST])
+    text = "select service_broker_guid::text from sys.databases where name = %s"
+    ((broker,),) = query(other, text, other.name)
+    notify(watched, events=DISABLED, broker_instance=broker)
+    poison(watched)
+    assert wait_for(other)[0].database_name == watched.name
+    assert told(watched) == []
+
+
+@pytest.mark.feature(33)
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        ({"events": "CREATE_TABLE"}, 402),
+        ({"events": []}, 402),
+        ({"on_queue": "NoQueue"}, 8197),
+        ({"broker_instance": "CURRENT DATABASE"}, 1093),  # compared byte by byte
+        ({"broker_instance": "x"}, 1093),
+        ({"name": "taken"}, 2714),
+    ],
+)
+def test_refusals(watched: sb.Database, change: dict[str, Any], number: int) -> None:
+    notify(watched, "taken", events=DISABLED)
+    given = {"name": "n", "on_queue": STOCK_QUEUE, "events": ACTIVATION, "to_service": WATCHER} | change
+    with refused(number):
+        watched.create_event_notification(given.pop("name"), **given)
+
+
+def test_who_may_alter_the_queue_may_make_one(watched: sb.Database) -> None:
+    watched.create_user(APP)
+    app = as_user(watched, APP)
+    with refused(15151):
+        notify(app)
+    watched.grant("ALTER", APP, queue=STOCK_QUEUE)
+    notify(app)

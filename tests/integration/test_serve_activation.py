@@ -1,0 +1,153 @@
+"""Activation in the daemon: `servicebroker serve --procedures`, its log, its end, and its alerts."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from daemons import Served, Site
+from support import ORDER, REPLY, STOCK_QUEUE, begin, bodies, eventually, query, queue_number, undone
+
+PROCEDURES = """
+import os, time
+import servicebroker as sb
+
+@sb.procedure("usp_Stock")
+def stock(transaction, message):
+    print("took", message.message_body.decode())
+    if message.message_body == b"slow":
+        open(os.environ["STARTED"], "w").close()
+        time.sleep(1)
+    if message.message_body == b"poison":
+        raise ValueError("poison")
+    transaction.send(message.conversation_handle, "//test/Reply", str(os.getpid()))
+
+@sb.procedure("usp_Process", worker="process")
+def in_a_process(transaction, message):
+    stock(transaction, message)
+    if message.message_body == b"die":
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def site(make_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    (tmp_path / "stock_procedures.py").write_text(PROCEDURES)
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    made = Site("west", make_url(), tmp_path)
+    made.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Stock", 2, "OWNER", status=True))
+    yield made
+    made.close()
+
+
+def serve(site: Site, tmp_path: Path, *arguments: str) -> Served:
+    served = site.serve("--procedures", str(tmp_path / "stock_procedures.py"), "--activation-interval", "1", *arguments)
+    served.says("serves the instance")
+    return served
+
+
+def answer(site: Site, text: str) -> str:
+    """What the procedure answers: the number of its process."""
+    handle = begin(site.database)
+    site.database.send(handle, ORDER, text)
+    (reply,) = site.database.receive("OrdersQueue", conversation_handle=handle, wait=20)
+    assert reply.message_type_name == REPLY
+    return (reply.message_body or b"").decode()
+
+
+@pytest.mark.feature(168, 176)
+def test_the_daemon_starts_readers_and_logs_what_they_print(site: Site, tmp_path: Path) -> None:
+    served = serve(site, tmp_path)
+    assert answer(site, "teapot") == str(served.process.pid)
+    served.says("Msg 9724", level="INFO")
+    assert served.said("took teapot")
+    with psycopg.connect(site.url, autocommit=True) as other:  # as a restart of PostgreSQL does
+        other.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = current_database() "
+            "and application_name in ('servicebroker activation', 'servicebroker serve')"
+        )
+    served.says("Activation has lost the database")
+    assert answer(site, "cup") == str(served.process.pid)
+
+
+def test_sigterm_lets_the_work_in_progress_finish(site: Site, tmp_path: Path) -> None:
+    served = serve(site, tmp_path)
+    handle = begin(site.database)
+    site.database.send(handle, ORDER, b"slow")
+    eventually((tmp_path / "started").exists, 20)
+    assert served.end() == 0
+    assert bodies(site.database.receive("OrdersQueue", conversation_handle=handle)) == [
+        str(served.process.pid).encode()
+    ]
+    assert query(site.database, "select from sys.dm_broker_queue_monitors") == []
+
+
+class Hook(BaseHTTPRequestHandler):
+    told: list[Any]
+
+    def do_POST(self) -> None:
+        self.told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[Any]]]:
+    hook = type("One", (Hook,), {"told": []})
+    with HTTPServer(("127.0.0.1", 0), hook) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", hook.told
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.feature(186)
+def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook: tuple[str, list[Any]]) -> None:
+    """By a command and a webhook; also of what happened while nobody served the instance."""
+    url, told = webhook
+    file = tmp_path / "alert.json"
+    command = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"a\").write(sys.stdin.read() + chr(10))' {file}"
+    served = serve(site, tmp_path, "--alert-command", command, "--alert-webhook", url)
+    site.database.send(begin(site.database), ORDER, b"poison")
+    eventually(lambda: bool(told), 20)
+    (event,) = told
+    assert (event["event"], event["number"]) == ("Broker:Queue Disabled", 143)
+    number = queue_number(site.database, STOCK_QUEUE)
+    assert (event["database"], event["schema"], event["queue"], event["queue_id"]) == (
+        *("Test", "dbo", STOCK_QUEUE),
+        number,
+    )
+    assert json.loads(file.read_text()) == event
+    assert served.end() == 0
+    site.database.alter_queue(STOCK_QUEUE, status=True, activation="DROP")
+    for _ in range(5):
+        with undone(site.database) as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+    serve(site, tmp_path, "--alert-webhook", url)
+    eventually(lambda: len(told) == 2, 20)
+
+
+@pytest.mark.feature(186)
+@pytest.mark.parametrize("option", [["--alert-webhook", "ftp://x"], ["--alert-command", "'"]])
+def test_a_hook_that_cannot_be_one_is_refused(site: Site, option: list[str]) -> None:
+    served = site.serve(*option)
+    assert served.process.wait(20) == 1
+    served.says("Msg 402")
+
+
+def test_procedures_that_cannot_be_imported_end_it(site: Site) -> None:
+    served = site.serve("--procedures", "no_such_module_here")
+    assert served.process.wait(20) == 1
+    served.says("no_such_module_here")
