@@ -58,11 +58,8 @@ __all__ = [
     "BrokerEvent",
     "ConversationPool",
     "Database",
-<<<<<<< HEAD
     "EndWithError",
-=======
     "EventInstance",
->>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
     "Events",
     "Failure",
     "Ignore",

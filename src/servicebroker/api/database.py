@@ -63,11 +63,16 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-<<<<<<< HEAD
-class Database(Verbs, Security, Routing, Certificates, Bindings, PoisonMessages, Scripts):
-=======
-class Database(Verbs, Security, Routing, Certificates, Bindings, EventNotifications):
->>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
+class Database(
+    Verbs,
+    Security,
+    Routing,
+    Certificates,
+    Bindings,
+    PoisonMessages,
+    Scripts,
+    EventNotifications,
+):
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:

@@ -68,13 +68,8 @@ class ContractRow(NamedTuple):
 
 SYSTEM_CONTRACTS = (
     ContractRow(1, _NOTIFICATIONS + "PostQueryNotification", {3: "INITIATOR"}),
-<<<<<<< HEAD
-    ContractRow(2, _NOTIFICATIONS + "PostEventNotification", {4: "INITIATOR"}),
-    ContractRow(3, CONFIGURATION_NOTICE, dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
-=======
     ContractRow(2, POST_EVENT_NOTIFICATION, {4: "INITIATOR"}),
-    ContractRow(3, _BROKER + "BrokerConfigurationNotice", dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
->>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
+    ContractRow(3, CONFIGURATION_NOTICE, dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
     ContractRow(4, _BROKER + "ServiceEcho", {10: "ANY"}),
     ContractRow(5, _BROKER + "ServiceDiagnostic", {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
     ContractRow(6, DEFAULT, {DEFAULT_ID: "ANY"}),
@@ -84,13 +79,8 @@ SYSTEM_CONTRACTS = (
 # each with the queue where its errors come; it is a target of no contract
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
-<<<<<<< HEAD
-    (_NOTIFICATIONS + "EventNotificationService", "EventNotificationErrorsQueue"),
-    (SERVICE_BROKER, "ServiceBrokerQueue"),
-=======
     (EVENT_NOTIFICATION_SERVICE, "EventNotificationErrorsQueue"),
-    (_BROKER + "ServiceBroker", "ServiceBrokerQueue"),
->>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
+    (SERVICE_BROKER, "ServiceBrokerQueue"),
 )
 
 

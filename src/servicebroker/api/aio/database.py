@@ -62,13 +62,16 @@ T = TypeVar("T")
 Given = TypeVar("Given")
 
 
-<<<<<<< HEAD
 class AsyncDatabase(
-    AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncPoisonMessages, AsyncScripts
+    AsyncVerbs,
+    AsyncSecurity,
+    AsyncRouting,
+    AsyncCertificates,
+    AsyncBindings,
+    AsyncPoisonMessages,
+    AsyncScripts,
+    AsyncEventNotifications,
 ):
-=======
-class AsyncDatabase(AsyncVerbs, AsyncSecurity, AsyncRouting, AsyncCertificates, AsyncBindings, AsyncEventNotifications):
->>>>>>> e5bf429 (Event notifications on queues, activation in the daemon, and alerts)
     """One broker database of an instance, and who works there. A verb called here is a transaction of its own.
 
     Attributes:
