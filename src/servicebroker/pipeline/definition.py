@@ -1,0 +1,209 @@
+"""What a pipeline is: queues, how the bodies of each message type are read, and the tables they land in."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.decoding import Column, Decoder, decoder
+
+TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
+WHEN_BAD = ("go on", "end conversation", "stop")
+UNCONFIGURED = ("bronze", "quarantine", "stop")
+TABLE_FORMATS = ("delta", "parquet")
+MAXIMUM_BODY = 16 * 1024 * 1024  # bytes that are decoded, unless a rule says otherwise
+
+# columns that every typed table has behind its own; a partition may be named by them
+ORIGIN = (
+    Column("_queue", "string"),
+    Column("_conversation_handle", "string"),
+    Column("_message_sequence_number", "long"),
+    Column("_queuing_order", "long"),
+    Column("_message_enqueue_time", "timestamp"),
+    Column("_date", "date"),
+)
+
+
+class DefinitionError(InstanceError):
+    """What is wrong with a pipeline; `place` is the way to it in its file, keys and numbers from 0."""
+
+    def __init__(self, sentence: str, *place: str | int) -> None:
+        super().__init__(sentence)
+        self.place = place
+
+
+@dataclass(frozen=True)
+class QueueRule:
+    """A queue that is read. `name` stands in the column `_queue`; `options` are further ones of the Spark source."""
+
+    instance: str
+    database: str
+    queue: str
+    name: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What tells it from the other queues of the pipeline."""
+        return self.name or f"{self.database}.{self.queue}"
+
+    def source_options(self) -> dict[str, str]:
+        """All options of the Spark source."""
+        return {**self.options, "instance": self.instance, "database": self.database, "queue": self.queue}
+
+
+@dataclass(frozen=True)
+class MessageRule:
+    """How bodies of one message type are read, and the table they land in.
+
+    Attributes:
+        message_type: its name.
+        format: one of `servicebroker.pipeline.decoding.FORMATS`.
+        table: name of the table.
+        columns: what is taken out of a body.
+        partition_by: columns by whose values the table is divided.
+        key: columns that name a row: a later message replaces what an earlier one has put there.
+        when_bad: what follows when a body cannot be read, beside its quarantine.
+        refuse_extra: whether a field that no column takes makes a body unreadable.
+        encoding: of text.
+        schema: content of the XSD, Avro schema or Protobuf descriptor set.
+        message: full name of the Protobuf message.
+        maximum_body: bytes; what is longer is not read.
+    """
+
+    message_type: str
+    format: str
+    table: str
+    columns: tuple[Column, ...] = ()
+    partition_by: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    when_bad: str = "go on"
+    refuse_extra: bool = False
+    encoding: str = "utf-8"
+    schema: bytes | None = None
+    message: str = ""
+    maximum_body: int = MAXIMUM_BODY
+
+    def decoder(self) -> Decoder:
+        """What reads the bodies.
+
+        Raises:
+            ValueError: the rule cannot be followed.
+        """
+        return decoder(
+            self.format,
+            self.columns,
+            schema=self.schema,
+            message=self.message,
+            encoding=self.encoding,
+            refuse_extra=self.refuse_extra,
+        )
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A whole pipeline, checked when it is made.
+
+    Attributes:
+        name: of its queries.
+        warehouse: folder of the tables.
+        queues: what is read; a query each.
+        messages: one rule for each message type.
+        format: of the tables, "delta" or "parquet".
+        checkpoints: folder of the checkpoints; "_checkpoints" in the warehouse when it is not given.
+        bronze: name of the table that gets every message as it is; "" for none.
+        quarantine: name of the table for what cannot be read.
+        unconfigured: what becomes of types that have no rule.
+        trigger_seconds: pause between batches when it runs continuously.
+
+    Raises:
+        DefinitionError: something does not go together.
+    """
+
+    name: str
+    warehouse: Path
+    queues: tuple[QueueRule, ...]
+    messages: tuple[MessageRule, ...] = ()
+    format: str = "delta"
+    checkpoints: Path | None = None
+    bronze: str = "bronze"
+    quarantine: str = "quarantine"
+    unconfigured: str = "bronze"
+    trigger_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.queues:
+            raise DefinitionError("a pipeline needs at least one queue")
+        labels = [rule.label for rule in self.queues]
+        for number, label in enumerate(labels):
+            if label in labels[:number]:
+                raise DefinitionError(f"two queues are called '{label}': give one a name", "queue", number)
+        if self.unconfigured == "bronze" and not self.bronze:
+            raise DefinitionError(
+                'without a bronze table, unconfigured must be "quarantine" or "stop"', "pipeline", "unconfigured"
+            )
+        tables = [self.bronze, self.quarantine]
+        seen: list[str] = []
+        for number, rule in enumerate(self.messages):
+            if rule.message_type in seen:
+                raise DefinitionError(f"'{rule.message_type}' has a rule already", "message", number, "type")
+            seen.append(rule.message_type)
+            if rule.table in tables:
+                raise DefinitionError(f"the table '{rule.table}' is another one's", "message", number, "table")
+            tables.append(rule.table)
+            _check_rule(rule, number, self.format)
+
+    def rule(self, message_type: str) -> MessageRule | None:
+        """The rule of a message type, if it has one."""
+        return next((rule for rule in self.messages if rule.message_type == message_type), None)
+
+    def folder(self, table: str) -> Path:
+        """Where a table lives."""
+        return self.warehouse / table
+
+    def checkpoint(self, queue: QueueRule) -> Path:
+        """Where the query of a queue notes how far it has come."""
+        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", queue.label)
+        return (self.checkpoints or self.warehouse / "_checkpoints") / safe
+
+    def table_names(self) -> list[str]:
+        """Every table, bronze first."""
+        return [*filter(None, [self.bronze]), *(rule.table for rule in self.messages), self.quarantine]
+
+    def to_text(self) -> str:
+        """The pipeline as an option of a Spark sink."""
+        return base64.b64encode(pickle.dumps(self)).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> Pipeline:
+        """The pipeline that `to_text` wrote."""
+        found: Any = pickle.loads(base64.b64decode(text))
+        return found if isinstance(found, cls) else cls(**found)
+
+
+def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
+    try:
+        columns = rule.decoder().columns
+    except ValueError as problem:
+        raise DefinitionError(str(problem), "message", number, "schema" if rule.schema else "format") from None
+    names = [column.name for column in columns]
+    for name in names:
+        if names.count(name) > 1 or name in {column.name for column in ORIGIN}:
+            raise DefinitionError(f"the column '{name}' is there twice", "message", number, "columns")
+    for column in rule.partition_by:
+        if column not in [*names, *(one.name for one in ORIGIN)]:
+            raise DefinitionError(f"there is no column '{column}' to divide by", "message", number, "partition_by")
+    kinds = {column.name: column for column in columns}
+    for column in rule.key:
+        if column not in kinds or kinds[column].is_optional:
+            raise DefinitionError(f"the key needs a column '{column}' that is never null", "message", number, "key")
+    if table_format == "parquet" and (rule.key or rule.partition_by):
+        raise DefinitionError(
+            "tables of Parquet files know no key and no partitions: use Delta",
+            *("message", number, "key" if rule.key else "partition_by"),
+        )

@@ -1,0 +1,265 @@
+"""The pipeline file: TOML, checked key by key; what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.decoding import FORMATS, Column
+from servicebroker.pipeline.decoding.columns import check_kind
+from servicebroker.pipeline.definition import (
+    MAXIMUM_BODY,
+    TABLE_FORMATS,
+    TABLE_NAME,
+    UNCONFIGURED,
+    WHEN_BAD,
+    DefinitionError,
+    MessageRule,
+    Pipeline,
+    QueueRule,
+)
+from servicebroker.pipeline.options import source_options
+from servicebroker.store.connection import is_url
+
+_SOURCE_OPTIONS = {
+    "starting_offsets": "startingOffsets",
+    "max_messages_per_trigger": "maxMessagesPerTrigger",
+    "min_partitions": "minPartitions",
+    "partitioning": "partitioning",
+    "fail_on_data_loss": "failOnDataLoss",
+    "ack": "ack",
+    "end_of_stream": "endOfStream",
+    "claim_timeout": "claimTimeout",
+}
+
+
+def read_pipeline(path: Path) -> Pipeline:
+    """The pipeline that a file describes. Paths in it are relative to its folder.
+
+    Raises:
+        InstanceError: the file cannot be read, or is no such description; with its line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as problem:
+        raise InstanceError(f"The pipeline file '{path}' cannot be read: {problem.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InstanceError(f"The pipeline file '{path}' is not in UTF-8.") from None
+    try:
+        return parse_pipeline(text, path.resolve().parent)
+    except DefinitionError as problem:
+        line = line_of(text, problem.place)
+        raise InstanceError(f"{path}:{line}: {_way(problem.place)}{problem}.") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise InstanceError(f"{path}: {problem}.") from None
+
+
+def parse_pipeline(text: str, folder: Path) -> Pipeline:
+    """The pipeline that a text describes, with paths relative to `folder`.
+
+    Raises:
+        tomllib.TOMLDecodeError: it is no TOML.
+        DefinitionError: it describes no pipeline.
+    """
+    document = Table(tomllib.loads(text))
+    head = document.table("pipeline")
+    pipeline: dict[str, Any] = {
+        "name": head.text("name"),
+        "warehouse": folder / head.text("warehouse"),
+        "format": head.choice("format", TABLE_FORMATS),
+        "checkpoints": folder / head.text("checkpoints", "") if "checkpoints" in head.values else None,
+        "bronze": head.table_name("bronze", "bronze", empty=True),
+        "quarantine": head.table_name("quarantine", "quarantine"),
+        "unconfigured": head.choice("unconfigured", UNCONFIGURED),
+        "trigger_seconds": head.number("trigger_seconds", 1.0, 0),
+    }
+    head.done()
+    queues = tuple(_queue(table, folder) for table in document.tables("queue"))
+    messages = tuple(_message(table, folder) for table in document.tables("message"))
+    document.done()
+    return Pipeline(**pipeline, queues=queues, messages=messages)
+
+
+def _queue(table: Table, folder: Path) -> QueueRule:
+    instance = table.text("instance")
+    options = {ours: table.plain(name) for name, ours in _SOURCE_OPTIONS.items() if name in table.values}
+    rule = QueueRule(
+        instance if is_url(instance) else str(folder / instance),
+        table.text("database"),
+        table.text("queue"),
+        table.text("name", ""),
+        options,
+    )
+    table.done()
+    try:
+        source_options(rule.source_options())
+    except InstanceError as problem:
+        wrong = next((name for name, ours in _SOURCE_OPTIONS.items() if f"'{ours}'" in str(problem)), "")
+        raise DefinitionError(str(problem).rstrip("."), *table.place, *filter(None, [wrong])) from None
+    return rule
+
+
+def _message(table: Table, folder: Path) -> MessageRule:
+    columns = tuple(_column(name, table.table("columns")) for name in table.values.get("columns", ()))
+    table.used.add("columns")
+    schema = table.text("schema", "")
+    rule = MessageRule(
+        table.text("type"),
+        table.choice("format", FORMATS, needed=True),
+        table.table_name("table", ""),
+        columns,
+        tuple(table.texts("partition_by")),
+        tuple(table.texts("key")),
+        table.choice("when_bad", WHEN_BAD),
+        table.choice("extra_fields", ("ignore", "refuse")) == "refuse",
+        table.text("encoding", "utf-8"),
+        _content(folder / schema, table) if schema else None,
+        table.text("message", ""),
+        int(table.number("maximum_body", MAXIMUM_BODY, 1)),
+    )
+    table.done()
+    return rule
+
+
+def _column(name: str, table: Table) -> Column:
+    """`name = "type"`, with a ? behind the type of what may be missing, or a table with type, from and optional."""
+    given = table.values[name]
+    if isinstance(given, dict):
+        inner = table.table(name)
+        kind, source, optional = inner.text("type"), inner.text("from", ""), inner.flag("optional")
+        inner.done()
+    else:
+        kind, source, optional = table.text(name), "", False
+    kind, optional = kind.removesuffix("?"), optional or kind.endswith("?")
+    try:
+        check_kind(kind)
+    except ValueError as problem:
+        raise DefinitionError(str(problem), *table.place, name) from None
+    return Column(name, kind, optional, source)
+
+
+def _content(path: Path, table: Table) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise DefinitionError(f"'{path}' cannot be read: {problem.strerror}", *table.place, "schema") from None
+
+
+class Table:
+    """A table of the file that notes which keys were asked for: `done` refuses the others."""
+
+    def __init__(self, values: Mapping[str, Any], *place: str | int) -> None:
+        self.values = values
+        self.place = place
+        self.used: set[str] = set()
+
+    def done(self) -> None:
+        """Refuse what nobody has asked for."""
+        for key in self.values:
+            if key not in self.used:
+                known = ", ".join(sorted(self.used))
+                raise DefinitionError(f"there is no key '{key}'; there are {known}", *self.place, key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text, not empty unless that is the default."""
+        value = self._value(key, str, "a text", default)
+        if not value.strip() and default is None:
+            raise DefinitionError(f"'{key}' is empty", *self.place, key)
+        return str(value)
+
+    def plain(self, key: str) -> str:
+        """A text, number or switch, as an option of Spark."""
+        self.used.add(key)
+        value = self.values[key]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    def texts(self, key: str) -> list[str]:
+        """A list of texts, empty when it is not there; one text stands for a list of it."""
+        value = self._value(key, (str, list), "a list of texts", [])
+        values = [value] if isinstance(value, str) else value
+        if not all(isinstance(one, str) for one in values):
+            raise DefinitionError(f"'{key}' must be a list of texts", *self.place, key)
+        return list(values)
+
+    def number(self, key: str, default: float, lowest: float) -> float:
+        """A number that is not below `lowest`."""
+        value = self._value(key, (int, float), "a number", default)
+        if isinstance(value, bool) or not value >= lowest:
+            raise DefinitionError(f"'{key}' must be a number from {lowest:g} on", *self.place, key)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """true or false; false when it is not there."""
+        return bool(self._value(key, bool, "true or false", False))
+
+    def choice(self, key: str, choices: tuple[str, ...], *, needed: bool = False) -> str:
+        """One of several texts; the first of them when it is not there, unless it is `needed`."""
+        value = self.text(key, None if needed else choices[0])
+        if value not in choices:
+            raise DefinitionError(f"'{key}' must be one of {', '.join(choices)}, not '{value}'", *self.place, key)
+        return value
+
+    def table_name(self, key: str, default: str, *, empty: bool = False) -> str:
+        """The name of a table, which is that of a folder too."""
+        value = self.text(key, default or None)
+        if not (empty and not value) and not TABLE_NAME.fullmatch(value):
+            raise DefinitionError(
+                f"'{value}' is no name of a table: letters, digits, _ and - make one", *self.place, key
+            )
+        return value
+
+    def table(self, key: str) -> Table:
+        """An inner table."""
+        return Table(self._value(key, dict, "a table", None), *self.place, key)
+
+    def tables(self, key: str) -> list[Table]:
+        """A list of tables, empty when it is not there."""
+        found = self._value(key, list, f"a list of tables, [[{key}]]", [])
+        if not all(isinstance(one, dict) for one in found):
+            raise DefinitionError(f"'{key}' must be a list of tables, [[{key}]]", *self.place, key)
+        return [Table(one, *self.place, key, number) for number, one in enumerate(found)]
+
+    def _value(self, key: str, kinds: Any, expected: str, default: Any) -> Any:
+        self.used.add(key)
+        if key not in self.values:
+            if default is None:
+                raise DefinitionError(f"'{key}' is missing", *self.place)
+            return default
+        value = self.values[key]
+        if not isinstance(value, kinds):
+            raise DefinitionError(f"'{key}' must be {expected}", *self.place, key)
+        return value
+
+
+def line_of(text: str, place: tuple[str | int, ...]) -> int:
+    """The line, from 1, where a place of a TOML text is defined; of what stands around it when it is not there."""
+    found = 1
+    counts: dict[str, int] = {}
+    where: tuple[str | int, ...] = ()
+    best = -1
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
+        if header:
+            names = [name.strip().strip("\"'") for name in header[2].split(".")]
+            if header[1] == "[[":
+                counts[names[0]] = counts.get(names[0], -1) + 1
+            where = (names[0], *([counts[names[0]]] if names[0] in counts else []), *names[1:])
+            here = where
+        else:
+            key = re.match(r"\s*(\"[^\"]*\"|'[^']*'|[A-Za-z0-9_-]+)\s*(?:=|\.)", line)
+            if not key:
+                continue
+            here = (*where, key[1].strip("\"'"))
+        if here == place[: len(here)] and len(here) > best:
+            found, best = number, len(here)
+    return found
+
+
+def _way(place: tuple[str | int, ...]) -> str:
+    """The keys that lead to a place, for people: [[message]] 2, columns."""
+    parts = [f"{part + 1}" if isinstance(part, int) else part for part in place[:-1]]
+    return f"{' '.join(parts)}: " if parts else ""

@@ -1,0 +1,152 @@
+"""The pipeline file: what it may say, and where it says what it may not. No Spark, no server."""
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.definition import Pipeline
+from servicebroker.pipeline.file import line_of, read_pipeline
+
+WHOLE = """\
+[pipeline]
+name = "orders"
+warehouse = "tables"
+trigger_seconds = 0.5
+
+[[queue]]
+instance = "postgresql://shop/broker"
+database = "Shop"
+queue = "StockQueue"
+ack = "archive"
+min_partitions = 3
+
+[[queue]]
+instance = "data"
+database = "Shop"
+queue = "StockQueue"
+name = "second shop"
+
+[[message]]
+type = "//shop/Order"
+format = "json"
+table = "orders"
+partition_by = "_date"
+key = ["id"]
+when_bad = "end conversation"
+extra_fields = "refuse"
+
+[message.columns]
+id = "long"
+note = "string?"
+city = { type = "string", from = "customer.city", optional = true }
+
+[[message]]
+type = "//shop/Picture"
+format = "binary"
+table = "pictures"
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "pipeline.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_whole_file_is_read(write, tmp_path):
+    pipeline = read_pipeline(write(WHOLE))
+    assert (pipeline.name, pipeline.warehouse, pipeline.trigger_seconds) == ("orders", tmp_path / "tables", 0.5)
+    first, second = pipeline.queues
+    assert first.source_options() == {
+        "instance": "postgresql://shop/broker",
+        "database": "Shop",
+        "queue": "StockQueue",
+        "ack": "archive",
+        "minPartitions": "3",
+    }
+    assert (first.label, second.label, second.instance) == ("Shop.StockQueue", "second shop", str(tmp_path / "data"))
+    order = pipeline.rule("//shop/Order")
+    assert order.columns == (
+        Column("id", "long"),
+        Column("note", "string", True),
+        Column("city", "string", True, "customer.city"),
+    )
+    assert (order.partition_by, order.key, order.when_bad, order.refuse_extra) == (
+        ("_date",),
+        ("id",),
+        "end conversation",
+        True,
+    )
+    assert pipeline.rule("//shop/Unknown") is None
+    assert pipeline.table_names() == ["bronze", "orders", "pictures", "quarantine"]
+    assert pipeline.checkpoint(second) == tmp_path / "tables" / "_checkpoints" / "second_shop"
+    assert Pipeline.from_text(pipeline.to_text()) == pipeline
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "complaint"),
+    [
+        ('name = "orders"', "", 1, "'name' is missing"),
+        ('name = "orders"', "name = 5", 2, "'name' must be a text"),
+        ('name = "orders"', 'name = " "', 2, "'name' is empty"),
+        ("trigger_seconds = 0.5", "trigger_seconds = -1", 4, "number from 0 on"),
+        ("trigger_seconds = 0.5", "triger_seconds = 1", 4, "there is no key 'triger_seconds'"),
+        ("trigger_seconds = 0.5", 'format = "orc"', 4, "one of delta, parquet"),
+        ("trigger_seconds = 0.5", 'quarantine = "../up"', 4, "no name of a table"),
+        ("trigger_seconds = 0.5", 'bronze = ""', 1, "without a bronze table"),
+        ("trigger_seconds = 0.5", 'format = "parquet"', 24, "know no key"),
+        ("min_partitions = 3", "min_partitions = 0", 11, "whole number from 1"),
+        ('ack = "archive"', 'ack = "keep"', 10, "delete or archive"),
+        ('ack = "archive"', "ack = [1]", 10, "delete or archive"),
+        ('name = "second shop"', "", 13, "two queues are called 'Shop.StockQueue'"),
+        ('database = "Shop"\nqueue = "StockQueue"\nack', 'queue = "StockQueue"\nack', 6, "'database' is missing"),
+        ('format = "json"', 'format = "yaml"', 21, "one of json, xml"),
+        ('format = "json"', "", 19, "'format' is missing"),
+        ('table = "pictures"', 'table = "orders"', 36, "another one's"),
+        ('type = "//shop/Picture"', 'type = "//shop/Order"', 34, "has a rule already"),
+        ('partition_by = "_date"', 'partition_by = ["day"]', 23, "no column 'day'"),
+        ('partition_by = "_date"', "partition_by = [5]", 23, "list of texts"),
+        ('key = ["id"]', 'key = ["note"]', 24, "never null"),
+        ('id = "long"', 'id = "int8"', 29, "'int8' is no type"),
+        ('id = "long"', 'id = { type = "long", form = "x" }', 29, "no key 'form'"),
+        ('id = "long"', 'id = "long"\n_date = "date"', 28, "there twice"),
+        ('format = "binary"', 'format = "avro"\nschema = "none.avsc"', 36, "cannot be read"),
+        ("[[queue]]", "[queue]", 6, ""),
+        ('[message.columns]\nid = "long"\nnote = "string?"', "[other]", 28, "there is no key 'other'"),
+        ('format = "json"', 'format = "text"\nencoding = "klingon"', 21, "no encoding"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(write, old, new, line, complaint):
+    assert old in WHOLE
+    path = write(WHOLE.replace(old, new, 1))
+    with pytest.raises(InstanceError) as refused:
+        read_pipeline(path)
+    assert complaint in str(refused.value)
+    assert str(refused.value).startswith(f"{path}:{line}: ") or "[queue]" in new
+
+
+def test_a_file_that_is_no_toml_or_not_there(write, tmp_path):
+    with pytest.raises(InstanceError, match=r"line 1"):
+        read_pipeline(write("pipeline = \nx = 1"))
+    with pytest.raises(InstanceError, match="cannot be read: No such file"):
+        read_pipeline(tmp_path / "missing.toml")
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes(b"# \xff")
+    with pytest.raises(InstanceError, match="not in UTF-8"):
+        read_pipeline(latin)
+
+
+def test_a_pipeline_needs_a_queue(write):
+    with pytest.raises(InstanceError, match="at least one queue"):
+        read_pipeline(write('[pipeline]\nname = "a"\nwarehouse = "w"\n'))
+
+
+def test_lines_are_found_behind_dotted_headers_and_quoted_keys():
+    assert line_of('[a]\n[[b]]\n[[b]]\n[b.c]\n"d e" = 1\n', ("b", 1, "c", "d e")) == 5
+    assert line_of("a = 1\n", ("z",)) == 1
