@@ -12,6 +12,7 @@ from typing import Any
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column, Decoder, decoder
 
+COLUMN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,120}")
 TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
 WHEN_BAD = ("go on", "end conversation", "stop")
 UNCONFIGURED = ("bronze", "quarantine", "stop")
@@ -193,10 +194,15 @@ def _check_rule(rule: MessageRule, number: int, table_format: str) -> None:
         raise DefinitionError(str(problem), "message", number, "schema" if rule.schema else "format") from None
     names = [column.name for column in columns]
     for name in names:
+        if not COLUMN_NAME.fullmatch(name):
+            raise DefinitionError(
+                f"'{name}' is no name of a column: letters, digits and _ make one", "message", number, "columns", name
+            )
+    for name in names:
         if names.count(name) > 1 or name in {column.name for column in ORIGIN}:
             raise DefinitionError(f"the column '{name}' is there twice", "message", number, "columns")
     for column in rule.partition_by:
-        if column not in [*names, *(one.name for one in ORIGIN)]:
+        if column not in [*names, "_queue", "_date"]:
             raise DefinitionError(f"there is no column '{column}' to divide by", "message", number, "partition_by")
     kinds = {column.name: column for column in columns}
     for column in rule.key:

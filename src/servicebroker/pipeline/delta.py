@@ -6,7 +6,7 @@ entry of that log names all files of a batch together with (query id, batch id).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +16,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.delta_reader import DeltaReader, table_schema
+from servicebroker.pipeline.options import whole_number
 from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
 from servicebroker.pipeline.task import query_id
 
@@ -39,6 +41,8 @@ class DeltaSink(DataSource):
     """`df.writeStream.format("servicebroker_delta").option("path", folder)`; output mode append.
 
     The table is created when it is missing. Its columns are those of the query, timestamps in UTC.
+    `spark.read` with the same format and path reads a Delta table back (`delta_reader.py`), with `versionAsOf` an older
+    version of it.
 
     Raises:
         InstanceError: no path, a path that is not a local folder, or another output mode.
@@ -47,11 +51,21 @@ class DeltaSink(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         self._folder = _local_folder(options.get("path"))
+        version = whole_number({name.lower(): value for name, value in options.items()}, "versionAsOf", -1, 0)
+        self._version = None if version < 0 else version
 
     @classmethod
     def name(cls) -> str:
         """The name for `format`."""
         return "servicebroker_delta"
+
+    def schema(self) -> StructType:
+        """The columns of the table that is there, for a reader."""
+        return table_schema(self._folder, self._version)
+
+    def reader(self, schema: StructType) -> DeltaReader:
+        """The rows of the table that is there."""
+        return DeltaReader(self._folder, self._version)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DeltaWriter:
         """The writer of a streaming query."""
@@ -90,11 +104,22 @@ def ensure_table(folder: Path, schema: StructType) -> None:
     Raises:
         InstanceError: there is one with other columns.
     """
-    _opened(folder, _arrow_schema(schema))
+    opened(folder, _arrow_schema(schema))
 
 
-def land(folder: Path, schema: pa.Schema, files: list[DataFile], query_id: str, batch_id: int) -> bool:
+def land(
+    folder: Path,
+    schema: pa.Schema,
+    files: list[DataFile],
+    query_id: str,
+    batch_id: int,
+    *,
+    partition_by: Sequence[str] = (),
+    only_new: Callable[[DeltaTable, list[DataFile]], list[DataFile]] = lambda table, files: files,
+) -> bool:
     """Add `files` to the table in `folder`, once for (query id, batch id). False when it has landed before.
+
+    `only_new` says which of the files, or which others in their place, the table as it is still lacks.
 
     Raises:
         InstanceError: the table has other columns, or is written by too many at once.
@@ -103,13 +128,13 @@ def land(folder: Path, schema: pa.Schema, files: list[DataFile], query_id: str, 
     from deltalake import CommitProperties, Schema, Transaction
     from deltalake.exceptions import CommitFailedError
 
-    actions: list[AddAction | RemoveAction] = [_add(file) for file in files]
     flush(folder)
     for _ in range(_ATTEMPTS):
-        table = _opened(folder, schema)
+        table = opened(folder, schema, partition_by)
         landed = table.transaction_version(query_id)
         if landed is not None and landed >= batch_id:
             return False
+        actions: list[AddAction | RemoveAction] = [_add(file) for file in only_new(table, files)]
         try:
             # deltalake refuses when another commit with this query id came after `table` was opened, so of two
             # writers of one batch the second sees it landed at its next look
@@ -117,16 +142,17 @@ def land(folder: Path, schema: pa.Schema, files: list[DataFile], query_id: str, 
                 actions,
                 "append",
                 Schema.from_arrow(schema),
+                partition_by=list(partition_by),
                 commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
             )
         except CommitFailedError:
             continue
-        _flush_log(folder)
+        flush_log(folder)
         return True
     raise InstanceError(f"The Delta table '{folder}' is written by too many others at once: try again.")
 
 
-def _opened(folder: Path, schema: pa.Schema) -> DeltaTable:
+def opened(folder: Path, schema: pa.Schema, partition_by: Sequence[str] = ()) -> DeltaTable:
     """The table as it is now, created when it is missing.
 
     Raises:
@@ -140,7 +166,7 @@ def _opened(folder: Path, schema: pa.Schema) -> DeltaTable:
         table = DeltaTable(folder)
     except TableNotFoundError:
         try:
-            table = DeltaTable.create(folder, wanted)
+            table = DeltaTable.create(folder, wanted, partition_by=list(partition_by))
         except DeltaError:  # somebody else was faster
             table = DeltaTable(folder)
     if [(field.name, field.type) for field in table.schema().fields] != [
@@ -150,18 +176,21 @@ def _opened(folder: Path, schema: pa.Schema) -> DeltaTable:
             f"The Delta table '{folder}' has other columns than the query: give the query those columns, "
             "in that order, or write into another folder."
         )
-    if table.metadata().partition_columns:
-        raise InstanceError(f"The Delta table '{folder}' is partitioned, which the sink cannot write.")
+    if table.metadata().partition_columns != list(partition_by):
+        by = ", ".join(table.metadata().partition_columns) or "nothing"
+        raise InstanceError(
+            f"The Delta table '{folder}' is partitioned by {by}, not by {', '.join(partition_by) or 'nothing'}."
+        )
     return table
 
 
 def _add(file: DataFile) -> AddAction:
     from deltalake.transaction import AddAction
 
-    return AddAction(file.name, file.size, {}, file.modification_time, True, file.stats)
+    return AddAction(file.name, file.size, file.partition, file.modification_time, True, file.stats)
 
 
-def _flush_log(folder: Path) -> None:
+def flush_log(folder: Path) -> None:
     """The queue forgets a batch once it has landed: until then its entry in the log must be on the disk."""
     log = folder / "_delta_log"
     for entry in sorted(log.glob("*.json"))[-2:]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,16 @@ LONGEST_STATISTIC = 256  # characters
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file in the table's folder: its name, size in bytes, time of writing in ms, Delta statistics as JSON."""
+    """A file in the table's folder: its name, size in bytes, time of writing in ms, Delta statistics as JSON.
+
+    `partition`: the values of the columns that divide the table, as Delta writes them, which the file itself lacks.
+    """
 
     name: str
     size: int
     modification_time: int
     stats: str
+    partition: dict[str, str | None] = field(default_factory=dict)
 
 
 def write_parquet(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Schema) -> list[DataFile]:
@@ -52,6 +56,41 @@ def write_parquet(batches: Iterator[pa.RecordBatch], folder: Path, schema: pa.Sc
     status = path.stat()
     stats = json.dumps(statistics(pq.read_metadata(path)), ensure_ascii=False)
     return [DataFile(path.name, status.st_size, status.st_mtime_ns // 1_000_000, stats)]
+
+
+def write_divided(rows: pa.Table, folder: Path, partition_by: Sequence[str]) -> list[DataFile]:
+    """Write rows into a file for each combination of values of the columns `partition_by`; one when there are none.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    if not partition_by:
+        return write_parquet(iter(rows.to_batches()), folder, rows.schema)
+    from pyarrow import compute
+
+    own = [name for name in rows.schema.names if name not in partition_by]
+    found: list[DataFile] = []
+    for values in rows.select(list(partition_by)).group_by(list(partition_by)).aggregate([]).to_pylist():
+        these = rows
+        for name, value in values.items():
+            column = these.column(name)
+            these = these.filter(compute.is_null(column) if value is None else compute.equal(column, value))
+        these = these.select(own)
+        partition = {name: _partition_text(value) for name, value in values.items()}
+        files = write_parquet(iter(these.to_batches()), folder, these.schema)
+        found += [replace(file, partition=partition) for file in files]
+    return found
+
+
+def _partition_text(value: Any) -> str | None:
+    """A value as Delta names a partition; an empty text is null there."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return str(_plain(value))
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 def flush(path: Path) -> None:

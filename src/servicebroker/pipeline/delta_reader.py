@@ -1,0 +1,104 @@
+"""A Delta table as rows of Spark, without jars: its log is read by deltalake, its files by pyarrow in the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from servicebroker.model.errors import InstanceError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+
+
+@dataclass
+class File(InputPartition):
+    """One file of a version of the table, the values of its partition, and the table's columns."""
+
+    path: str
+    partition: dict[str, Any]
+    schema: bytes
+
+
+class DeltaReader(DataSourceReader):
+    """Reads the newest version of a table, or the one that was asked for; one task for each file."""
+
+    def __init__(self, folder: Path, version: int | None) -> None:
+        self._folder = folder
+        self._version = version
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The files of the version."""
+        table = open_table(self._folder, self._version)
+        columns = arrow_columns(table).serialize().to_pybytes()
+        return [File(str(self._folder / name), values, columns) for name, values in files_of(table)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, in a task. Spark makes up a part of another kind when there is none."""
+        return read_file(partition) if isinstance(partition, File) else iter(())
+
+
+def open_table(folder: Path, version: int | None = None) -> DeltaTable:
+    """A Delta table that is there.
+
+    Raises:
+        InstanceError: there is none, or not in that version, or it needs more than we know.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    try:
+        return DeltaTable(folder, version=version)
+    except TableNotFoundError:
+        raise InstanceError(f"There is no Delta table in '{folder}'.") from None
+    except (DeltaError, OSError, ValueError) as problem:
+        raise InstanceError(f"The Delta table '{folder}' cannot be read: {problem}") from None
+
+
+def arrow_columns(table: DeltaTable) -> pa.Schema:
+    """The table's columns in Arrow."""
+    import pyarrow as pa
+
+    schema: Any = table.schema().to_arrow()
+    return pa.schema(schema)
+
+
+def table_schema(folder: Path, version: int | None) -> StructType:
+    """The table's columns in Spark."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(arrow_columns(open_table(folder, version)))
+
+
+def files_of(table: DeltaTable) -> list[tuple[str, dict[str, Any]]]:
+    """The files of a table's version, with the values of their partitions."""
+    import pyarrow as pa
+
+    columns = table.metadata().partition_columns
+    rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return [(row["path"], {name: row[f"partition.{name}"] for name in columns}) for row in rows]
+
+
+def read_file(file: File) -> Iterator[pa.RecordBatch]:
+    """The rows of one file in the table's columns; what an older file lacks is null."""
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetFile
+
+    schema = pa.ipc.read_schema(pa.py_buffer(file.schema))
+    with ParquetFile(file.path) as parquet:
+        there = [name for name in schema.names if name in parquet.schema_arrow.names and name not in file.partition]
+        for batch in parquet.iter_batches(columns=there, use_threads=False):
+            columns = []
+            for field in schema:
+                if field.name in there:
+                    columns.append(batch.column(field.name).cast(field.type))
+                else:
+                    value = pa.scalar(file.partition.get(field.name), field.type)
+                    columns.append(pa.repeat(value, batch.num_rows))
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)

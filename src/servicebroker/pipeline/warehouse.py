@@ -1,0 +1,137 @@
+"""The sink `servicebroker_warehouse`: a batch of messages is decoded in the tasks and lands in a pipeline's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from servicebroker.engine.end import end_conversation
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.instance import OpenDatabase
+from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.parquet import DataFile
+from servicebroker.pipeline.sorting import Bad, Sorter, now_in_utc
+from servicebroker.pipeline.task import query_id
+from servicebroker.store.running import run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNREADABLE = 1  # the code of the error that a conversation with an unreadable message ends with
+FULL = 128 * 1024 * 1024  # bytes of rows that a task keeps for one table before it writes a file
+
+
+@dataclass
+class Sorted(WriterCommitMessage):
+    """What one task hands to the commit: for whom, the files of each table, and the conversations to end."""
+
+    query_id: str
+    files: dict[str, list[DataFile]]
+    bad: list[Bad]
+
+
+class WarehouseSink(DataSource):
+    """`writeStream.format("servicebroker_warehouse")` with the options pipeline (`Pipeline.to_text`) and queue."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._text, self._label = options.get("pipeline", ""), options.get("queue", "")
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return "servicebroker_warehouse"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> WarehouseWriter:
+        """The writer of a streaming query."""
+        if overwrite or not self._text:
+            raise InstanceError(
+                "The servicebroker_warehouse sink is for the pipelines of servicebroker alone, and only appends."
+            )
+        pipeline = Pipeline.from_text(self._text)
+        (queue,) = (rule for rule in pipeline.queues if rule.label == self._label)
+        return WarehouseWriter(pipeline, queue)
+
+
+class WarehouseWriter(DataSourceStreamArrowWriter):
+    """Sorts and writes in the tasks; at the end of a batch the files count, in every table once."""
+
+    def __init__(self, pipeline: Pipeline, queue: QueueRule) -> None:
+        self._pipeline = pipeline
+        self._queue = queue
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sorted:  # type: ignore[override] # as in pyspark's own
+        """The rows of one task, in files of their tables."""
+        return sort_rows(self._pipeline, self._queue, query_id("servicebroker_warehouse"), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Land the batch in every table that has not had it, then end the conversations that are to be ended."""
+        written = [message for message in messages if isinstance(message, Sorted)]
+        land_rows(self._pipeline, self._queue, written, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
+
+
+def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterator[pa.RecordBatch]) -> Sorted:
+    """Messages into files of their tables."""
+    import pyarrow as pa
+
+    sorter = Sorter(pipeline, queue)
+    files: dict[str, list[DataFile]] = {}
+    waiting: dict[str, list[pa.Table]] = {}
+    bad: list[Bad] = []
+
+    def write(table: str) -> None:
+        rows = pa.concat_tables(waiting.pop(table))
+        files.setdefault(table, []).extend(target(pipeline, table).write(rows))
+
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        found = sorter.sort(batch, now_in_utc())
+        bad += found.bad
+        for table, rows in found.tables.items():
+            waiting.setdefault(table, []).append(rows)
+            if sum(part.nbytes for part in waiting[table]) > FULL:
+                write(table)
+    for table in list(waiting):
+        write(table)
+    return Sorted(query, files, bad)
+
+
+def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Sorted], batch_id: int) -> None:
+    """Make a batch count, table by table, each once; then end its conversations, which a second time does nothing."""
+    for table in pipeline.table_names():
+        files = [file for one in written for file in one.files.get(table, ())]
+        if files:
+            target(pipeline, table).land(files, written[0].query_id, batch_id)
+    bad = {one.conversation_handle: one for part in written for one in part.bad}
+    if bad:
+        _end(queue, list(bad.values()))
+
+
+def _end(queue: QueueRule, bad: list[Bad]) -> None:
+    with closing(OpenDatabase.open(queue.instance, queue.database)) as database:
+        for one in sorted(bad):
+            error = (UNREADABLE, f"{one.reason}: {one.detail}"[:3000])
+            steps = end_conversation(UUID(one.conversation_handle), now=datetime.now(UTC), error=error)
+            with suppress(_Over), database.connection.transaction():
+                try:
+                    run(database.connection, steps)
+                except BrokerError as refused:
+                    if refused.number not in (8426, 8427):  # unknown handle, already ended by this side
+                        raise
+                    raise _Over from None
+
+
+class _Over(Exception):
+    """The conversation has ended already."""

@@ -1,0 +1,209 @@
+"""Messages into tables, and tables into files: no Spark, no server."""
+
+import json
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+
+pytest.importorskip("deltalake")
+pytest.importorskip("fastavro")
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from servicebroker.model import names
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import rows as source_rows
+from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.sorting import Sorter
+from servicebroker.pipeline.warehouse import land_rows, sort_rows
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+QUEUE = QueueRule("./data", "Shop", "Stock")
+ORDER = MessageRule("Order", "json", "orders", (Column("id", "long"), Column("note", "string", True)))
+
+
+def pipeline(tmp_path, *rules, **more):
+    return Pipeline("test", tmp_path, (QUEUE,), rules or (ORDER,), **more)
+
+
+def message(order, body, kind="Order", handle="h", number=None, minutes=0):
+    return {
+        "queue": "Stock",
+        "service_name": "S",
+        "service_contract_name": "C",
+        "message_type_name": kind,
+        "conversation_handle": handle,
+        "conversation_group_id": "g",
+        "message_sequence_number": order if number is None else number,
+        "queuing_order": order,
+        "priority": 5,
+        "validation": "N",
+        "message_body": body,
+        "message_enqueue_time": NOON + timedelta(minutes=minutes),
+    }
+
+
+def batch(*messages):
+    return pa.RecordBatch.from_pylist(list(messages), schema=source_rows.arrow_schema())
+
+
+def order(number, key=None, note="n", **more):
+    return message(number, json.dumps({"id": number if key is None else key, "note": note}).encode(), **more)
+
+
+def land(pipe, query, number, *batches):
+    land_rows(pipe, QUEUE, [sort_rows(pipe, QUEUE, query, iter(batches))], number)
+
+
+def table(pipe, name):
+    return DeltaTable(pipe.folder(name)).to_pyarrow_table().to_pylist()
+
+
+def test_a_message_is_in_bronze_and_in_its_own_table(tmp_path):
+    found = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1, note=None)), NOON)
+    assert set(found.tables) == {"bronze", "orders"}
+    (row,) = found.tables["orders"].to_pylist()
+    assert row == {
+        "id": 1,
+        "note": None,
+        "_queue": "Shop.Stock",
+        "_conversation_handle": "h",
+        "_message_sequence_number": 1,
+        "_queuing_order": 1,
+        "_message_enqueue_time": NOON,
+        "_date": date(2026, 1, 2),
+    }
+    (raw,) = found.tables["bronze"].to_pylist()
+    assert (raw["queue"], raw["message_body"], raw["landed_at"]) == ("Shop.Stock", b'{"id": 1, "note": null}', NOON)
+
+
+def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_path):
+    small = MessageRule("Small", "binary", "small", maximum_body=3)
+    given = [
+        order(1),
+        message(2, b"\xff"),
+        message(3, None),
+        message(4, b'{"id": "x"}'),
+        message(5, b"1234", "Small"),
+        message(6, b"what", "Unheard"),
+        message(7, None, names.END_DIALOG),
+        message(8, None, "EndOfStream"),
+    ]
+    pipe = pipeline(tmp_path, ORDER, small, unconfigured="quarantine")
+    found = Sorter(pipe, QUEUE).sort(batch(*given), NOON)
+    assert found.tables["bronze"].num_rows == 8
+    assert found.tables["orders"].num_rows == 1
+    quarantined = {
+        row["queuing_order"]: (row["reason"], row["message_body"]) for row in found.tables["quarantine"].to_pylist()
+    }
+    assert quarantined == {
+        2: ("malformed", b"\xff") if False else quarantined[2],
+        3: ("empty", None),
+        4: ("wrong type", b'{"id": "x"}'),
+        5: ("too large", b"1234"),
+        6: ("unconfigured type", b"what"),
+    }
+    assert found.bad == []
+
+
+def test_types_without_a_rule_stay_in_bronze_or_stop_the_pipeline(tmp_path):
+    stranger = batch(message(1, b"what", "Unheard"))
+    assert set(Sorter(pipeline(tmp_path), QUEUE).sort(stranger, NOON).tables) == {"bronze"}
+    with pytest.raises(InstanceError, match="no rule for 'Unheard'"):
+        Sorter(pipeline(tmp_path, unconfigured="stop"), QUEUE).sort(stranger, NOON)
+
+
+def test_a_rule_may_stop_the_pipeline_or_end_the_conversation(tmp_path):
+    bad = batch(order(1), message(2, b"?", handle="broken"))
+    stop = MessageRule("Order", "json", "orders", ORDER.columns, when_bad="stop")
+    with pytest.raises(InstanceError, match="Message 2 of the conversation broken, of the type 'Order', cannot"):
+        Sorter(pipeline(tmp_path, stop), QUEUE).sort(bad, NOON)
+    end = MessageRule("Order", "json", "orders", ORDER.columns, when_bad="end conversation")
+    found = Sorter(pipeline(tmp_path, end), QUEUE).sort(bad, NOON)
+    assert [(one.conversation_handle, one.reason) for one in found.bad] == [("broken", "malformed")]
+    assert found.tables["quarantine"].num_rows == 1
+
+
+def test_a_batch_lands_once_in_every_table_wherever_it_was_interrupted(tmp_path):
+    pipe = pipeline(tmp_path)
+    first = batch(order(1), message(2, b"?"))
+    written = sort_rows(pipe, QUEUE, "q", iter([first]))
+    target(pipe, "bronze").land(written.files["bronze"], "q", 0)  # and then the power went
+    for _ in range(2):
+        land(pipe, "q", 0, first)
+    land(pipe, "q", 1, batch(order(3)))
+    assert sorted(row["queuing_order"] for row in table(pipe, "bronze")) == [1, 2, 3]
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [1, 3]
+    assert len(table(pipe, "quarantine")) == 1
+
+
+def test_messages_that_come_again_under_another_query_are_known(tmp_path):
+    pipe = pipeline(tmp_path)
+    for number in range(4):
+        land(pipe, "lost", number, batch(*(order(10 * number + n) for n in range(10))))
+    land(pipe, "new", 0, batch(*(order(n) for n in range(25))))
+    land(pipe, "new", 1, batch(*(order(n) for n in range(25, 60))))
+    for name in ("orders", "bronze"):
+        column = "id" if name == "orders" else "queuing_order"
+        assert sorted(row[column] for row in table(pipe, name)) == list(range(60))
+
+
+def test_another_conversation_with_the_same_places_is_no_replay(tmp_path):
+    pipe = pipeline(tmp_path)
+    land(pipe, "q", 0, batch(order(1, handle="a"), order(2, handle="a")))
+    land(pipe, "r", 0, batch(order(1, handle="b"), order(2, handle="b")))
+    assert len(table(pipe, "orders")) == 4
+
+
+def test_a_table_is_divided_and_every_reader_finds_the_values(tmp_path):
+    rule = MessageRule("Order", "json", "orders", ORDER.columns, partition_by=("note", "_date"))
+    pipe = pipeline(tmp_path, rule)
+    land(
+        pipe,
+        "q",
+        0,
+        batch(order(1, note="a"), order(2, note="b"), order(3, note="a", minutes=24 * 60), order(4, note=None)),
+    )
+    land(pipe, "r", 0, batch(order(1, note="a"), order(5, note="ä/=%")))
+    rows = {row["id"]: (row["note"], row["_date"].day) for row in table(pipe, "orders")}
+    assert rows == {1: ("a", 2), 2: ("b", 2), 3: ("a", 3), 4: (None, 2), 5: ("ä/=%", 2)}
+    found = DeltaTable(pipe.folder("orders")).to_pyarrow_table(filters=[("note", "=", "a")])
+    assert sorted(found["id"].to_pylist()) == [1, 3]
+
+
+def test_a_key_keeps_the_newest_row(tmp_path):
+    rule = MessageRule("Order", "json", "orders", ORDER.columns, key=("id",))
+    pipe = pipeline(tmp_path, rule)
+    land(pipe, "q", 0, batch(order(1, key=7, note="old"), order(2, key=7, note="new"), order(3, key=8, note="x")))
+    land(pipe, "q", 1, batch(order(4, key=8, note="y"), order(5, key=9, note="z")))
+    land(pipe, "q", 1, batch(order(4, key=8, note="y"), order(5, key=9, note="z")))
+    land(pipe, "late", 0, batch(order(1, key=7, note="old"), order(3, key=8, note="x")))
+    assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "new", 8: "y", 9: "z"}
+    assert not list((pipe.folder("orders") / "_staged").iterdir())
+
+
+def test_another_table_in_the_same_place_is_refused(tmp_path):
+    land(pipeline(tmp_path), "q", 0, batch(order(1)))
+    other = MessageRule("Order", "json", "orders", (Column("other", "long", source="id"),))
+    with pytest.raises(InstanceError, match="other columns"):
+        target(pipeline(tmp_path, other), "orders").ensure()
+    divided = MessageRule("Order", "json", "orders", ORDER.columns, partition_by=("_date",))
+    with pytest.raises(InstanceError, match="partitioned by nothing, not by _date"):
+        target(pipeline(tmp_path, divided), "orders").ensure()
+
+
+def test_parquet_files_are_replaced_by_their_batch_when_it_comes_again(tmp_path):
+    pipe = pipeline(tmp_path, format="parquet")
+    for _ in range(2):
+        land(pipe, "q", 0, batch(order(1), order(2)), batch(order(3)))
+        land(pipe, "q", 1, batch(order(4)))
+    files = sorted(pipe.folder("orders").glob("*.parquet"))
+    assert len(files) == 2
+    assert sorted(row["id"] for file in files for row in pq.read_table(file).to_pylist()) == [1, 2, 3, 4]
+    found = duckdb.sql(f"select id from '{pipe.folder('orders')}/*.parquet' order by 1").fetchall()
+    assert found == [(1,), (2,), (3,), (4,)]
