@@ -30,18 +30,20 @@ INSTALL_JAVA = (
 def spark_session(
     app_name: str,
     *,
+    master: str | None = None,
     cores: int | None = None,
     memory: str = "1g",
     config: Mapping[str, str] | None = None,
     held: Sequence[int] = (),
 ) -> SparkSession:
-    """A local session with the formats `servicebroker` and `servicebroker_delta`, or the one that is running.
+    """A session with our formats: the one that is running, that of `spark-submit`, or a local one of our own.
 
-    It prints nothing, shows no web page, listens on 127.0.0.1 only and works without a resolvable host name.
+    Ours prints nothing, shows no web page, listens on 127.0.0.1 only and works without a resolvable host name.
 
     Args:
         app_name: how Spark calls it.
-        cores: tasks at a time; None for all cores.
+        master: where the tasks run, as Spark names it; None for this machine.
+        cores: tasks at a time on this machine; None for all cores.
         memory: heap of the Java process, as `-Xmx` takes it.
         config: further Spark settings, which win.
         held: file descriptors that Java keeps open too: a lock on one of them lasts until both processes are gone,
@@ -58,9 +60,16 @@ def spark_session(
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, with settings of its own
+        submitted = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
+        _register(submitted)
+        return submitted
     check_java()
+    master = master or f"local[{cores or '*'}]"
     settings = SparkConf(loadDefaults=False)
-    settings.setMaster(f"local[{cores or '*'}]").setAppName(app_name)
+    settings.setMaster(master).setAppName(app_name)
+    if not master.startswith("local["):
+        settings.setAll([*_away().items()])
     settings.setAll([*_settings(cores, memory).items(), *(config or {}).items()])
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
@@ -90,6 +99,16 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
     }
 
 
+def _away() -> dict[str, str]:
+    """Executors are processes of their own: those on this machine find Python and our packages as this one does."""
+    os.environ.setdefault("SPARK_SCALA_VERSION", "2.13")
+    return {
+        "spark.pyspark.python": sys.executable,
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "spark.executorEnv.SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
 def _launch(settings: object, said: IO[str], held: Sequence[int]) -> None:
     """Start Java with its own place for what it says: its first warnings come before any logging is set up."""
     from pyspark import SparkContext
@@ -114,8 +133,9 @@ def _register(session: SparkSession) -> None:
     """Name our formats; PySpark finds them by itself only where the modules pyspark_* can be listed."""
     from servicebroker.pipeline.delta import DeltaSink
     from servicebroker.pipeline.source import ServiceBrokerSource
+    from servicebroker.pipeline.warehouse import WarehouseSink
 
-    for source in (ServiceBrokerSource, DeltaSink):
+    for source in (ServiceBrokerSource, DeltaSink, WarehouseSink):
         session.dataSource.register(source)
 
 

@@ -108,7 +108,8 @@ class Sorter:
         if self._pipeline.bronze:
             found.tables[self._pipeline.bronze] = self._as_they_are(table, now)
         quarantined: list[pa.Table] = []
-        types: Any = compute.fill_null(table.column("message_type_name"), "")
+        named: Any = table.column("message_type_name")
+        types = compute.fill_null(named, "")
         kinds: list[Any] = compute.unique(types).to_pylist()
         for message_type in kinds:
             rule = self._pipeline.rule(message_type)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import re
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +17,7 @@ from pyspark.sql import functions as F
 from servicebroker.cli.demo import shipper as names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.delta import ensure_table
+from servicebroker.pipeline.failure import reason
 from servicebroker.pipeline.session import spark_session
 
 TRIGGER = "100 milliseconds"
@@ -63,7 +62,7 @@ class Landing:
         """
         problem = self._query.exception()
         if problem is not None:
-            raise InstanceError(f"The Spark query failed: {_reason(problem)}")
+            raise InstanceError(f"The Spark query failed: {reason(problem)}")
         if not self._query.isActive:
             raise InstanceError("The Spark query stopped by itself.")
 
@@ -100,14 +99,3 @@ def first_rows(table: Path, count: int) -> list[tuple[str, int, bytes]]:
     with ParquetFile(table / str(files[0])) as file:
         batch = next(file.iter_batches(batch_size=count, columns=columns, use_threads=False), None)
     return [tuple(row[column] for column in columns) for row in batch.to_pylist()] if batch else []
-
-
-def _reason(problem: PySparkException) -> str:
-    """What Spark says, without the plan of the query and the stack: its first lines and the root of the chain."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    said = list(itertools.takewhile(lambda line: not line.startswith(("=== ", "JVM stacktrace", "at ")), lines))
-    causes = [line for line in lines if line.startswith("Caused by:") or _ERROR.match(line)]
-    return " ".join([*said[:2], *causes[-1:]]) or "no reason was given"
-
-
-_ERROR = re.compile(r"[\w.]+(Error|Exception): ")

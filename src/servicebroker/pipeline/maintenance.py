@@ -1,0 +1,208 @@
+"""What is done with a pipeline's tables beside landing: looking, reading quarantine again, compacting."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.delta_reader import open_table
+from servicebroker.pipeline.frontier import Frontier
+from servicebroker.pipeline.landing import STAGED, target
+from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.sorting import Sorter
+
+_DAY = 86_400  # seconds
+_SAFE = 24  # hours, after which a file that no log names will not be named any more
+
+
+class TableStatus(NamedTuple):
+    """Rows, files and bytes of a table."""
+
+    table: str
+    rows: int
+    files: int
+    bytes: int
+
+
+class QueueStatus(NamedTuple):
+    """Which batch of a queue was the last to land, -1 for none, and how far behind its query is."""
+
+    queue: str
+    batch: int
+    behind: dict[str, Any]
+
+
+class Status(NamedTuple):
+    """A pipeline as it stands: `quarantined` counts by message type and reason."""
+
+    tables: list[TableStatus]
+    queues: list[QueueStatus]
+    quarantined: dict[str, int]
+
+
+class Compacted(NamedTuple):
+    """Files of a table that were merged, written instead, and removed because no version needs them any more."""
+
+    table: str
+    merged: int
+    written: int
+    removed: int
+
+
+class Replayed(NamedTuple):
+    """Messages of a type in quarantine: how many have landed now, and how many still cannot be read."""
+
+    message_type: str
+    landed: int
+    left: int
+
+
+def status(pipeline: Pipeline) -> Status:
+    """How the pipeline stands. Reads the tables' logs, the checkpoints and the queues; starts nothing.
+
+    Raises:
+        InstanceError, BrokerError: an instance cannot be reached, or a queue not be found.
+    """
+    tables = [_table_status(pipeline, name) for name in pipeline.table_names()]
+    queues = []
+    for queue in pipeline.queues:
+        batch, offset = last_landed(pipeline.checkpoint(queue))
+        attached = Attachment.open(source_options(queue.source_options()))
+        try:
+            queues.append(QueueStatus(queue.label, batch, attached.progress(offset or attached.initial)))
+        finally:
+            attached.close()
+    return Status(tables, queues, _quarantined(pipeline))
+
+
+def last_landed(checkpoint: Path) -> tuple[int, Frontier | None]:
+    """The last batch that Spark has noted as committed, and its end; -1 and None when there is none."""
+    done = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
+    if not done:
+        return -1, None
+    try:
+        *_, offset = (checkpoint / "offsets" / str(max(done))).read_text().splitlines()
+        return max(done), Frontier.from_json(json.loads(offset))
+    except (OSError, ValueError):
+        raise InstanceError(f"The checkpoint '{checkpoint}' is damaged.") from None
+
+
+def replay(pipeline: Pipeline, message_type: str | None = None) -> list[Replayed]:
+    """Read what lies in quarantine again, by the rules as they are now: what can be read lands and leaves it.
+
+    A message that has landed already, because an earlier replay was cut off, lands no second time.
+
+    Raises:
+        InstanceError: the tables are not Delta, or the message type has no rule.
+    """
+    if pipeline.format != "delta":
+        raise InstanceError("Quarantine can be read again from Delta tables only.")
+    if message_type is not None and pipeline.rule(message_type) is None:
+        raise InstanceError(f"The pipeline has no rule for '{message_type}'.")
+    if not target(pipeline, pipeline.quarantine).folder.exists():
+        return []
+    return [_replay(pipeline, rule) for rule in pipeline.messages if message_type in (None, rule.message_type)]
+
+
+def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
+    """Merge small files, and remove those that no version younger than `keep_hours` needs.
+
+    From a day on, files that failed attempts have left go too.
+
+    Raises:
+        InstanceError: the tables are not Delta.
+    """
+    if pipeline.format != "delta":
+        raise InstanceError("Only Delta tables can be compacted.")
+    found = []
+    for name in pipeline.table_names():
+        folder = target(pipeline, name).folder
+        if not folder.exists():
+            continue
+        table = open_table(folder)
+        told = table.optimize.compact()
+        removed = open_table(folder).vacuum(
+            retention_hours=round(keep_hours),
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=keep_hours >= _SAFE,  # files that no log names: left by failed attempts, or just being written
+        )
+        removed += _remove_old(folder / STAGED)
+        found.append(Compacted(name, told["numFilesRemoved"], told["numFilesAdded"], len(removed)))
+    return found
+
+
+def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
+    import pyarrow as pa
+    from pyarrow import compute
+    from pyarrow.parquet import read_metadata
+
+    folder = target(pipeline, name).folder
+    if pipeline.format == "parquet":
+        files = sorted(folder.glob("*.parquet"))
+        rows = sum(read_metadata(file).num_rows for file in files)
+        return TableStatus(name, rows, len(files), sum(file.stat().st_size for file in files))
+    if not folder.exists():
+        return TableStatus(name, 0, 0, 0)
+    table = open_table(folder)
+    adds: Any = pa.table(table.get_add_actions(flatten=True))
+    return TableStatus(name, int(table.count()), adds.num_rows, compute.sum(adds.column("size_bytes")).as_py() or 0)
+
+
+def _quarantined(pipeline: Pipeline) -> dict[str, int]:
+    folder = target(pipeline, pipeline.quarantine).folder
+    if pipeline.format == "parquet" or not folder.exists():
+        return {}
+    rows = open_table(folder).to_pyarrow_table(columns=["message_type_name", "reason"]).to_pylist()
+    return dict(Counter(f"{row['message_type_name']}: {row['reason']}" for row in rows).most_common())
+
+
+def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    quarantine = open_table(target(pipeline, pipeline.quarantine).folder)
+    waiting: Any = quarantine.to_pyarrow_table(filters=[("message_type_name", "=", rule.message_type)])
+    landed = 0
+    for label in compute.unique(waiting.column("queue")).to_pylist():
+        theirs = waiting.filter(compute.equal(waiting.column("queue"), label))
+        sorter = Sorter(pipeline, QueueRule("", "", "", label))
+        rows, places = sorter.reread(rule, theirs)
+        if not places:
+            continue
+        into = target(pipeline, rule.table)
+        into.ensure()
+        into.land(into.write(rows), f"replay {uuid.uuid4()}", 0)
+        done = theirs.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(places))
+        (
+            open_table(target(pipeline, pipeline.quarantine).folder)
+            .merge(
+                done,
+                "target.queue = source.queue and target.conversation_handle = source.conversation_handle "
+                "and target.queuing_order = source.queuing_order",
+                source_alias="source",
+                target_alias="target",
+            )
+            .when_matched_delete()
+            .execute()
+        )
+        landed += len(places)
+    return Replayed(rule.message_type, landed, waiting.num_rows - landed)
+
+
+def _remove_old(staged: Path) -> list[str]:
+    """What attempts that failed long ago have left."""
+    old = [file for file in staged.glob("*.parquet") if file.stat().st_mtime < time.time() - _DAY]
+    for file in old:
+        file.unlink(missing_ok=True)
+    if staged.exists() and not any(staged.iterdir()):
+        shutil.rmtree(staged, ignore_errors=True)
+    return [file.name for file in old]

@@ -1,0 +1,123 @@
+"""A pipeline that runs: a query of Spark for each of its queues."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.definition import Pipeline, QueueRule
+from servicebroker.pipeline.frontier import Frontier
+from servicebroker.pipeline.landing import target
+from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.session import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@dataclass
+class QueueRun:
+    """The query of one queue, and what it has told so far.
+
+    Attributes:
+        batches, messages: since it was started.
+        behind: what the source says of how far behind it is (`Attachment.progress`).
+    """
+
+    queue: QueueRule
+    query: StreamingQuery
+    batches: int = 0
+    messages: int = 0
+    behind: dict[str, Any] = field(default_factory=dict)
+    _seen: int = -1
+    _last: dict[str, Any] | None = None
+
+    def update(self) -> None:
+        """Take in what Spark has reported since the last look."""
+        for progress in self.query.recentProgress:
+            told = json.loads(progress.json)
+            (source,) = told["sources"]
+            self.behind = source.get("latestOffset") or self.behind
+            self._last = source.get("endOffset") or self._last
+            if told["batchId"] > self._seen and told["numInputRows"]:
+                self._seen = told["batchId"]
+                self.batches += 1
+                self.messages += told["numInputRows"]
+
+    def check(self) -> None:
+        """Raise what broke the query, if anything did.
+
+        Raises:
+            InstanceError: with the innermost reason.
+        """
+        from servicebroker.pipeline.failure import reason
+
+        problem = self.query.exception()
+        if problem is not None:
+            raise InstanceError(f"The queue '{self.queue.label}' is not read any more: {reason(problem)}")
+
+    def acknowledge_last(self) -> None:
+        """A query that has ended leaves its last batch in the queue: Spark acknowledges one with the next."""
+        if not self._last:
+            return
+        options = source_options(self.queue.source_options())
+        attached = Attachment.open(options)
+        try:
+            attached.claim(options.claim_timeout)
+            attached.acknowledge(Frontier.from_json(self._last), options.end_of_stream)
+        finally:
+            attached.close()
+
+
+@contextmanager
+def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Iterator[list[QueueRun]]:
+    """The pipeline's queries, started: with `once` they end when they have read what was there. Stopped at the end.
+
+    Raises:
+        InstanceError: Spark does not start, a queue cannot be found, or a table is another one.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    for table in pipeline.table_names():
+        target(pipeline, table).ensure()
+    spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
+    runs: list[QueueRun] = []
+    try:
+        for queue in pipeline.queues:
+            runs.append(QueueRun(queue, _start(spark, pipeline, queue, once=once)))
+        yield runs
+    finally:
+        with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
+            for run in runs:
+                run.query.stop()
+        with contextlib.suppress(PySparkException, Py4JError):
+            spark.stop()
+
+
+def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: bool) -> StreamingQuery:
+    from pyspark.errors import PySparkException
+
+    from servicebroker.pipeline.failure import reason
+
+    try:
+        messages = spark.readStream.format("servicebroker").options(**queue.source_options()).load()
+        sink = (
+            messages.writeStream.format("servicebroker_warehouse")
+            .option("pipeline", pipeline.to_text())
+            .option("queue", queue.label)
+            .option("checkpointLocation", str(pipeline.checkpoint(queue)))
+            .queryName(f"{pipeline.name}: {queue.label}")
+        )
+        if once:
+            return sink.trigger(availableNow=True).start()
+        return sink.trigger(processingTime=f"{round(pipeline.trigger_seconds * 1000)} milliseconds").start()
+    except PySparkException as problem:
+        raise InstanceError(f"The queue '{queue.label}' cannot be read: {reason(problem)}") from None

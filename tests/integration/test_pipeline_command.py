@@ -1,0 +1,186 @@
+"""`servicebroker pipeline` as a person runs it, against a real server and a real Spark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from pipeline_support import LINE, Feed, warehouse
+
+pytest.importorskip("pyspark")
+
+from deltalake import DeltaTable
+
+from servicebroker.model import names
+from servicebroker.pipeline.file import read_pipeline
+from support import eventually
+
+COMMAND = [sys.executable, "-W", "error", "-m", "servicebroker.cli.main", "pipeline"]
+
+
+@pytest.fixture(scope="module")
+def database(instance):
+    return warehouse(instance)
+
+
+@pytest.fixture
+def feed(database):
+    return Feed(database)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*feeds, head="", rule="", columns='id = "long"'):
+        queues = "".join(
+            f'[[queue]]\ninstance = "{feed.options["instance"]}"\ndatabase = "Warehouse"\nqueue = "{feed.queue}"\n'
+            for feed in feeds
+        )
+        path = tmp_path / "pipeline.toml"
+        path.write_text(
+            f'[pipeline]\nname = "test"\nwarehouse = "tables"\n{head}\n{queues}\n[[message]]\ntype = "{LINE}"\n'
+            f'format = "json"\ntable = "lines"\n{rule}\n[message.columns]\n{columns}\n'
+        )
+        return path
+
+    return write
+
+
+def pipeline(*arguments, code=0):
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def told(*arguments):
+    return json.loads(pipeline(*arguments, "--json").stdout)
+
+
+def rows(path, table):
+    return DeltaTable(read_pipeline(path).folder(table)).to_pyarrow_table().to_pylist()
+
+
+@pytest.mark.spark
+def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and_read_again(database, feed, write):
+    other = Feed(database)
+    feed.dialog(*(b'{"id": %d}' % number for number in range(20)))
+    other.dialog(b'{"id": 100}', b"\xff", b"", b'{"id": 1' + b"0" * 30 + b"}")
+    ended = other.dialog(b'{"id": 200}')
+    other.database.end_conversation(ended)
+    path = write(feed, other)
+    assert "could run: 2 queues, 3 tables" in pipeline("check", path).stdout
+
+    done = told("run", path, "--once")
+    assert {queue["queue"]: queue["messages"] for queue in done["queues"]} == {
+        f"Warehouse.{feed.queue}": 20,
+        f"Warehouse.{other.queue}": 6,
+    }
+    assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200]
+    assert len(rows(path, "bronze")) == 26
+    assert (feed.left(), other.left()) == (0, 0)  # the last batch is acknowledged too
+    assert other.far_states() == {"CD": 1, "CO": 1}
+    found = told("status", path)
+    assert {table["table"]: table["rows"] for table in found["tables"]} == {"bronze": 26, "lines": 22, "quarantine": 3}
+    assert found["quarantined"] == {f"{LINE}: wrong encoding": 1, f"{LINE}: empty": 1, f"{LINE}: wrong type": 1}
+    assert {queue["behind"]["messagesBehind"] for queue in found["queues"]} == {0}
+    assert "in quarantine: Line: empty" in pipeline("status", path).stdout
+
+    path = write(feed, other, columns='id = "decimal(38,0)"')
+    assert "other columns" in pipeline("replay", path, code=1).stderr
+    path = write(feed, other)
+    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 3}]
+
+    feed.dialog(b'{"id": 300}')
+    assert told("run", path, "--once")["queues"][0]["messages"] == 1
+    compacted = {one["table"]: one for one in told("compact", path, "--keep-hours", "0")}
+    assert compacted["lines"]["merged"] >= 2
+    assert compacted["lines"]["removed"] >= 2
+    assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200, 300]
+    files = DeltaTable(read_pipeline(path).folder("lines")).file_uris()
+    found = duckdb.sql(f"select count(*), count(distinct id) from read_parquet({files})")
+    assert found.fetchall() == [(23, 23)]
+
+
+@pytest.mark.spark
+def test_a_pipeline_on_a_cluster_ends_conversations_with_bad_messages(feed, write):
+    bad = feed.dialog(b'{"id": 1}', b"?")
+    feed.dialog(b'{"id": 2}')
+    path = write(feed, rule='when_bad = "end conversation"\npartition_by = "_date"')
+    told("run", path, "--once", "--master", "local-cluster[2,1,1024]")
+    assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2]
+    (message,) = feed.database.receive(feed.back)
+    assert (message.conversation_handle, message.message_type_name) == (bad, names.ERROR)
+    assert "malformed" in message.message_body.decode("utf-16" if message.message_body[:1] == b"\xff" else "utf-8")
+    assert feed.left() == 0
+
+
+@pytest.mark.spark
+def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, write, unused_port):
+    feed.dialog(b'{"id": 1}')
+    path = write(feed, head="trigger_seconds = 0.1")
+    run = subprocess.Popen(
+        [*COMMAND, "run", str(path), "--metrics-port", str(unused_port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+    def landed(count):
+        return lambda: (path.parent / "tables" / "lines" / "_delta_log").exists() and len(rows(path, "lines")) == count
+
+    eventually(landed(1), seconds=60)
+    feed.dialog(b'{"id": 2}')
+    eventually(landed(2), seconds=30)
+
+    def counted():
+        with urllib.request.urlopen(f"http://127.0.0.1:{unused_port}/metrics") as page:
+            return (
+                f'servicebroker_pipeline_messages{{pipeline="test",queue="Warehouse.{feed.queue}"}} 2.0'
+                in page.read().decode()
+            )
+
+    eventually(counted, seconds=10)
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "Nothing is lost" in errors
+    assert "Traceback" not in errors
+    told("run", path, "--once")
+    assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2]
+
+
+@pytest.mark.spark
+def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
+    feed.dialog(b"?")
+    done = pipeline("run", write(feed, rule='when_bad = "stop"'), "--once", code=1)
+    assert "cannot be read (malformed" in done.stderr
+    assert feed.left() == 1
+
+
+def test_what_cannot_work_is_said_before_spark_starts(feed, write, tmp_path):
+    assert "there is no key 'colour'" in pipeline("check", write(feed, rule='colour = "red"'), code=1).stderr
+    assert "cannot be read: No such file" in pipeline("run", tmp_path / "none.toml", code=1).stderr
+    path = write(feed)
+    path.write_text(path.read_text().replace(feed.queue, "Nowhere"))
+    assert "Nowhere" in pipeline("check", path, code=1).stderr
+    assert "could run" in pipeline("check", write(feed, head='format = "parquet"')).stdout
+    assert "only Delta" in pipeline("compact", write(feed, head='format = "parquet"'), code=1).stderr.replace(
+        "Only", "only"
+    )
+    assert Path(path).exists()
+
+
+@pytest.fixture
+def unused_port():
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
