@@ -61,6 +61,7 @@ conformance: install
 
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
+	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
 	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py --model-steps 500000 --leak-conversations 100000
 
 soak: install

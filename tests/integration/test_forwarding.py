@@ -258,3 +258,32 @@ def test_a_route_to_this_very_instance_counts_as_from_outside(three: Three) -> N
     west.msdb.alter_route("Away", address="TCP://east:4022")
     three.rounds()
     assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+
+
+@pytest.mark.feature(110)
+def test_the_own_routes_count_for_what_begins_here_and_msdb_s_for_what_arrives(three: Three) -> None:
+    middle = three.middle
+    middle.database.create_service("//test/Inside", ORDERS_QUEUE)
+    handle = middle.database.begin_dialog("//test/Inside", STOCK, contract=CONTRACT)
+    middle.database.send(handle, ORDER, b"from here")  # msdb leads elsewhere, the database's own route is LOCAL
+    three.send("from outside")
+    three.rounds()
+    assert bodies(middle.database.receive(STOCK_QUEUE)) == [b"from here"]
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"from outside"]
+
+
+@pytest.mark.feature(114)
+def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three) -> None:
+    name = "tcp://EAST:4022/stock"
+    three.east.database.create_service(name, STOCK_QUEUE, [CONTRACT])
+    database = three.west.database
+    database.create_route("Dialled", address="TRANSPORT")
+    handle = database.begin_dialog(ORDERS, name, contract=CONTRACT)
+    database.send(handle, ORDER, b"dialled")
+    three.west.round()
+    assert len(three.west.out["east"].frames) == 1  # nobody between
+    three.rounds()
+    (message,) = three.east.database.receive(STOCK_QUEUE)
+    assert (message.service_name, message.message_body) == (name, b"dialled")
+    assert waiting_messages(database) == 0
+    database.drop_route("Dialled")

@@ -39,7 +39,7 @@ def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outsid
         (
             [Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")],
             NOWHERE,
-            "It is sent to TCP://a:1 or TCP://b:1, whichever says that it is the principal.",
+            "It is sent to TCP://a:1; the mirror at TCP://b:1 is not asked.",
         ),
         ([Route("t", None, None, None, "TRANSPORT")], NOWHERE, "TRANSPORT needs a service whose name begins with"),
         ([Route("cfg", "SQL/ServiceBroker/BrokerConfiguration", None, None, "LOCAL")], NOWHERE, "which is asked"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
+from importlib.metadata import version
 from uuid import UUID
 
 import psycopg
@@ -37,7 +38,7 @@ class Choosing:
     """Which of so many routes a conversation takes; in memory, without a database."""
 
     def __init__(self, name: str, routes: int) -> None:
-        self.name, self.version = name, ""
+        self.name, self.version = name, version("servicebroker")
         self._routes = routes
         self._table = RoutingTable(
             Route(f"r{n}", f"//s/{n}", str(UUID(int=n)), None, f"TCP://host{n % 50}:4022") for n in range(routes)
@@ -63,7 +64,7 @@ class Passing:
     """Messages between two instances, straight or through a third one; each with its own process of the daemon."""
 
     def __init__(self, name: str, url: str, *, is_forwarded: bool) -> None:
-        self.name, self.version = name, ""
+        self.name, self.version = name, version("servicebroker")
         self._url = url
         self._is_forwarded = is_forwarded
         self._open = ExitStack()

@@ -287,31 +287,32 @@ def bench(
 
 @app.command("simulate")
 def simulate_command(
-    seeds: Annotated[str, typer.Option(metavar="A:B", help="Seeds A up to, not including, B; or one seed.")] = "0:1000",
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Seeds A up to, not including, B; or one seed. 0:1000, with --fleet 0."),
+    ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INSTANCES:SERVICES",
+            help="Instead: a fleet that routes by name while instances die and routes change, such as 1000:100000.",
+        ),
+    ] = None,
+    conversations: Annotated[int, typer.Option(help="With --fleet: how many begin.")] = 100_000,
     as_json: JsonOption = False,
 ) -> None:
     """Run brokers over broken links and crashes, one run for each seed, and say which lost a promise."""
-    from servicebroker.cli.simulate import parse_seeds, simulate
-    from servicebroker.simulation.run import trace_of
+    from servicebroker.cli import simulate
 
     try:
-        wanted = parse_seeds(seeds)
+        wanted = simulate.parse_seeds(seeds if seeds is not None else "0" if fleet else "0:1000")
+        size = None if fleet is None else simulate.parse_fleet(fleet, conversations)
     except ValueError:
         raise typer.BadParameter("give two numbers as in 0:1000, the second one larger, or one seed") from None
-    sums, failures = simulate(
-        wanted, lambda done, failed: typer.echo(f"{done} of {len(wanted)} runs, {failed} failed", err=True)
-    )
-    if as_json:
-        typer.echo(json.dumps({**sums, "failures": [failure._asdict() for failure in failures]}))
+    if size is not None:
+        simulate.run_fleets(wanted, size, as_json=as_json)
     else:
-        typer.echo(f"{sums['runs']} runs, {sums['messages']} messages delivered, {sums['corrupted']} corrupted")
-        for failure in failures:
-            typer.echo(f"seed {failure.seed}: {failure.reason}")
-        if failures:
-            typer.echo(f"The run of seed {failures[0].seed}:")
-            typer.echo("\n".join(trace_of(failures[0].seed)))
-    if failures:
-        raise typer.Exit(1)
+        simulate.run_seeds(wanted, as_json=as_json)
 
 
 if __name__ == "__main__":

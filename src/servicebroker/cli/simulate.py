@@ -1,13 +1,17 @@
-"""`servicebroker simulate`: seeds on all processors, and the trace of the first that fails."""
+"""`servicebroker simulate`: seeds on all processors, and the trace of the first that fails; or a fleet."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
-from servicebroker.simulation.run import Failure, run_many
+import typer
+
+from servicebroker.simulation.fleet import Fleet, Outcome, Size
+from servicebroker.simulation.run import Failure, run_many, trace_of
 
 PORTION = 200  # seeds that a process runs before it reports
 
@@ -25,6 +29,37 @@ def parse_seeds(text: str) -> range:
     return seeds
 
 
+def parse_fleet(text: str, conversations: int) -> Size:
+    """INSTANCES:SERVICES.
+
+    Raises:
+        ValueError: it is not, or a number makes no sense.
+    """
+    instances, _, services = text.partition(":")
+    size = Size(int(instances), int(services), conversations)
+    if min(size) < 1:
+        raise ValueError
+    return size
+
+
+def run_seeds(seeds: range, *, as_json: bool) -> None:
+    """Run the seeds and print what was found; exit code 1 when one failed."""
+    sums, failures = simulate(
+        seeds, lambda done, failed: typer.echo(f"{done} of {len(seeds)} runs, {failed} failed", err=True)
+    )
+    if as_json:
+        typer.echo(json.dumps({**sums, "failures": [failure._asdict() for failure in failures]}))
+    else:
+        typer.echo(f"{sums['runs']} runs, {sums['messages']} messages delivered, {sums['corrupted']} corrupted")
+        for failure in failures:
+            typer.echo(f"seed {failure.seed}: {failure.reason}")
+        if failures:
+            typer.echo(f"The run of seed {failures[0].seed}:")
+            typer.echo("\n".join(trace_of(failures[0].seed)))
+    if failures:
+        raise typer.Exit(1)
+
+
 def simulate(seeds: range, progress: Callable[[int, int], object]) -> tuple[Counter[str], list[Failure]]:
     """Run the seeds. `progress` hears how many are done and how many of them failed."""
     portions = [range(start, min(start + PORTION, seeds.stop)) for start in range(seeds.start, seeds.stop, PORTION)]
@@ -36,3 +71,25 @@ def simulate(seeds: range, progress: Callable[[int, int], object]) -> tuple[Coun
             failures += failed
             progress(sums["runs"], len(failures))
     return sums, failures
+
+
+def run_fleets(seeds: range, size: Size, *, as_json: bool) -> None:
+    """Run a fleet for each seed and print what was found; exit code 1 when a conversation was misplaced."""
+    found = {seed: Fleet(seed, size).run() for seed in seeds}
+    for seed, outcome in found.items():
+        told = {"seed": seed, "instances": size.instances, "services": size.services, **outcome._asdict()}
+        typer.echo(json.dumps(told) if as_json else _words(seed, size, outcome))
+    if any(outcome.misplaced for outcome in found.values()):
+        raise typer.Exit(1)
+
+
+def _words(seed: int, size: Size, outcome: Outcome) -> str:
+    half, most, longest = outcome.waited
+    return (
+        f"seed {seed}: {outcome.conversations:,} conversations to {size.services:,} services of "
+        f"{size.instances:,} instances in {outcome.seconds:,.0f} s; {outcome.misplaced} misplaced; all had arrived "
+        f"{outcome.settled:,.0f} s after the last fault. Half waited {half:,.0f} s, 99 % at most {most:,.0f} s, the "
+        f"last {longest:,.0f} s. {outcome.rerouted:,} went to another instance since theirs was dead, "
+        f"{outcome.forwarded:,} messages passed a gateway, {outcome.repeated:,} came twice and were dropped. "
+        f"Spread over the instances of a service: chi-square / degrees of freedom {outcome.spread:.2f}."
+    )

@@ -156,7 +156,7 @@ def _destination(decision: Decision, service: str, databases: dict[str, str]) ->
         case Remote(address, None):
             return f"It is sent to {address}."
         case Remote(address, mirror):
-            return f"It is sent to {address} or {mirror}, whichever says that it is the principal."
+            return f"It is sent to {address}; the mirror at {mirror} is not asked."
         case Ask():
             return f"It waits for the answer: {RULES[9770].text}"
         case Refused(number):

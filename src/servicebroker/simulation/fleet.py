@@ -1,0 +1,313 @@
+"""A fleet: a thousand instances that route by name, while routes change and instances die.
+
+Each conversation's first message is followed hop by hop through the pure functions that the daemons use: the routes of
+its instance choose one of the instances of the service, a gateway passes it on, the routes of msdb deliver it. The
+protocol between two of them is the business of `run.py`. Time goes in rounds, after which what was not acknowledged is
+sent again and what was not sent is matched again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.protocol.envelope import Header, Kind
+from servicebroker.protocol.forwarding import Forwarder, Passage, Refusal, unwrap
+from servicebroker.protocol.routing import (
+    LOCAL,
+    Address,
+    Conversation,
+    Local,
+    Pick,
+    Remote,
+    Route,
+    RoutingTable,
+    Site,
+    classify,
+)
+
+ROUND = 5.0  # seconds
+COPIES = 4  # instances that have a service of several
+BALANCED = 0.25  # of the services, which several instances have
+BEHIND = 0.5  # of the instances, which a gateway stands before
+DEATHS = 0.002  # of the instances in each round, for one to two minutes: some four of 100 are dead at a time
+CHANGES = 0.01  # of the instances in each round get another way to them; of the services, one more instance
+LOST_ANSWERS = 0.05  # of the acknowledgements
+PATIENCE = 100  # rounds after the last fault
+PORT = 4022
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NO_ROUTES = RoutingTable(())
+AT_HOME = RoutingTable([Route("AutoCreatedLocal", None, None, None, LOCAL)])
+
+
+class Size(NamedTuple):
+    """How large a fleet is, how many conversations begin, and for how many rounds there are faults."""
+
+    instances: int = 1_000
+    services: int = 100_000
+    conversations: int = 100_000
+    rounds: int = 40
+
+
+class Outcome(NamedTuple):
+    """What a run has found; all conversations have arrived.
+
+    Attributes:
+        seconds: of the simulated time, and of them after the last fault until everything had arrived.
+        rerouted: conversations that went elsewhere than where they were first matched, because that was dead.
+        forwarded: messages that passed a gateway; `dropped` there, by the number of the reason, and sent again.
+        repeated: messages that were sent again though they had arrived, since the answer was lost.
+        misplaced: conversations that arrived where their service is not, or at two instances: there must be none.
+        waited: seconds that half, 99 of 100, and all of the conversations took at most.
+        spread: chi-square of the choice among the instances of a service, over its degrees of freedom; 1 is even.
+    """
+
+    conversations: int
+    seconds: float
+    settled: float
+    rerouted: int
+    forwarded: int
+    dropped: dict[int, int]
+    repeated: int
+    misplaced: int
+    waited: tuple[float, float, float]
+    spread: float
+
+
+class _Instance:
+    """One, with what a daemon of it remembers."""
+
+    def __init__(self, number: int, gateway: _Instance | None) -> None:
+        self.broker = str(UUID(int=number + 1))
+        self.address = Address(f"i{number}", PORT)
+        self.gateway = gateway
+        self.is_direct = gateway is None  # routes lead straight to it
+        self.services: set[str] = set()
+        self.returns_at = 0  # the round; until then it is dead
+        self.lost: frozenset[Address] = frozenset()  # where it has lately reached nobody
+        self.forwarder: Forwarder[Address] = Forwarder(10 * 1024 * 1024)
+        self.behind: dict[str, set[_Instance]] = {}  # by service: what it is a gateway of
+
+    def site(self, service: str) -> Site:
+        """What it says of itself to routing."""
+        homes = {service: [self.broker]} if service in self.services else {}
+        return Site(homes, frozenset({self.broker}), frozenset({self.address}), True, unreachable=self.lost)
+
+
+class _Journey:
+    """A conversation whose first message has not been acknowledged."""
+
+    def __init__(self, identifier: int, began: int, origin: _Instance, service: str) -> None:
+        self.identifier, self.began, self.origin, self.service = identifier, began, origin, service
+        self.first: str | None = None  # the broker that it was matched with first
+        self.sent_to: str | None = None  # and the one whose route it was sent by
+        self.arrived_at: _Instance | None = None
+
+    def pick(self) -> Pick:
+        """Chance, always the same for one conversation."""
+        return Random(self.identifier).randrange
+
+
+class Fleet:
+    """One seed's instances and conversations."""
+
+    def __init__(self, seed: int, size: Size, progress: Callable[[int, int], object] = lambda done, of: None) -> None:
+        self._size, self._progress, self._random = size, progress, Random(seed)
+        gateways = [_Instance(number, None) for number in range(max(1, size.instances // 30))]
+        self._instances = gateways + [
+            _Instance(number, self._random.choice(gateways) if self._random.random() < BEHIND else None)
+            for number in range(len(gateways), size.instances)
+        ]
+        self._by_address = {one.address: one for one in self._instances}
+        self._homes: dict[str, list[_Instance]] = {}
+        self._tables: dict[str, RoutingTable] = {}
+        for number in range(size.services):
+            copies = COPIES if self._random.random() < BALANCED else 1
+            for home in self._random.sample(self._instances, min(copies, size.instances)):
+                self._add_home(f"//fleet/{number}", home)
+        self._names = list(self._homes)
+        self._round = self._last_fault = 0
+        self._open: list[_Journey] = []
+        self._waits: list[int] = []
+        self._choices: Counter[int] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._dropped: Counter[int] = Counter()
+
+    def run(self) -> Outcome:
+        """Conversations begin while instances die and routes change; then nothing does, and all must arrive.
+
+        Raises:
+            AssertionError: some have not, long after the last fault.
+        """
+        size = self._size
+        share = -(-size.conversations // size.rounds)
+        begun = 0
+        while begun < size.conversations or self._open:
+            if self._round < size.rounds:
+                self._trouble()
+            for _ in range(min(share, size.conversations - begun)):
+                origin, service = self._random.choice(self._instances), self._random.choice(self._names)
+                self._open.append(_Journey(self._random.getrandbits(64), self._round, origin, service))
+                begun += 1
+            self._open = [one for one in self._open if not self._go_on(one)]
+            self._round += 1
+            self._progress(len(self._waits), size.conversations)
+            if self._round > self._last_fault + PATIENCE and self._round > size.rounds:
+                raise AssertionError(f"{len(self._open)} conversations have not arrived")
+        waits = sorted(self._waits)
+        return Outcome(
+            begun,
+            self._round * ROUND,
+            max(0, self._round - self._last_fault) * ROUND,
+            self._counts["rerouted"],
+            self._counts["forwarded"],
+            dict(self._dropped),
+            self._counts["repeated"],
+            self._counts["misplaced"],
+            (waits[len(waits) // 2] * ROUND, waits[len(waits) * 99 // 100] * ROUND, waits[-1] * ROUND),
+            self._spread(),
+        )
+
+    # ---------------------------------------------------------------- what goes wrong
+
+    def _trouble(self) -> None:
+        """Instances die and come back with empty memories; some get another way to them, some services another home."""
+        count = max(1, int(len(self._instances) * DEATHS))
+        for instance in self._random.sample(self._instances, count):
+            instance.returns_at = self._round + self._random.randrange(12, 25)
+            self._last_fault = max(self._last_fault, instance.returns_at)
+            instance.lost = frozenset()
+            self._dropped.update(one.error.number for one in instance.forwarder.drop_all(11293))
+        for instance in self._random.sample(self._instances, count):
+            if instance.gateway is not None:
+                instance.is_direct = not instance.is_direct
+                for service in instance.services:
+                    self._tables.pop(service, None)
+        for service in self._random.sample(self._names, max(1, int(len(self._names) * CHANGES / COPIES))):
+            home = self._random.choice(self._instances)
+            if home not in self._homes[service]:
+                self._add_home(service, home)
+
+    def _add_home(self, service: str, home: _Instance) -> None:
+        self._homes.setdefault(service, []).append(home)
+        home.services.add(service)
+        if home.gateway is not None:
+            home.gateway.behind.setdefault(service, set()).add(home)
+        self._tables.pop(service, None)
+
+    # ---------------------------------------------------------------- routes
+
+    def _routes(self, service: str) -> RoutingTable:
+        """What every database says of a service: where each of its instances is reached."""
+        if service not in self._tables:
+            self._tables[service] = RoutingTable(
+                Route(home.broker, service, home.broker, None, str(self._way(home).address))
+                for home in self._homes[service]
+            )
+        return self._tables[service]
+
+    def _way(self, home: _Instance) -> _Instance:
+        return home if home.is_direct or home.gateway is None else home.gateway
+
+    def _outside(self, instance: _Instance, service: str) -> RoutingTable:
+        """The routes of msdb: a gateway knows what stands behind it."""
+        behind = instance.behind.get(service)
+        if not behind:
+            return AT_HOME
+        routes = [Route(home.broker, service, home.broker, None, str(home.address)) for home in behind]
+        return RoutingTable([*routes, *AT_HOME.routes])
+
+    # ---------------------------------------------------------------- conversations
+
+    def _is_up(self, instance: _Instance) -> bool:
+        return instance.returns_at <= self._round
+
+    def _go_on(self, one: _Journey) -> bool:
+        """Match it and send it, or send it again; whether it was acknowledged."""
+        origin = one.origin
+        if not self._is_up(origin):
+            return False
+        site = origin.site(one.service)
+        conversation = Conversation(one.service, one.sent_to, origin.broker)
+        outside = self._outside(origin, one.service)
+        decision = classify(conversation, self._routes(one.service), outside, site, NOW, one.pick())
+        chosen, destination = decision.chosen, decision.destination
+        if isinstance(destination, Local):  # the route leads back here: delivered and answered in one transaction
+            self._take(one, origin, is_answered=True)
+            return True
+        if chosen is None or not isinstance(destination, Remote):
+            return False
+        if one.first is None:
+            one.first = chosen.broker_instance
+            self._count_choice(one, chosen)
+        target = self._by_address[destination.address]
+        if not self._is_up(target):
+            origin.lost |= {target.address}
+            return False
+        origin.lost -= {target.address}
+        if one.sent_to is None:
+            one.sent_to = chosen.broker_instance
+            self._counts["rerouted"] += one.sent_to != one.first
+        header = Header(
+            UUID(int=one.identifier),
+            True,
+            Kind.RUN,
+            False,
+            one.service,
+            UUID(one.sent_to),
+            "//fleet/from",
+            UUID(origin.broker),
+        )
+        home = self._carry(header, target)
+        return home is not None and self._take(one, home)
+
+    def _carry(self, header: Header, at: _Instance) -> _Instance | None:
+        """From hop to hop; where it arrives, or None when it is dropped on the way."""
+        passage: Passage | None = None
+        while self._is_up(at):
+            conversation = Conversation(header.to_service, str(header.to_broker))
+            outside = self._outside(at, header.to_service)
+            decision = classify(conversation, NO_ROUTES, outside, at.site(header.to_service), NOW, lambda count: 0)
+            if not isinstance(decision.destination, Remote):
+                return at if isinstance(decision.destination, Local) else None
+            address = decision.destination.address
+            now = self._round * ROUND
+            refusal = at.forwarder.take_in(header, b"", passage or Passage(header.conversation_id), address, now)
+            found = at.forwarder.pass_on(address, now) if self._is_up(self._by_address[address]) else None
+            if refusal is not None or found is None or isinstance(found, Refusal):
+                self._dropped.update(one.error.number for one in at.forwarder.drop_all(11290))
+                return None
+            passage, _ = unwrap(found[1])
+            self._counts["forwarded"] += 1
+            at = self._by_address[address]
+        return None
+
+    def _take(self, one: _Journey, home: _Instance, *, is_answered: bool = False) -> bool:
+        """It has arrived, perhaps again. Whether the answer arrives too."""
+        if one.arrived_at is not None:
+            self._counts["repeated"] += 1
+        if one.arrived_at not in (None, home) or one.service not in home.services:
+            self._counts["misplaced"] += 1
+        one.arrived_at = home
+        if not is_answered and self._random.random() < LOST_ANSWERS:
+            return False
+        self._waits.append(self._round - one.began)
+        return True
+
+    # ---------------------------------------------------------------- how evenly
+
+    def _count_choice(self, one: _Journey, chosen: Route) -> None:
+        """Of services that four instances have, where nobody is known to be dead: which of them it was."""
+        homes = sorted(home.broker for home in self._homes[one.service])
+        if len(homes) == COPIES and not one.origin.lost:
+            self._choices[homes.index(str(chosen.broker_instance))] += 1
+
+    def _spread(self) -> float:
+        expected = self._choices.total() / COPIES
+        if not expected:
+            return 0.0
+        return sum((self._choices[place] - expected) ** 2 / expected for place in range(COPIES)) / (COPIES - 1)

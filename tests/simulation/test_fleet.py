@@ -1,0 +1,59 @@
+"""The fleet: everything arrives where it should, once, evenly spread, whatever dies and changes."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from typer.testing import CliRunner
+
+from servicebroker.cli.main import app
+from servicebroker.simulation import fleet
+from servicebroker.simulation.fleet import Fleet, Size
+
+SMALL = Size(100, 2_000, 6_000, 20)
+
+
+@pytest.mark.feature(116, 118, 126)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_conversation_arrives_at_one_instance_of_its_service(seed: int) -> None:
+    found = Fleet(seed, SMALL).run()
+    assert found.misplaced == 0
+    assert found.conversations == SMALL.conversations
+    assert found.settled < 60
+    assert found.spread < 5  # chi-square with 3 degrees of freedom, p = 0.002
+    assert min(found.rerouted, found.forwarded, found.repeated, found.dropped[11290]) > 0
+
+
+def test_a_seed_does_the_same_again(seeded_random: Random) -> None:
+    seed, size = seeded_random.randrange(2**40), Size(50, 500, 1_000, 10)
+    assert Fleet(seed, size).run() == Fleet(seed, size).run()
+
+
+def test_a_choice_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were a conversation drawn for anew each time, two instances would take the same message."""
+    real, chance = Fleet._go_on, Random(1)
+
+    def forgetful(self: Fleet, one: fleet._Journey) -> bool:
+        one.sent_to = None
+        return real(self, one)
+
+    monkeypatch.setattr(Fleet, "_go_on", forgetful)
+    monkeypatch.setattr(fleet._Journey, "pick", lambda self: chance.randrange)
+    assert Fleet(1, SMALL).run().misplaced > 0
+
+
+def test_an_uneven_choice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet._Journey, "pick", lambda self: lambda count: max(0, self.identifier % (count + 1) - 1))
+    assert Fleet(1, SMALL).run().spread > 20
+
+
+def test_the_command() -> None:
+    done = CliRunner().invoke(app, ["simulate", "--fleet", "40:400", "--conversations", "500", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert (told["instances"], told["conversations"], told["misplaced"]) == (40, 500, 0)
+    assert "0 misplaced" in CliRunner().invoke(app, ["simulate", "--fleet", "40:400", "--conversations", "500"]).output
+    for wrong in ("40", "0:5", "x:y"):
+        assert CliRunner().invoke(app, ["simulate", "--fleet", wrong]).exit_code == 2
