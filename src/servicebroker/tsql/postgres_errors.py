@@ -56,6 +56,7 @@ _UNIQUE = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
 )
+_OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 OTHER = 50000
 
 
@@ -73,8 +74,11 @@ def from_postgres(problem: psycopg.Error) -> TsqlError:
                 table=table, key=detail[1] if detail else "there already",
             ), severity=14,
         )  # fmt: skip
-    if problem.sqlstate and problem.sqlstate[:2] == "TS":  # the schema tsql raises SQL Server's own numbers
-        return _own(problem, message)
+    own = _OWN.match(message)
+    if (
+        own is not None and problem.sqlstate and problem.sqlstate.startswith("S")
+    ):  # tsql.refuse and servicebroker.refuse
+        return TsqlError(int(own[1]), own[4], severity=int(own[2]), state=int(own[3]))
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]
@@ -84,11 +88,6 @@ def from_postgres(problem: psycopg.Error) -> TsqlError:
         name=quoted[1] if quoted else message,
     )  # fmt: skip
     return TsqlError(number, filled, severity=severity)
-
-
-def _own(problem: psycopg.Error, message: str) -> TsqlError:
-    number = re.match(r"(\d+):\s*", message)
-    return TsqlError(int(number[1]) if number else OTHER, message[number.end() :] if number else message)
 
 
 def from_broker(refused: BrokerError) -> TsqlError:

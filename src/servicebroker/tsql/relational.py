@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from sqlglot import exp
 
@@ -27,7 +28,7 @@ _KEPT = 2000  # texts
 _SHAPES = 4  # of scopes, for each text
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _DEFINITIONS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})
-Entry: TypeAlias = tuple[str, dict[tuple[str, str], object], Translated]
+Entry: TypeAlias = tuple[str, dict[tuple[str, str], object], Any]
 _translated: OrderedDict[tuple[str, str], list[Entry]] = OrderedDict()
 
 
@@ -37,7 +38,8 @@ def translate(text: str, scope: Scope) -> Translated:
     Raises:
         TsqlError: what cannot be read, is not there, or is not supported; never anything else.
     """
-    return _remembered("statement", text, scope)
+    done: Translated = _remembered("statement", text, scope)
+    return done
 
 
 def translate_expression(text: str, scope: Scope) -> Translated:
@@ -46,7 +48,8 @@ def translate_expression(text: str, scope: Scope) -> Translated:
     Raises:
         TsqlError: as `translate`.
     """
-    return _remembered("expression", text, scope)
+    done: Translated = _remembered("expression", text, scope)
+    return done
 
 
 def tables_of(text: str, scope: Scope) -> tuple[str, ...]:
@@ -55,12 +58,11 @@ def tables_of(text: str, scope: Scope) -> tuple[str, ...]:
     Raises:
         TsqlError: as `translate`.
     """
-    writer = Writer(scope)
-    _statement(writer, read(text))
-    return tuple(name for kind, name in writer.used if kind == "columns")
+    found: tuple[str, ...] = _remembered("tables", text, scope)
+    return found
 
 
-def _remembered(what: str, text: str, scope: Scope) -> Translated:
+def _remembered(what: str, text: str, scope: Scope) -> Any:
     """A translation holds for every scope that would have given it the same answers."""
     entries = _translated.get((what, text))
     if entries is not None:
@@ -69,13 +71,21 @@ def _remembered(what: str, text: str, scope: Scope) -> Translated:
                 return done
     writer = Writer(scope)
     try:
-        done = (_statement if what == "statement" else _expression)(writer, read(text))
+        done = _WRITERS[what](writer, read(text))
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
-    _translated[what, text] = [(scope.database, writer.used, done), *(entries or [])][:_SHAPES]
+    used = writer.used
+    if what == "tables":  # which does not depend on what they hold
+        used = {asked: told for asked, told in used.items() if asked[0] != "columns"}
+    _translated[what, text] = [(scope.database, used, done), *(entries or [])][:_SHAPES]
     if len(_translated) > _KEPT:
         _translated.popitem(last=False)
     return done
+
+
+def _tables(writer: Writer, piece: Slice) -> tuple[str, ...]:
+    _statement(writer, piece)
+    return tuple(name for kind, name in writer.used if kind == "columns")
 
 
 def _answer(scope: Scope, kind: str, name: str) -> object:
@@ -141,3 +151,10 @@ def _query(writer: Writer, node: exp.Expression) -> Translated:
     names = None if done.outputs is None else tuple(output.name for output in done.outputs)
     types = None if done.outputs is None else tuple(output.type for output in done.outputs)
     return Translated(done.text, tuple(writer.parameters), "rows", names, types, before=tuple(writer.locks))
+
+
+_WRITERS: dict[str, Callable[[Writer, Slice], Any]] = {
+    "statement": _statement,
+    "expression": _expression,
+    "tables": _tables,
+}

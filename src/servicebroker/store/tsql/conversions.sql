@@ -7,7 +7,7 @@ begin
         message = format('Msg %s, Level 16, State 1: %s', number, said);
 end $$;
 
--- --- UTF-16 and code page 1252 ---
+-- --- UTF-16 and code page 1252; the character 0, which no text of PostgreSQL can hold, becomes the sign for it, U+2400 ---
 
 create or replace function tsql.utf16_decoded(bytes bytea) returns text language plpgsql immutable strict parallel safe as $$
 declare
@@ -19,17 +19,15 @@ declare
 begin
     if octet_length(bytes) % 2 = 1 then digits := digits || '00'; end if;
     if digits ~ '^(?:[0-7][0-9a-f]00)*$' then
-        if digits ~ '^(?:....)*0000' then
-            perform tsql.refuse(40515, 'A string with the character 0 cannot be kept: leave it as varbinary.');
-        end if;
-        return convert_from(decode(regexp_replace(digits, '(..)00', '\1', 'g'), 'hex'), 'UTF8');
+        digits := regexp_replace(digits, '(..)00', '\1', 'g');
+        if digits !~ '^(?:..)*00' then return convert_from(decode(digits, 'hex'), 'UTF8'); end if;
+        digits := regexp_replace(digits, '(..)', '\100', 'g');
     end if;
     bytes := decode(digits, 'hex');
     for place in 0 .. octet_length(bytes) / 2 - 1 loop
         unit := get_byte(bytes, place * 2) + get_byte(bytes, place * 2 + 1) * 256;
-        if unit = 0 then
-            perform tsql.refuse(40515, 'A string with the character 0 cannot be kept: leave it as varbinary.');
-        elsif unit between 55296 and 56319 then
+        if unit = 0 then unit := 9216; end if;
+        if unit between 55296 and 56319 then
             high := unit;
         elsif unit between 56320 and 57343 then
             signs := signs || case when high is null then chr(65533)
@@ -70,11 +68,9 @@ create or replace function tsql.single_decoded(bytes bytea) returns text languag
 begin
     return convert_from(bytes, 'WIN1252');
 exception when others then
-    if position('\x00'::bytea in bytes) > 0 then
-        perform tsql.refuse(40515, 'A string with the character 0 cannot be kept: leave it as varbinary.');
-    end if;
     return (select string_agg(
-                       case when get_byte(bytes, place) in (129, 141, 143, 144, 157) then chr(get_byte(bytes, place))
+                       case when get_byte(bytes, place) = 0 then chr(9216)
+                            when get_byte(bytes, place) in (129, 141, 143, 144, 157) then chr(get_byte(bytes, place))
                             else convert_from(substring(bytes, place + 1, 1), 'WIN1252') end, '' order by place)
               from generate_series(0, octet_length(bytes) - 1) place);
 end $$;

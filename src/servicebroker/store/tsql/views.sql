@@ -33,12 +33,18 @@ select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id,
 select s.database_id, s.broker_database, s.postgres_schema, s.name, s.schema_id, m.name, m.module_id, m.kind,
        null, coalesce(to_regclass(m.parent_table)::oid::bigint::integer, 0), m.create_date, m.modify_date, 0::smallint
   from servicebroker.tsql_modules m
-  join tsql.every_schema s on s.database_id = m.database_id and lower(s.name) = lower(m.schema_name);
+  join tsql.every_schema s on s.database_id = m.database_id and lower(s.name) = lower(m.schema_name)
+ union all  -- the tables under the queues: sys.partitions knows how many rows they have
+select q.database_id, d.name, 'sys', 'sys', 4, 'queue_messages_' || q.queue_id, c.oid::bigint::integer, 'IT',
+       null, q.queue_id, q.create_date, q.modify_date, 1::smallint
+  from servicebroker.queues q
+  join servicebroker.databases d using (database_id)
+  join pg_class c on c.relnamespace = 'servicebroker'::regnamespace and c.relname = 'queue_' || q.queue_id;
 
 create view tsql.all_objects with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type,
        case o.type when 'U' then 'USER_TABLE' when 'V' then 'VIEW' when 'SQ' then 'SERVICE_QUEUE' when 'P' then 'SQL_STORED_PROCEDURE'
-                   when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' end as type_desc,
+                   when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' when 'IT' then 'INTERNAL_TABLE' end as type_desc,
        o.create_date, o.modify_date, o.is_ms_shipped, o.schema_name, o.broker_database
   from tsql.every_object o
   join servicebroker.shown_databases shown using (database_id);
@@ -49,6 +55,11 @@ select name, object_id, principal_id, schema_id, parent_object_id, type, type_de
 create view tsql.tables with (security_invoker = true) as select * from tsql.objects where type = 'U';
 create view tsql.views with (security_invoker = true) as select * from tsql.objects where type = 'V';
 create view tsql.procedures with (security_invoker = true) as select * from tsql.objects where type = 'P';
+create view tsql.internal_tables with (security_invoker = true) as
+select o.*, 201::smallint as internal_type, 'QUEUE_MESSAGES'::text as internal_type_desc from tsql.objects o where o.type = 'IT';
+create view tsql.partitions with (security_invoker = true) as
+select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number, pg_stat_get_live_tuples(o.object_id::bigint::oid) as rows,
+       o.broker_database from tsql.objects o where o.type in ('U', 'IT');
 create view tsql.sequences with (security_invoker = true) as select * from tsql.objects where type = 'SO';
 create view tsql.triggers with (security_invoker = true) as
 select name, object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, parent_object_id as parent_id,

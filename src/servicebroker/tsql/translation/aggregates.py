@@ -66,8 +66,11 @@ def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
     if value.type is None and name == "avg":  # of integers it is one
         whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
         return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
+    if kind in ("money", "smallmoney"):
+        return Sql(f"{text}::numeric(19,4)", SqlType("money"))
     if kind == "decimal" and value.type is not None:
-        return Sql(text, SqlType("decimal", None, 38, value.type.scale or 0))
+        scale = max(value.type.scale or 0, 6) if name == "avg" else value.type.scale or 0
+        return Sql(f"round({text}, {scale})" if name == "avg" else text, SqlType("decimal", None, 38, scale))
     return Sql(text, value.type)
 
 
@@ -138,6 +141,10 @@ def _window(writer: Writer, node: exp.Window) -> Sql:
         parts.append(_frame(spec))
     over = f"OVER ({' '.join(parts)})"
     text = function.text
+    if text.startswith("round(") or text.endswith("::numeric(19,4)"):
+        inner = text.removeprefix("round(").removesuffix("::numeric(19,4)")
+        call, _, rest = inner.rpartition(", ") if text.startswith("round(") else (inner, "", "")
+        return Sql(f"round({call} {over}, {rest}" if rest else f"({call} {over})::numeric(19,4)", function.type)
     cast = text.find("::")  # count(*)::integer: the window belongs to the call
     if text.endswith(("::integer", "::bigint")) and text.startswith("trunc("):
         inner, _, kind = text.removeprefix("trunc(").rpartition(")")

@@ -22,6 +22,24 @@ def wider(left: SqlType | None, right: SqlType | None) -> SqlType | None:
     return INT if found.name == "bit" else found
 
 
+def quotient(left: Sql, right: Sql) -> SqlType:
+    """The type of a division of decimals: at least six digits behind the point."""
+    (p1, s1), (p2, s2) = (_digits(value) for value in (left, right))
+    scale = max(6, s1 + p2 + 1)
+    whole = p1 - s1 + s2
+    return SqlType("decimal", None, min(38, whole + scale), max(6, min(scale, 38 - whole)))
+
+
+def _digits(value: Sql) -> tuple[int, int]:
+    of = value.type
+    if value.text.isdigit():
+        return len(value.text), 0
+    if of is None or of.name != "decimal":
+        digits = {"bit": 1, "tinyint": 3, "smallint": 5, "int": 10, "bigint": 19, "money": 19, "smallmoney": 10}
+        return digits.get(of.name if of else "", 19), 4 if of is not None and "money" in of.name else 0
+    return of.precision or 38, of.scale or 0
+
+
 def alike(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
     """Values of which one is taken, brought to the type that wins: numbers before strings."""
     types = [value.type for value in values if value.type is not None]

@@ -12,7 +12,16 @@ from servicebroker.tsql.types import SYSNAME
 # views of the schema tsql: what sys has not, or has otherwise
 OWN = frozenset(
     {"databases", "tables", "objects", "all_objects", "procedures", "schemas", "columns", "views", "triggers", "types"}
-    | {"sysdatabases", "sysobjects", "indexes", "dm_exec_sessions", "sequences", "identity_columns"}
+    | {
+        "sysdatabases",
+        "sysobjects",
+        "indexes",
+        "dm_exec_sessions",
+        "sequences",
+        "identity_columns",
+        "internal_tables",
+        "partitions",
+    }
 )
 # names that are compared without regard to case; those of services, contracts and message types are not
 _NAMED = {

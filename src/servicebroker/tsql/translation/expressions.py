@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.translation.alternatives import alike, wider
+from servicebroker.tsql.translation.alternatives import alike, quotient, wider
 from servicebroker.tsql.translation.conversions import converted, type_of_node
 from servicebroker.tsql.translation.patterns import like
 from servicebroker.tsql.translation.writer import (
@@ -178,6 +178,9 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
         texts = [_numeric(left, number), _numeric(right, number)]
     else:
         texts = [left.text, right.text]
+    if sign == "/" and number is not None and number.name == "decimal" and None not in (left.type, right.type):
+        number = quotient(left, right)
+        return Sql(f"round({texts[0]} / {texts[1]}, {number.scale})", number)
     if sign == "%" and number is not None and number.name in ("float", "real"):
         texts = [f"{text}::numeric" for text in texts]
     return Sql(f"({texts[0]} {sign} {texts[1]})", number)
