@@ -26,6 +26,7 @@ from servicebroker.activation.order import Order
 from servicebroker.activation.procedures import Procedure, Resolver, load, registered
 from servicebroker.activation.task import Outcome, Stop, run_task
 from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.engine import monitors
@@ -77,6 +78,13 @@ class _Watched:
         return self.is_on and not self.tasks and self.monitor.state != State.NOTIFIED
 
 
+def _tsql_procedure(database: Database, name: str) -> Procedure | None:
+    """The resolver of procedures that were made by CREATE PROCEDURE."""
+    from servicebroker.tsql.activated import resolve  # at its first use: most processes have only Python's
+
+    return resolve(database, name)
+
+
 class Host:
     """Runs the queue monitors of an open instance in this process, until `stop`; a context manager of both kinds.
 
@@ -86,7 +94,7 @@ class Host:
 
     def __init__(self, instance: Instance, resolvers: Iterable[Resolver], *, interval: float = INTERVAL) -> None:
         self.instance = instance
-        self._resolvers = (registered, *resolvers)
+        self._resolvers = (registered, *resolvers, _tsql_procedure)
         self._interval = interval
         self._tick = min(TICK, interval / 4)
         self._coroutines = AsyncTasks(instance)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.open import open_instance
-from servicebroker.cli import certificate, pipeline, poison, route
+from servicebroker.cli import certificate, pipeline, poison, route, tsql
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
 from servicebroker.model.errors import ServiceBrokerError
@@ -36,6 +36,7 @@ app = typer.Typer(
 )
 
 app.add_typer(certificate.app, name="certificate")
+app.add_typer(tsql.app, name="tsql")
 app.add_typer(route.app, name="route")
 app.add_typer(poison.app, name="poison")
 app.add_typer(pipeline.app, name="pipeline")

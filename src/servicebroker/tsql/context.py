@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from servicebroker.api.database import Database
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.databases import ensure_database
+from servicebroker.engine.principals import find_user
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
-from servicebroker.store.running import run_alone
+from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Steps
 from servicebroker.tsql.errors import TsqlError
 
@@ -144,6 +145,16 @@ class Context:
         other = self._machine.instance.database(self.database.name, user=user)
         self._reverted.append(self.database)
         self.database = SessionDatabase(self._machine, other.user.database, other.user)
+
+    def work_as(self, user: str) -> None:
+        """What WITH EXECUTE AS of a procedure says, which nobody needs a permission for but its author.
+
+        Raises:
+            BrokerError: 15517 no such user.
+        """
+        other = run(self._machine.connection, find_user(self.database.database_id, user))
+        self._reverted.append(self.database)
+        self.database = SessionDatabase(self._machine, self.database.name, other)
 
     def revert(self) -> None:
         """REVERT; nothing when there is nothing to go back to."""

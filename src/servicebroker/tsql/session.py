@@ -21,14 +21,12 @@ from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import calls, control, conversations, keys, messages, objects, principals, system
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.functions import give_back_spid
 from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
-from servicebroker.tsql.interpreter.modules import Module
 from servicebroker.tsql.interpreter.queries import Queries
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, Results
-from servicebroker.tsql.syntax import Statement
+from servicebroker.tsql.syntax import Execute, Name, Statement
 from servicebroker.tsql.tokens import Batch, batches
 from servicebroker.tsql.types import INT, SqlType
 
@@ -94,8 +92,6 @@ class Session:
             send_ahead(machine.connection)
         try:
             machine.queries.close()
-            if machine.taken_spid is not None:
-                give_back_spid(machine, machine.taken_spid)
         except psycopg.Error:
             if self._given is None:
                 machine.connection.close()  # its settings are nobody else's
@@ -141,18 +137,23 @@ class Session:
         rows = self.machine.connection.run_prepared(_NAMES, (database.database_id,))
         return [name for (name,) in rows]
 
-    def call(self, name: str, module: Module) -> None:
-        """Run a procedure without parameters, as activation does.
+    def call(self, database: str, schema: str, name: str) -> None:
+        """Run a procedure without parameters, as activation does; errors that do not end it are only said.
 
         Raises:
-            TsqlError: 8415 it has left a transaction open, which is rolled back.
+            TsqlError: the error that ended it, 8415 it has left a transaction open, which is rolled back, 2812.
         """
         machine = self.machine
+        ended = [True]
+        statement = Execute(1, Name((database, schema, name)), (), None)
         with self._batch({}):
-            calls.call(machine, machine.context.database, module)
+            machine.run([statement])
+            ended.clear()
         if machine.transactions.count:
             machine.context.roll_back()
             raise from_broker(BrokerError(8415, name))
+        if ended and machine.last_error is not None:
+            raise machine.last_error
 
     def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
         with self._batch(parameters):

@@ -154,6 +154,13 @@ class SetVariable(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class SelectVariables(Statement):
+    """SELECT @a = value, @b = value, without FROM."""
+
+    assignments: tuple[SetVariable, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SetOption(Statement):
     """SET option ON, OFF or a value; `options` in upper case."""
 

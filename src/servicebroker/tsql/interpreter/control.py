@@ -25,6 +25,7 @@ from servicebroker.tsql.syntax import (
     Revert,
     RollbackTransaction,
     SaveTransaction,
+    SelectVariables,
     SetOption,
     SetVariable,
     TryCatch,
@@ -128,12 +129,23 @@ def _declare_table(machine: Machine, statement: DeclareTable) -> None:
 
 @runs(SetVariable)
 def _set_variable(machine: Machine, statement: SetVariable) -> None:
+    _assign(machine, statement)
+    machine.done(1)
+
+
+def _assign(machine: Machine, statement: SetVariable) -> None:
     expression = statement.value
     if statement.operator:
         expression = Expression(f"{statement.name} {statement.operator} ({expression.text})", expression.line)
     machine.frame.type_of(statement.name)
     value = evaluate(machine, expression)
     machine.frame.assign(statement.name, value.value, value.type)
+
+
+@runs(SelectVariables)
+def _select_variables(machine: Machine, statement: SelectVariables) -> None:
+    for assignment in statement.assignments:
+        _assign(machine, assignment)
     machine.done(1)
 
 

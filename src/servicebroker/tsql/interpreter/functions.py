@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from servicebroker.store import locks
+from servicebroker.store.direct import DirectConnection
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.types import INT, SqlType
 
@@ -100,18 +102,22 @@ _TAKE = (
 _SPIDS = locks.TSQL_SESSION
 
 
-def take_spid(machine: Machine) -> int:
-    """A number that no other session of the instance has now; PostgreSQL keeps it for us until the session ends.
+_taken: WeakKeyDictionary[DirectConnection, int] = WeakKeyDictionary()
+
+
+def spid_of(machine: Machine) -> int:
+    """The number of the session's connection, which no other one of the instance has now.
+
+    PostgreSQL keeps it, as a lock, until the connection is closed.
 
     Raises:
         TsqlError: 701 there are too many sessions.
     """
+    known = _taken.get(machine.connection)
+    if known is not None:
+        return known
     rows = machine.connection.run_prepared(_TAKE, (_FIRST_SPID, _LAST_SPID, _SPIDS))
     if not rows:
         raise TsqlError(701, "There are more than 32,717 sessions.")
-    return int(rows[0][0])
-
-
-def give_back_spid(machine: Machine, spid: int) -> None:
-    """The session ends."""
-    machine.connection.run_prepared("select pg_advisory_unlock($1::int, $2::int)", (_SPIDS, spid))
+    _taken[machine.connection] = int(rows[0][0])
+    return _taken[machine.connection]

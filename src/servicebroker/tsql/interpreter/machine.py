@@ -17,7 +17,7 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import in_transaction
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame, Signal
-from servicebroker.tsql.interpreter.functions import Functions, take_spid
+from servicebroker.tsql.interpreter.functions import Functions, spid_of
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said
@@ -107,7 +107,7 @@ class Machine:
         self.nocount = False
         self.xact_abort = False
         self.options: dict[str, str] = {}
-        self._spid: int | None = None
+        self.last_error: TsqlError | None = None
 
     @property
     def database(self) -> Any:
@@ -122,17 +122,12 @@ class Machine:
     @property
     def spid(self) -> int:
         """@@SPID."""
-        if self._spid is None:
-            self._spid = take_spid(self)
-        return self._spid
-
-    @property
-    def taken_spid(self) -> int | None:
-        """@@SPID, if anybody has asked for it."""
-        return self._spid
+        return spid_of(self)
 
     def say(self, said: Said) -> None:
         """To whoever runs the script."""
+        if isinstance(said, TsqlError):
+            self.last_error = said
         self.listener(said)
 
     def changed(self, rows: int) -> None:
@@ -190,7 +185,7 @@ class Machine:
         self.context.database = database
         try:
             if user is not None:
-                self.context.execute_as(user)
+                self.context.work_as(user)
             yield
         finally:
             self.unwind(depth, users)

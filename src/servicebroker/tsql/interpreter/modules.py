@@ -8,6 +8,7 @@ from typing import NamedTuple
 from servicebroker.engine.activation import OWNER, SELF
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import postgres_name
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.errors import TsqlError
@@ -33,11 +34,17 @@ class Module(NamedTuple):
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
     """The procedure of that name, in dbo when it says no schema; None when there is none."""
     database = database_of(machine, name)
-    rows = machine.connection.run_prepared(_FIND, (database.database_id, name.schema or "dbo", name.own, "P"))
+    module = module_named(machine.connection, database.database_id, name.schema or "dbo", name.own)
+    return None if module is None else (database, module)
+
+
+def module_named(connection: DirectConnection, database_id: int, schema: str, name: str) -> Module | None:
+    """The procedure of that name; None when there is none."""
+    rows = connection.run_prepared(_FIND, (database_id, schema, name, "P"))
     if not rows:
         return None
     _, text, execute_as, creator, own = rows[0]
-    return database, Module(parsed(text), _user(execute_as, creator), own)
+    return Module(parsed(text), _user(execute_as, creator), own)
 
 
 def _user(execute_as: str | None, creator: str) -> str | None:

@@ -292,7 +292,7 @@ def _alter_database(machine: Machine, statement: Definition) -> None:
 
 
 # what such an option asks for holds here anyhow, or is PostgreSQL's to set
-_OPTIONS = words(
+OPTIONS = words(
     "TRUSTWORTHY RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER READ_WRITE ONLINE AUTO_CLOSE AUTO_SHRINK "
     "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
     "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
@@ -304,7 +304,7 @@ _OPTIONS = words(
 
 
 def _check_option(option: str, statement: Definition) -> None:
-    if option.split()[0] not in _OPTIONS:
+    if option.split()[0] not in OPTIONS:
         raise unsupported(f"ALTER DATABASE SET {option}", "Set what PostgreSQL has for it.", statement.line)
 
 

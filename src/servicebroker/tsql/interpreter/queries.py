@@ -23,7 +23,7 @@ from servicebroker.tsql.scope import Column, Scope
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.types import SqlType
 
-_INTO = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
+TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(", re.IGNORECASE)
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
 
@@ -196,7 +196,7 @@ class Queries:
         self.machine.connection.run_described(f"insert into {table} ({names}) values ({places})", values)
 
     def _note_temporary(self, text: str) -> None:
-        found = _INTO.search(text)
+        found = TEMPORARY.search(text)
         if found:
             name = (found[1] or found[2]).lower()
             self._has_temporary = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from servicebroker.tsql.columns import QUERY, columns_of
 from servicebroker.tsql.scope import Column
@@ -15,19 +16,24 @@ if TYPE_CHECKING:
 _AGE = 2.0  # seconds that columns are remembered: another session may alter the table
 
 
+Remembered = dict[str, tuple[float, tuple[Column, ...]]]
+_remembered: WeakKeyDictionary[object, Remembered] = WeakKeyDictionary()  # by what all sessions of an instance share
+
+
 class Columns(Mapping[str, tuple[Column, ...]]):
     """By the quoted PostgreSQL name of the table; a table that is not there has no entry."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._found: dict[str, tuple[float, tuple[Column, ...]]] = {}
+        self._found = _remembered.setdefault(machine.instance.doorbell, {})
 
     def __getitem__(self, table: str) -> tuple[Column, ...]:
         now = time.monotonic()
         known = self._found.get(table)
         if known is None or known[0] < now:
             known = (now + _AGE, self._look(table))
-            self._found[table] = known
+            if not table.startswith("pg_temp"):  # that is another table in another session
+                self._found[table] = known
         if not known[1]:
             raise KeyError(table)
         return known[1]

@@ -74,7 +74,9 @@ class Parser(Objects):
         if parse_word is not None:
             self.at += 1
             return parse_word(self, line)
-        if word in ("SELECT", "UPDATE", "DELETE", "TRUNCATE", "WITH"):
+        if word == "SELECT":
+            return self.select(line)
+        if word in ("UPDATE", "DELETE", "TRUNCATE", "WITH"):
             return self.relational(line)
         if word == "INSERT":
             return self.insert(line)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.parser.dialogs import Dialogs
-from servicebroker.tsql.parser.extent import statement_end
+from servicebroker.tsql.parser.extent import expression_end, statement_end
+from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.syntax import (
     BeginTransaction,
     Block,
@@ -14,6 +15,7 @@ from servicebroker.tsql.syntax import (
     Continue,
     DeclareTable,
     DeclareVariable,
+    Expression,
     If,
     Operand,
     Print,
@@ -22,6 +24,7 @@ from servicebroker.tsql.syntax import (
     Return,
     RollbackTransaction,
     SaveTransaction,
+    SelectVariables,
     SetOption,
     SetVariable,
     Statement,
@@ -35,6 +38,9 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, unquoted
 
 MAXIMUM_DEPTH = 64
+_CLAUSES = frozenset(
+    {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
+)
 _OPERATORS = {"=": "", "+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
 
 
@@ -338,6 +344,28 @@ class Control(Dialogs):
         return self.word not in ("SEND", "GET", "MOVE", "RECEIVE", "THROW") or self.peek() in (";", "")
 
     # ------------------------------------------------------------ what is left to others
+
+    def select(self, line: int) -> Statement:
+        """SELECT; one that only gives values to variables is told apart, since it needs no database."""
+        begin = self.at
+        end = statement_end(self.tokens, begin)
+        assignments: list[SetVariable] = []
+        self.at += 1
+        while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _OPERATORS:
+            name, operator = self.variable(), _OPERATORS[self.word]
+            self.at += 1
+            value_at = self.at
+            value_end = expression_end(self.tokens, value_at, _CLAUSES)
+            if value_end == value_at:
+                break
+            self.at = value_end
+            assignments.append(SetVariable(line, name, operator, Expression(self.slice(value_at, value_end), line)))
+            if self.at == end:
+                return SelectVariables(line, tuple(assignments))
+            if not self.take(","):
+                break
+        self.at = begin
+        return self.relational(line)
 
     def relational(self, line: int) -> Relational:
         """A statement whose text goes to the translation as it is."""

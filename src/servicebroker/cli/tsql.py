@@ -1,0 +1,55 @@
+"""`servicebroker tsql check`: whether scripts will run here."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.check import Finding
+
+
+app = typer.Typer(no_args_is_help=True, help="T-SQL scripts: what runs here.")
+
+
+@app.callback()
+def _commands() -> None:
+    """T-SQL scripts: what runs here."""
+
+
+@app.command("check")
+def check_files(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scripts.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One object for each statement, then the sums.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also the statements that run as they are.")] = False,
+) -> None:
+    """Say of each statement whether it runs, differs, or does not run. Exit code 1 when one does not run."""
+    from servicebroker.cli.sql import decoded  # the translation takes its time to import
+    from servicebroker.tsql.check import Verdict, check
+
+    counts: Counter[Verdict] = Counter()
+    for file in files:
+        for found in check(decoded(file.read_bytes())):
+            counts[found.verdict] += 1
+            if as_json:
+                typer.echo(json.dumps({"file": str(file), **found._asdict()}))
+            elif every or found.verdict is not Verdict.RUNS:
+                typer.echo(f"{file}:{found.line}: {_sentence(found)}")
+    total = sum(counts.values())
+    shares = {verdict: round(100 * counts[verdict] / total, 1) if total else 0.0 for verdict in Verdict}
+    if as_json:
+        sums = {verdict.value: {"statements": counts[verdict], "percent": shares[verdict]} for verdict in Verdict}
+        typer.echo(json.dumps({"statements": total, **sums}))
+    else:
+        said = ", ".join(f"{shares[verdict]} % {verdict.value} ({counts[verdict]})" for verdict in Verdict)
+        typer.echo(f"{total} statements: {said}.")
+    if counts[Verdict.REFUSED]:
+        raise typer.Exit(1)
+
+
+def _sentence(found: Finding) -> str:
+    return f"{found.statement} {found.verdict.value}{': ' + found.note if found.note else ''}"

@@ -1,0 +1,55 @@
+"""T-SQL procedures as activation procedures: a resolver for `servicebroker.activation`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from servicebroker.model.names import name_parts
+from servicebroker.tsql.errors import Message, TsqlError
+from servicebroker.tsql.interpreter.modules import module_named
+from servicebroker.tsql.results import Said
+
+if TYPE_CHECKING:
+    from servicebroker.activation.procedures import Call
+    from servicebroker.api.database import Database
+
+
+@dataclass(frozen=True)
+class TsqlProcedure:
+    """A procedure of the catalog, by name; what it says goes to the log, its result sets to nobody."""
+
+    database: str
+    schema: str
+    name: str
+    worker: Literal["thread"] = "thread"
+
+    def __call__(self, call: Call) -> None:
+        """Run it once, as activation does.
+
+        Raises:
+            TsqlError: the error that ended it.
+        """
+        from servicebroker.tsql.session import Session
+
+        with Session(call.database, _teller(call.output)) as session:
+            session.call(self.database, self.schema, self.name)
+
+
+def _teller(output: Callable[[str], None]) -> Callable[[Said], None]:
+    def tell(said: Said) -> None:
+        if isinstance(said, Message):
+            output(said.text)
+        elif isinstance(said, TsqlError):
+            output(said.shown())
+
+    return tell
+
+
+def resolve(database: Database, name: str) -> TsqlProcedure | None:
+    """The procedure that `schema.procedure` means in the database; None when it has none of that name."""
+    schema, own = name_parts("procedure", name, 2)
+    with database.instance.connection() as connection:
+        found = module_named(connection, database.database_id, schema, own)
+    return None if found is None else TsqlProcedure(database.name, schema, own)

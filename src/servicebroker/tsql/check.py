@@ -1,0 +1,182 @@
+"""`servicebroker tsql check`: what of a script runs here, what differs, and what does not, statement by statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from enum import StrEnum
+from typing import NamedTuple
+
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.functions import KNOWN
+from servicebroker.tsql.interpreter.machine import RUNNERS
+from servicebroker.tsql.interpreter.objects import DEFINERS, OPTIONS
+from servicebroker.tsql.interpreter.options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
+from servicebroker.tsql.interpreter.queries import TEMPORARY
+from servicebroker.tsql.parser import parse
+from servicebroker.tsql.relational import translate, translate_expression
+from servicebroker.tsql.scope import Scope
+from servicebroker.tsql.session import Session
+from servicebroker.tsql.syntax import (
+    DeclareTable,
+    DeclareVariable,
+    Definition,
+    Expression,
+    InsertExecute,
+    Permission,
+    Procedure,
+    Relational,
+    SetOption,
+    Statement,
+    Trigger,
+    Unsupported,
+)
+from servicebroker.tsql.tokens import Batch, batches
+from servicebroker.tsql.types import SqlType, parse_type
+
+_ = Session  # the module registers what runs each statement
+
+
+class Verdict(StrEnum):
+    """What becomes of a statement here."""
+
+    RUNS = "runs"
+    DIFFERS = "differs"
+    REFUSED = "does not run"
+
+
+class Finding(NamedTuple):
+    """One statement; `note` says what differs, or what to write instead."""
+
+    line: int
+    statement: str
+    verdict: Verdict
+    note: str = ""
+
+
+class Declared(NamedTuple):
+    """What the statements of a batch have declared so far."""
+
+    variables: dict[str, SqlType]
+    tables: dict[str, str]
+
+
+def check(script: str) -> Iterator[Finding]:
+    """Judge each statement of a script without a database; names of tables and columns are not looked up."""
+    try:
+        for batch in batches(script):
+            yield from _check_batch(batch)
+    except TsqlError as error:
+        yield _refused(error, "text")
+
+
+def _check_batch(batch: Batch) -> Iterator[Finding]:
+    try:
+        statements = parse(batch.tokens)
+    except TsqlError as error:
+        yield _refused(error, "batch")
+        return
+    declared = Declared({}, {})
+    for statement in statements:
+        yield from _check(statement, declared)
+
+
+def _refused(error: TsqlError, statement: str, line: int = 0) -> Finding:
+    return Finding(error.line or line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
+
+
+def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
+    """The statement, then those inside it."""
+    if isinstance(statement, Procedure):
+        declared = Declared({one.name: _type(one.type) for one in statement.parameters}, {})
+    elif isinstance(statement, Trigger):
+        declared = Declared({}, {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"})
+    title = title_of(statement)
+    try:
+        verdict, note = _judged(statement, declared)
+        yield Finding(statement.line, title, verdict, note)
+    except TsqlError as error:
+        yield _refused(error, title, statement.line)
+    for inner in _inside(statement):
+        yield from _check(inner, declared)
+
+
+def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
+    if isinstance(statement, Unsupported):
+        return Verdict.REFUSED, f"{statement.what} is not supported here. {statement.instead}"
+    if isinstance(statement, Definition) and (statement.verb, statement.kind) not in DEFINERS:
+        return Verdict.REFUSED, "There is nothing like it here."
+    if type(statement) not in RUNNERS:
+        return Verdict.REFUSED, "There is nothing like it here."
+    scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN))
+    if isinstance(statement, DeclareVariable):
+        declared.variables.setdefault(statement.name, _type(statement.type))
+    elif isinstance(statement, DeclareTable):
+        declared.tables[statement.name] = f'pg_temp."{statement.name}"'
+        translate(f"CREATE TABLE #checked {statement.columns}", scope)
+    elif isinstance(statement, Relational):
+        translate(statement.text, scope)
+        made = TEMPORARY.search(statement.text)
+        if made:
+            name = (made[1] or made[2]).lower()
+            declared.tables[name] = f'pg_temp."{name}"'
+    elif isinstance(statement, InsertExecute):
+        return Verdict.RUNS, ""
+    for expression in _expressions(statement):
+        translate_expression(expression.text, scope)
+    return _difference(statement)
+
+
+def _difference(statement: Statement) -> tuple[Verdict, str]:
+    if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
+        return Verdict.DIFFERS, "The option changes nothing here."
+    if isinstance(statement, Permission) and statement.kind in (
+        "OBJECT",
+        "SCHEMA",
+        "ENDPOINT",
+        "USER",
+        "ROLE",
+        "LOGIN",
+    ):
+        return Verdict.DIFFERS, "Only permissions on the broker's objects are kept."
+    if isinstance(statement, Definition):
+        ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
+        if ignored:
+            return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here."
+        if statement.kind == "LOGIN" and statement.verb == "CREATE":
+            return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users."
+    return Verdict.RUNS, ""
+
+
+def _type(text: str) -> SqlType:
+    return parse_type(text)
+
+
+def _expressions(statement: Statement) -> Iterator[Expression]:
+    for one in fields(statement):
+        value = getattr(statement, one.name)
+        if isinstance(value, Expression):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (each for each in value if isinstance(each, Expression))
+
+
+def _inside(statement: Statement) -> Iterator[Statement]:
+    for one in fields(statement):
+        value = getattr(statement, one.name)
+        if isinstance(value, Statement):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (each for each in value if isinstance(each, Statement))
+
+
+def title_of(statement: Statement) -> str:
+    """What the report calls a statement: its words."""
+    if isinstance(statement, Definition):
+        return f"{statement.verb} {statement.kind}"
+    if isinstance(statement, Relational):
+        return statement.verb
+    if isinstance(statement, Unsupported):
+        return statement.what
+    name = type(statement).__name__
+    return "".join(" " + letter if letter.isupper() else letter for letter in name).strip().upper()
