@@ -25,7 +25,10 @@ _PLACE = re.compile(
 @runs(Print)
 def _print(machine: Machine, statement: Print) -> None:
     value, source = evaluate(machine, statement.value)
-    text = "" if value is None else _as_text(value, source)
+    if isinstance(value, bytes | bytearray | memoryview):
+        text = "0x" + bytes(value).hex().upper()
+    else:
+        text = "" if value is None else _as_text(value, source)
     machine.say(Message(text[:_LONGEST]))
     machine.done(0)
 

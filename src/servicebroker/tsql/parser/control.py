@@ -5,7 +5,6 @@ from __future__ import annotations
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.parser.dialogs import Dialogs
 from servicebroker.tsql.parser.extent import expression_end, statement_end
-from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.syntax import (
     BeginTransaction,
     Block,
