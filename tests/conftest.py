@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -54,6 +55,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def seeded_random(request: pytest.FixtureRequest) -> random.Random:
     """Randomness of this test, the same again under the same --seed."""
     return random.Random(f"{request.config.option.seed} {request.node.nodeid}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Key folders of instances by URL are not those of who runs the tests."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

@@ -166,6 +166,7 @@ class Two:
         west.database.drop_service(STOCK)
         east.database.drop_service(ORDERS)
         west.database.create_route("ToStock", service_name=STOCK, address=east.address)
+        east.database.grant("SEND", "public", service=STOCK)
         east.database.create_route("ToOrders", service_name=ORDERS, address=west.address)
 
     def introduce(self, folder: Path, suffix: str = "") -> None:
@@ -178,7 +179,7 @@ class Two:
 
     def send(self, *texts: str, handle: Any = None) -> Any:
         database = self.west.database
-        handle = handle or database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        handle = handle or database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
         for text in texts:
             database.send(handle, ORDER, text)
         return handle

@@ -37,6 +37,7 @@ class Site:
         self.name, self.world, self.seconds = name, world, 0.0
         self.instance = sb.open(url, clock=clock, upkeep=None)
         self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.database.grant("CONTROL", "public")  # it takes what is not secured
         self.msdb = self.instance.database("msdb")
         self.out: dict[str, Pipe] = {}
         self.lost: set[str] = set()

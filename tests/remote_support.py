@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -37,7 +39,8 @@ class Site:
     """An instance with its database, its relay and its link to the other one."""
 
     def __init__(self, url: str, clock: Clock, own: str, other: str) -> None:
-        self.instance = sb.open(url, clock=clock, upkeep=None)
+        self._folder = tempfile.TemporaryDirectory()
+        self.instance = sb.open(url, clock=clock, upkeep=None, keys=Path(self._folder.name) / "keys")
         self.database = define_standard_set(self.instance.database("Test", create=True))
         self.clock, self.seconds = clock, 0.0
         self.address, self.other = own, parse_address(other)
@@ -47,7 +50,7 @@ class Site:
         self.relay = self.new_relay()
 
     def new_relay(self) -> Relay:
-        return Relay(self, self.clock, lambda: self.seconds, random.Random(1))
+        return Relay(self, self.clock, lambda: self.seconds, random.Random(1), keys=self.instance.key_folder())
 
     def reach(self, address: Address) -> Wire | str:
         assert address == self.other
@@ -60,6 +63,7 @@ class Site:
     def close(self) -> None:
         self.connection.close()
         self.instance.close()
+        self._folder.cleanup()
 
 
 @dataclass
@@ -89,6 +93,7 @@ def paired(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
     west.database.drop_service(STOCK)
     east.database.drop_service(ORDERS)
     west.database.create_route("ToStock", service_name=STOCK, address=EAST)
+    east.database.grant("SEND", "public", service=STOCK)
     east.database.create_route("ToOrders", service_name=ORDERS, address=WEST)
     yield Pair(west, east)
     west.close()
@@ -98,7 +103,7 @@ def paired(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
 def begin(pair: Pair, count: int = 1) -> Any:
     """A conversation from west to east with so many messages."""
     database = pair.west.database
-    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     for number in range(count):
         database.send(handle, ORDER, str(number))
     return handle

@@ -108,7 +108,7 @@ def find_again(sites: dict[str, Site], name: str) -> None:
 
 def begin(sites: dict[str, Site], text: str) -> UUID:
     database = sites["west"].database
-    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, text)
     return handle
 

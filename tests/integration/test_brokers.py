@@ -85,6 +85,7 @@ class Network:
         west.database.drop_service(STOCK)
         east.database.drop_service(ORDERS)
         west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{self.proxies[1].port}")
+        east.database.grant("SEND", "public", service=STOCK)
         east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{self.proxies[0].port}")
 
     def close(self) -> None:
@@ -109,7 +110,8 @@ class Traffic:
         self.each = max(1, messages // CONVERSATIONS)
         self.pause = seconds * BATCH / (self.each * CONVERSATIONS)
         self.handles = [
-            network.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(CONVERSATIONS)
+            network.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+            for _ in range(CONVERSATIONS)
         ]
         self.sent: dict[UUID, int] = dict.fromkeys(self.handles, 0)
         self.arrived: dict[UUID, int] = {}  # by the target's handle

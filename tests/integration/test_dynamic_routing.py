@@ -108,7 +108,7 @@ def test_the_service_is_asked_once_and_the_conversations_go_on(
 def test_the_identifier_that_was_given_is_asked_for(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     guid = "01234567-89ab-cdef-0123-456789abcdef"
-    handle = database.begin_dialog(ORDERS, "//test/<Far>", broker_instance=guid, contract=CONTRACT)
+    handle = database.begin_dialog(ORDERS, "//test/<Far>", broker_instance=guid, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"1")
     background(database)
     assert requests(service) == [
@@ -121,7 +121,7 @@ def test_the_identifier_that_was_given_is_asked_for(configured: tuple[sb.Databas
 def test_a_transaction_that_is_rolled_back_has_asked_nothing(configured: tuple[sb.Database, sb.Database]) -> None:
     database, service = configured
     with pytest.raises(ZeroDivisionError), database.transaction() as transaction:
-        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         raise ZeroDivisionError
     background(database)
     assert requests(service) == []
@@ -134,7 +134,7 @@ def test_two_that_lack_the_same_route_at_once_ask_once_and_do_not_wait(
 ) -> None:
     database, service = configured
     with database.transaction() as first:
-        first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+        first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
         database.send(begin(database), ORDER, b"2")  # while the first has not committed
     background(database)
     assert len(requests(service)) == 1
@@ -188,9 +188,9 @@ def test_while_a_request_is_pending_the_routes_of_last_resort_count(
     assert status(database) == [ASKING]
     database.send(second, ORDER, b"2")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
-    nowhere = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT)
+    nowhere = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT, encryption=False)
     database.send(nowhere, ORDER, b"3")
-    again = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT)
+    again = database.begin_dialog(ORDERS, "//test/Nowhere", contract=CONTRACT, encryption=False)
     database.send(again, ORDER, b"3")
     assert status(database) == [ASKING]
 
@@ -201,7 +201,7 @@ def test_what_goes_to_another_instance_goes_on_too(pair: Pair, example: ModuleTy
     service = example.define(west.instance)
     west.drop_route("ToStock")
     example.ask_here(west)
-    west.send(west.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+    west.send(west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False), ORDER, b"1")
     pair.rounds()
     assert status(west) == [ASKING]
     background(west)
@@ -217,7 +217,7 @@ def test_a_changed_route_takes_effect_for_what_is_under_way(pair: Pair) -> None:
     west = pair.west.database
     west.alter_route("ToStock", address=WEST.replace("west", "nowhere"))
     pair.west.reach = lambda address: pair.west.out if address == pair.west.other else "unreachable"  # type: ignore[method-assign]
-    handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.send(handle, ORDER, b"1")
     pair.rounds()
     assert status(west) == ["unreachable"]

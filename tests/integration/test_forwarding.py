@@ -53,7 +53,7 @@ class Three:
             site.seconds += seconds
 
     def send(self, *texts: str, handle: Any = None) -> Any:
-        handle = handle or self.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        handle = handle or self.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
         for text in texts:
             self.west.database.send(handle, ORDER, text)
         return handle
@@ -218,7 +218,7 @@ def test_a_loop_ends(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     west.route("//test/Round", "middle")
     middle.route("//test/Round", "east", outside=True)
     east.route("//test/Round", "middle", outside=True)
-    handle = west.database.begin_dialog(ORDERS, "//test/Round", contract=CONTRACT)
+    handle = west.database.begin_dialog(ORDERS, "//test/Round", contract=CONTRACT, encryption=False)
     west.database.send(handle, ORDER, b"a")
     west.round()
     for _ in range(30):
@@ -248,7 +248,7 @@ def test_a_route_to_this_very_instance_counts_as_from_outside(three: Three) -> N
     west.database.create_route("Myself", service_name="//test/Mine", address="TCP://west:4022")
     west.msdb.create_route("Away", service_name="//test/Mine", address="TCP://east:4022")
     three.east.database.create_service("//test/Mine", STOCK_QUEUE, [CONTRACT])
-    handle = west.database.begin_dialog(ORDERS, "//test/Mine", contract=CONTRACT)
+    handle = west.database.begin_dialog(ORDERS, "//test/Mine", contract=CONTRACT, encryption=False)
     west.database.send(handle, ORDER, b"a")
     west.here = west.here._replace(forwards=False)
     three.rounds()

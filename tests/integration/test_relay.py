@@ -181,7 +181,7 @@ def test_while_the_queue_is_off_messages_wait_at_the_receiver_and_are_acknowledg
 @pytest.mark.parametrize("kind", [ORDER, DOCUMENT])
 def test_a_large_message_travels_in_fragments(pair: Pair, kind: str) -> None:
     body = b"<x>" + b"0123456789" * 30_000 + b"</x>"
-    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     pair.west.database.send(handle, kind, body)
     pair.west.database.send(handle, ORDER, b"small")
     pair.rounds()
@@ -266,7 +266,7 @@ def test_a_multicast_to_conversations_with_another_instance(pair: Pair, size: in
     pair.rounds()
     while pair.east.database.receive(STOCK_QUEUE):
         pass
-    handles.append(pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT))
+    handles.append(pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False))
     body = b"x" * size
     pair.west.database.send(handles, ORDER, body)
     assert query(pair.west.database, "select count(*) from servicebroker.shared_bodies") == [(1,)]

@@ -117,7 +117,7 @@ def test_while_somebody_holds_the_row_nothing_is_lost_and_it_goes_on_soon_after(
     handle, message = opened(pair)
     pair.east.database.send(message.conversation_handle, REPLY, b"a")
     with pair.east.database.transaction() as transaction:
-        transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT)
+        transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT, encryption=False)
         transaction.move_conversation(
             message.conversation_handle,
             query(
@@ -237,7 +237,7 @@ def test_error_broker_conversations_reaches_the_peer_at_its_next_message(pair: P
 
 
 def test_lifetimes_end_on_both_sides_and_nothing_travels_afterwards(pair: Pair) -> None:
-    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, lifetime=60)
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False, lifetime=60)
     pair.west.database.send(handle, ORDER, b"0")
     pair.rounds()
     (message,) = pair.east.database.receive(STOCK_QUEUE)
@@ -390,7 +390,9 @@ def test_a_conversation_survives_a_lost_link(pair: Pair) -> None:
 
 @pytest.mark.feature(131)
 def test_a_small_message_overtakes_the_fragments_of_a_large_one(pair: Pair) -> None:
-    large, small = (pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT) for _ in range(2))
+    large, small = (
+        pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(2)
+    )
     pair.west.database.send(large, ORDER, b"x" * 3_000_000)
     pair.rounds(1)
     pair.west.database.send(small, ORDER, b"small")

@@ -30,7 +30,7 @@ from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.security import CHECKSUM, SessionKey
 
 CONVERSATION, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
-KEY = SessionKey(bytes(32), lambda: bytes(12))
+KEY = SessionKey(bytes(32), lambda: bytes(16))
 DATA = Part("t", Content.DATA, b"x")
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.protocol.errors import CorruptedMessage, KeyWornOut
-from servicebroker.protocol.security import CHECKSUM, NONCE_SIZE, Protection, SessionKey
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.security import CHECKSUM, SALT_SIZE, Protection, SessionKey
 from support import refused
 
 KEY = bytes(range(32))
@@ -16,7 +16,7 @@ KEY = bytes(range(32))
 
 def counting() -> Callable[[], bytes]:
     counter = itertools.count()
-    return lambda: next(counter).to_bytes(NONCE_SIZE, "big")
+    return lambda: next(counter).to_bytes(SALT_SIZE, "big")
 
 
 @pytest.fixture(params=["key", "checksum"])
@@ -38,7 +38,7 @@ def test_the_border_between_header_and_payload_is_sealed_too(protection: Protect
     assert CHECKSUM.seal(b"ab", b"c")[:16] != CHECKSUM.seal(b"a", b"bc")[:16]
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 27])
+@pytest.mark.parametrize("size", [0, 1, 15, 39])
 def test_too_short_to_be_sealed(protection: Protection, size: int) -> None:
     with pytest.raises(CorruptedMessage):
         protection.open(b"header", bytes(size))
@@ -67,14 +67,15 @@ def test_another_key_opens_nothing() -> None:
         SessionKey(bytes(32), counting()).open(b"", sealed)
 
 
-def test_a_key_seals_no_more_often_than_it_is_allowed() -> None:
-    key = SessionKey(KEY, counting(), allowance=2)
-    sealed = [key.seal(b"", b"x"), key.seal(b"", b"y")]
-    with pytest.raises(KeyWornOut):
-        key.seal(b"", b"z")
-    assert [key.open(b"", one) for one in sealed] == [b"x", b"y"]
-    key.allowance += 1
-    key.seal(b"", b"z")
+def test_a_key_never_wears_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A salt is good for so many uses, and then another one is drawn; a key that is loaded again has its own."""
+    monkeypatch.setattr("servicebroker.protocol.security.KEY_USES", 2)
+    key, again = SessionKey(KEY, counting()), SessionKey(KEY, lambda: bytes(SALT_SIZE - 1) + b"x")
+    sealed = [key.seal(b"", b"x") for _ in range(5)] + [again.seal(b"", b"x") for _ in range(2)]
+    assert len({one[: SALT_SIZE + 8] for one in sealed}) == 7  # no nonce twice
+    assert len({one[:SALT_SIZE] for one in sealed}) == 4
+    reader = SessionKey(KEY, counting())
+    assert [reader.open(b"", one) for one in sealed + sealed[::-1]] == [b"x"] * 14
 
 
 @pytest.mark.parametrize("size", [0, 16, 31, 33])

@@ -75,7 +75,7 @@ class Daemon:
         with connect(url) as connection:
             ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
         self._network = Network(UUID(str(instance)), uuid4(), self._inbox, clock)
-        self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here)
+        self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here, keys=keys)
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
         self._listens_at: int | None = None

@@ -20,6 +20,20 @@ def corrupted(problem: CorruptedMessage) -> None:
     _log.warning("Broker:Corrupted Message: %s", problem)
 
 
+def conversation(subclass: str, header: Header, error: str = "") -> None:
+    """Audit Broker Conversation: No Security Header, No Certificate, Bad Signature or Run As Target Failure.
+
+    The message is dropped and not answered; its sender will send it again.
+    """
+    fields = {"conversation": str(header.conversation_id), "from_service": header.from_service}
+    _record(logging.WARNING, "Audit Broker Conversation", subclass=subclass, error=error, **fields)
+
+
+def trouble(text: str) -> None:
+    """What the administrator has to put right."""
+    _log.error("%s", text)
+
+
 def undeliverable(dropped: Dropped, header: Header) -> None:
     """Broker:Message Undeliverable (Dropped)."""
     _log.info(

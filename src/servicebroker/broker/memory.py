@@ -11,11 +11,13 @@ from uuid import UUID
 from servicebroker.broker.links import Link
 from servicebroker.engine.departing import Leaving
 from servicebroker.engine.remote import Remote
+from servicebroker.model.dialog_security import Security
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.dialog import Dialog, Identity, Sending, State
-from servicebroker.protocol.envelope import Failure
+from servicebroker.protocol.envelope import Failure, unpack_exchange
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
+from servicebroker.protocol.session import Session
 
 CAPACITY = 10_000  # conversations
 
@@ -27,6 +29,7 @@ class Entry:
     endpoint: Remote
     dialog: Dialog
     end: int  # one above the highest message known to wait
+    session: Session | None  # None while its keys cannot be opened
     address: Address | None = None
     is_claimed: bool = False  # nobody in this instance becomes its target any more
     is_stale: bool = False  # a route has changed since its address was found
@@ -58,8 +61,14 @@ class Memory:
     """The entries, and what is kept in step with them."""
 
     def __init__(
-        self, clock: Callable[[], datetime], seconds: Callable[[], float], draw: Callable[[], float], capacity: int
+        self,
+        clock: Callable[[], datetime],
+        seconds: Callable[[], float],
+        draw: Callable[[], float],
+        capacity: int,
+        session_of: Callable[[Remote], Session | None],
     ) -> None:
+        self._session_of = session_of
         self._clock = clock
         self._seconds = seconds
         self._draw = draw
@@ -97,7 +106,8 @@ class Memory:
             dialog.close()
         elif endpoint.failure is not None:
             dialog.refuse(Failure(*endpoint.failure))
-        self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, is_claimed=endpoint.is_remote)
+        session = self._session_of(endpoint)
+        self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, session, is_claimed=endpoint.is_remote)
         self._by_conversation[endpoint.conversation_id, endpoint.is_initiator] = handle
         return handle
 
@@ -169,6 +179,8 @@ def _identity(endpoint: Remote, lifetime: float) -> Identity:
         endpoint.contract,
         lifetime,
         endpoint.encryption,
+        endpoint.security in (Security.ANONYMOUS, Security.FULL),
+        None if endpoint.keys is None or endpoint.keys.exchange is None else unpack_exchange(endpoint.keys.exchange),
     )
 
 

@@ -17,14 +17,17 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal
+from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, DialogSecurity, Secured
 from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.memory import CAPACITY, Entry, Memory
-from servicebroker.engine import arriving, departing, enqueue, remote
+from servicebroker.broker.reception import Received, Reception, parsed, refuse
+from servicebroker.engine import arriving, departing, dialog_security, enqueue, remote
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.departing import Leaving, Reading, Snapshot, Waiting
+from servicebroker.engine.departing import Claim, Leaving, Reading, Snapshot, Waiting
 from servicebroker.engine.forwarding import route_arrivals
 from servicebroker.engine.site import Here
+from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.dialog import SENDS, Acknowledged, Dropped, Failed, Sending
 from servicebroker.protocol.envelope import (
@@ -32,13 +35,8 @@ from servicebroker.protocol.envelope import (
     Envelope,
     Failure,
     Header,
-    Kind,
     Part,
-    Payload,
     encode,
-    open_payload,
-    parse,
-    refusal,
 )
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.fairness import FairQueue
@@ -49,7 +47,7 @@ from servicebroker.protocol.outgoing import NEVER, Cut
 from servicebroker.protocol.routing import Address, Ask, Decision, Local
 from servicebroker.protocol.routing import Dropped as Gone
 from servicebroker.protocol.routing import Remote as Away
-from servicebroker.protocol.security import CHECKSUM
+from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
 
@@ -71,7 +69,8 @@ DEFAULT_PRIORITY = 5
 class Relay:
     """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
 
-    `seconds` never goes back; `capacity` is how many conversations it remembers at a time.
+    `seconds` never goes back; `capacity` is how many conversations it remembers at a time; `keys` has the service
+    master key, for secure conversations.
     """
 
     def __init__(
@@ -82,7 +81,9 @@ class Relay:
         chance: Random,
         here: Callable[[], Here] = Here,
         capacity: int = CAPACITY,
+        keys: KeyFolder | None = None,
     ) -> None:
+        self._security = DialogSecurity(keys, clock)
         self._links = links
         self._clock = clock
         self._seconds = seconds
@@ -95,7 +96,8 @@ class Relay:
     def forget(self) -> None:
         """The database was lost, or somebody else has written: begin anew from what it holds."""
         self._catalog = Catalog()
-        self._memory = Memory(self._clock, self._seconds, self._chance.random, self._capacity)
+        self._memory = Memory(self._clock, self._seconds, self._chance.random, self._capacity, self._security.session)
+        self._reception = Reception(self._memory, self._catalog, self._security, self._clock, self._chance)
         self._lines: dict[Link, FairQueue[UUID]] = {}
         self._loads: Counter[Link] = Counter()
         self._fragments = 0  # that this round has read
@@ -212,12 +214,13 @@ class Relay:
         touched = set()
         for one in self._pass_on(do, came):
             try:
-                payload = _opened(one.envelope)
+                received = self._reception.open(do, one.link, one.envelope)
             except CorruptedMessage as problem:
                 journal.corrupted(problem)
                 continue
-            if (handle := self._take_one(do, one.link, one.header, payload)) is not None:
-                touched.add(handle)
+            if received is not None:
+                self._take_one(one.link, received)
+                touched.add(received.handle)
         return touched
 
     def _pass_on(self, do: Do, came: list[_Came]) -> list[_Came]:
@@ -244,12 +247,11 @@ class Relay:
             gone.add(id(one))
         return [one for one in came if id(one) not in gone]
 
-    def _take_one(self, do: Do, link: Link, header: Header, payload: Payload) -> UUID | None:
-        handle = self._memory.find(header.conversation_id, not header.is_from_initiator)
-        handle = handle or self._open(do, link, header)
-        entry = None if handle is None else self._memory.get(handle)
-        if handle is None or entry is None:
-            return None
+    def _take_one(self, link: Link, received: Received) -> None:
+        handle, header, payload = received
+        entry = self._memory.get(handle)
+        if entry is None:
+            return
         for event in entry.dialog.arrived(header, payload):
             match event:
                 case Acknowledged():
@@ -259,25 +261,8 @@ class Relay:
                     self._failed[handle] = event.failure
                 case Dropped():
                     journal.undeliverable(event, header)
-                    if event.number == 11224:
-                        _refuse(link, header, Failure(-8495, RULES[8495].text))
-        return handle
-
-    def _open(self, do: Do, link: Link, header: Header) -> UUID | None:
-        """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here."""
-        if header.kind not in (Kind.RUN, Kind.FRAGMENT):
-            return None
-        outcome: UUID | arriving.Failed | arriving.Unroutable = arriving.Failed(-8462, RULES[8462].text)
-        if header.is_from_initiator and header.opening is not None:
-            outcome = do(arriving.open_target(self._catalog, header, self._clock(), self._chance.randrange))
-        if isinstance(outcome, UUID):
-            (endpoint,) = do(remote.find_by_handle([outcome]))
-            return self._memory.enter(endpoint)
-        if isinstance(outcome, arriving.Failed):
-            _refuse(link, header, Failure(outcome.code, outcome.description))
-        else:
-            journal.undeliverable(Dropped(outcome.number, RULES[outcome.number].text.format(header.to_service)), header)
-        return None
+                    if event.number == 11224 and entry.session is not None:
+                        refuse(link, header, Failure(-8495, RULES[8495].text), entry.session)
 
     def _store(self, do: Do, touched: set[UUID]) -> arriving.Result | None:
         batches = self._postponed
@@ -356,7 +341,7 @@ class Relay:
         now = self._seconds()
         due = set()
         for handle, entry in self._memory.ringing(now):
-            if entry.match_at <= now:
+            if entry.match_at <= now or entry.session is None:
                 self._wanted.add(handle)  # its service may have come into being here
             entry.dialog.tick(now)
             due.add(handle)
@@ -408,7 +393,7 @@ class Relay:
             for handle, one in decisions.items()
             if handle in away and handle not in missing and (chosen := one.chosen) and not entries[handle].is_claimed
         }
-        claimed: set[UUID] = do(departing.claim(ready)) if ready else set()
+        claimed, locked = self._claim(do, ready) if ready else (set(), {})
         for handle, decision in decisions.items():
             entry = entries[handle]
             entry.is_claimed |= handle in claimed
@@ -416,11 +401,43 @@ class Relay:
             entry.match_at = self._seconds() + MATCH_AGAIN
             if handle in away:
                 self._send_to(entry, decision, missing.get(handle))
+                if handle in locked:
+                    entry.address, entry.match_at = None, self._seconds() + MATCH_AGAIN
+                    self._say(entry, locked[handle])
             elif isinstance(decision.destination, Local) and not entry.is_claimed:
                 self._forget(handle)  # its target is made in this instance
             else:
                 self._wait_for_route(entry, decision)
             self._memory.set_alarm(entry)
+
+    def _claim(self, do: Do, ready: dict[UUID, str | None]) -> tuple[set[UUID], dict[UUID, str]]:
+        """Which of them are ours to send, secured as they have to be; and why others cannot be secured."""
+        entries = {handle: entry for handle in ready if (entry := self._memory.get(handle)) is not None}
+        undecided = [one.endpoint for one in entries.values() if one.endpoint.security is None]
+        decided = self._security.begin(do, undecided) if undecided else {}
+        for endpoint in undecided:
+            if endpoint.is_initiator and endpoint.conversation_handle not in decided:
+                del entries[endpoint.conversation_handle]  # it is being removed
+        locked = {handle: one for handle, one in decided.items() if isinstance(one, str)}
+        secured = {handle: one for handle, one in decided.items() if isinstance(one, Secured)}
+        claims = {
+            handle: Claim(ready[handle], secured[handle].security if handle in secured else Security.NONE)
+            for handle in entries
+            if handle not in locked
+        }
+        claimed: set[UUID] = do(departing.claim(claims)) if claims else set()
+        do(
+            dialog_security.save_keys(
+                {handle: one.keys for handle, one in secured.items() if handle in claimed and one.keys is not None}
+            )
+        )
+        for handle in claimed & secured.keys():
+            entry, one = entries[handle], secured[handle]
+            entry.endpoint = entry.endpoint._replace(security=one.security, keys=one.keys)
+            entry.session = one.session
+            if one.keys is not None:
+                entry.dialog.secure(one.exchange)
+        return claimed, locked
 
     def _send_to(self, entry: Entry, decision: Decision, missing: str | None) -> None:
         """Its messages go to that address: at once, or when there is a link to it."""
@@ -557,6 +574,10 @@ class Relay:
         if not self._is_enabled(entry):
             if entry.wants_more or entry.dialog.has_work(self._seconds()):
                 self._link_down(entry, RULES[9791].text)
+        elif entry.session is None:
+            if entry.wants_more or entry.dialog.has_work(self._seconds()):
+                text = RULES[28054].text.format(entry.endpoint.own_service, NO_SERVICE_MASTER_KEY)
+                self._link_down(entry, text)
         elif entry.dialog.has_work(self._seconds()):
             if entry.link is None and entry.address is not None:
                 found = self._links.reach(entry.address)
@@ -607,18 +628,18 @@ class Relay:
         return sent
 
     def _frame(self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry) -> bytes | None:
-        transmission = entry.dialog.transmit(self._seconds())
-        if transmission is None:
+        transmission = None if entry.session is None else entry.dialog.transmit(self._seconds())
+        if transmission is None or entry.session is None:
             return None
         cut = transmission.cut
         if cut is None:
-            return encode(transmission.header, transmission.payload, CHECKSUM)
+            return encode(transmission.header, transmission.payload, entry.session.of(transmission.header))
         parts = self._parts(connection, handle, entry, cut)
         if parts is None:  # END CONVERSATION has dropped what was not acknowledged
             self._forget(handle)
             self._wanted.add(handle)
             return None
-        return encode(transmission.header, parts, CHECKSUM)
+        return encode(transmission.header, parts, entry.session.of(transmission.header))
 
     def _parts(
         self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry, cut: Cut
@@ -664,32 +685,7 @@ class _Came(NamedTuple):
 def _parsed(arrival: Arrival) -> _Came:
     """Raises CorruptedMessage: nobody can have made it so."""
     passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
-    envelope = parse(body)
-    header = envelope.header
-    _check_names(header.to_service, header.from_service, header.opening.contract if header.opening else "")
-    return _Came(arrival.link, envelope, body, passage)
-
-
-def _opened(envelope: Envelope) -> Payload:
-    """A message's payload, proven.
-
-    Raises:
-        CorruptedMessage: it was changed under way, or nobody can have made it so.
-    """
-    payload = open_payload(envelope, CHECKSUM)
-    if isinstance(payload, tuple):
-        _check_names(*(part.message_type for part in payload))
-    return payload
-
-
-def _check_names(*names: str) -> None:
-    if any("\0" in name for name in names):
-        raise CorruptedMessage(11235, "a name contains the character NUL")
-
-
-def _refuse(link: Link, header: Header, failure: Failure) -> None:
-    """Answer where no endpoint is, or not for this peer."""
-    link.send(encode(refusal(header, header.to_broker or header.conversation_id), failure, CHECKSUM))
+    return _Came(arrival.link, parsed(body), body, passage)
 
 
 def _alone(statement: Statement) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""`servicebroker certificate create | export | import | list | drop`: who may connect to an instance."""
+"""`servicebroker certificate`: who may connect to an instance, and with --database who its users are to others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.instance import Instance, utc_now
+from servicebroker.cli import user_certificate
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.cli.user_certificate import DatabaseOption, UserOption
 from servicebroker.engine.transport_certificates import Certificate, all_certificates, find_certificate
 from servicebroker.store.certificates import DAYS, as_pem
 from servicebroker.store.running import run
@@ -35,9 +37,15 @@ def create(
     instance: InstanceOption = DEFAULT_INSTANCE,
     days: Annotated[int, typer.Option(help="How long it is valid.")] = DAYS,
     keys: KeysOption = None,
+    database: DatabaseOption = None,
+    user: UserOption = None,
 ) -> None:
-    """Make a certificate of this instance, with its private key."""
+    """Make a certificate of this instance, or of a user, with its private key."""
     with open_existing(instance, keys) as opened:
+        if database is not None:
+            made = user_certificate.create(opened, database, name, user, days)
+            typer.echo(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
+            return
         opened.create_certificate(name, days=days)
         folder = opened.key_folder()
         found = _found(opened, name)
@@ -50,10 +58,12 @@ def export(
     name: NameArgument,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Standard output without it.")] = None,
     instance: InstanceOption = DEFAULT_INSTANCE,
+    database: DatabaseOption = None,
 ) -> None:
     """Write a certificate, without its key, for others to import."""
     with open_existing(instance) as opened:
-        pem = as_pem(_found(opened, name).facts.der)
+        found = _found(opened, name) if database is None else user_certificate.find(opened.database(database), name)
+        pem = as_pem(found.facts.der)
     if file is None:
         typer.echo(pem, nl=False)
     else:
@@ -67,9 +77,22 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A certificate that a peer has exported.")],
     instance: InstanceOption = DEFAULT_INSTANCE,
     login: LoginOption = None,
+    database: DatabaseOption = None,
+    user: UserOption = None,
+    to_service: Annotated[
+        str | None, typer.Option(metavar="SERVICE", help="With --database: bind this remote service to the user.")
+    ] = None,
+    grant_send: Annotated[
+        str | None, typer.Option(metavar="SERVICE", help="With --database: let the user send to this service of ours.")
+    ] = None,
 ) -> None:
-    """Let in the instance that has this certificate."""
+    """Let in the instance that has this certificate, or believe what is signed with it."""
     with open_existing(instance) as opened:
+        if database is not None:
+            kept = user_certificate.import_(opened, database, name, file, user, to_service, grant_send)
+            typer.echo(f"Who signs with certificate {name} is {user} here, until {_day(kept.facts.expiry_date)}.")
+            typer.echo(f"Compare its SHA-256 with the one that its owner sees: {kept.facts.thumbprint.hex()}")
+            return
         thumbprint = opened.create_certificate(name, file=file, authorization=login)
         found = _found(opened, name)
     until = _day(found.facts.expiry_date)
@@ -80,9 +103,25 @@ def import_(
     typer.echo(f"Compare its SHA-256 with the one that its owner sees: {thumbprint.hex()}")
 
 
+@app.command("master-key")
+def master_key(
+    database: Annotated[str, typer.Option("--database", help="The database that gets it.")],
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    keys: KeysOption = None,
+) -> None:
+    """Make the master key of a database, under which the private keys of its users are kept.
+
+    Its password comes from SERVICEBROKER_MASTER_KEY_PASSWORD, or is asked for.
+    """
+    with open_existing(instance, keys) as opened:
+        user_certificate.create_master_key(opened, database)
+        folder = opened.key_folder()
+    typer.echo(f"Database {database} has a master key; the daemon opens it by the service master key in {folder.path}.")
+
+
 @app.command("list")
 def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
-    """Show the certificates of this instance and those of its peers."""
+    """Show the certificates of this instance and those of its peers; those of users are in sys.certificates."""
     with open_existing(instance) as opened, opened.connection() as connection:
         found = run(connection, all_certificates())
     if as_json:

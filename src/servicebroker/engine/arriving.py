@@ -25,7 +25,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.rejection import Rejection
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
-from servicebroker.protocol.envelope import Content, Header, Opening, Part
+from servicebroker.protocol.envelope import Content, Header, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
 from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
 from servicebroker.store import locks
@@ -61,8 +61,19 @@ class Result(NamedTuple):
     queues: set[int]
 
 
-def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[UUID | Failed | Unroutable]:
-    """Make the target endpoint of a conversation that begins in another instance. Returns its handle.
+class Place(NamedTuple):
+    """Where a conversation from another instance would have its target. `broker` is that of the database.
+
+    `failure` is what the initiator gets, when the service is here and does not take the conversation.
+    """
+
+    home: Home
+    broker: UUID
+    failure: Failed | None = None
+
+
+def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[Place | Failed | Unroutable]:
+    """Where the target of a conversation that begins in another instance is to be.
 
     The routes of msdb say whether the service is here (reference 03 section 2).
     """
@@ -90,21 +101,26 @@ def open_target(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> 
     if not isinstance(destination, Local):
         return Unroutable(getattr(destination, "number", 9750))
     home = located.homes[header.to_service, destination.broker_instance]
+    refused = None
     if home.contract_id is None:
-        return _failed(BrokerError(8425, opening.contract))
-    if not home.accepted:
-        return _failed(BrokerError(8408, header.to_service, opening.contract))
-    return (yield from _insert_target(header, opening, home, now))
+        refused = _failed(BrokerError(8425, opening.contract))
+    elif not home.accepted:
+        refused = _failed(BrokerError(8408, header.to_service, opening.contract))
+    return Place(home, UUID(destination.broker_instance), refused)
 
 
-def _insert_target(header: Header, opening: Opening, home: Home, now: datetime) -> Steps[UUID | Unroutable]:
+def insert_target(header: Header, home: Home, security: str, now: datetime) -> Steps[UUID | None]:
+    """Make the target endpoint. Returns its handle; None when both sides of that conversation are in this instance."""
+    opening = header.opening
+    assert opening is not None
     rows = yield Statement(
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
         "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
-        "far_service, far_broker_instance, is_remote) "
+        "far_service, far_broker_instance, is_remote, security) "
         f"select $1, false, $2, $3, $4, gen_random_uuid(), $5, "
-        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='$8')}, 'SI', $6, $7, $8, $9, true "
+        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='$8')}, "
+        "'SI', $6, $7, $8, $9, true, $10::\"char\" "
         "on conflict do nothing returning conversation_handle, conversation_group_id, service_id), "
         "grouped as (insert into servicebroker.conversation_groups "
         "select conversation_group_id, service_id from target), "
@@ -120,9 +136,10 @@ def _insert_target(header: Header, opening: Opening, home: Home, now: datetime) 
             now + timedelta(seconds=opening.lifetime),
             header.from_service,
             str(header.from_broker),
+            security,
         ),
     )
-    return rows[0][0] if rows else Unroutable(11221)  # both sides of that conversation are in this instance
+    return rows[0][0] if rows else None
 
 
 def _failed(error: BrokerError) -> Failed:

@@ -141,20 +141,31 @@ def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datet
     return decisions
 
 
-def claim(brokers: Mapping[UUID, str | None]) -> Steps[set[UUID]]:
-    """These conversations go to other instances, by routes that name these broker instances.
+class Claim(NamedTuple):
+    """How a conversation leaves: by a route that names this broker instance, if any, and secured so."""
+
+    broker: str | None
+    security: str
+
+
+def claim(claims: Mapping[UUID, Claim]) -> Steps[set[UUID]]:
+    """These conversations go to other instances.
 
     Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
     next time.
     """
     rows = yield Statement(
-        "update servicebroker.conversation_endpoints set is_remote = true, routed_broker = broker "
-        "from unnest($1::uuid[], $2::text[]) r (handle, broker) where conversation_handle = handle "
-        "and conversation_handle = any (array("
-        "select conversation_handle from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and far_handle is null for no key update skip locked)) "
-        "and far_handle is null returning conversation_handle",
-        (list(brokers), list(brokers.values())),
+        "with free as materialized (select conversation_handle as handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and far_handle is null for no key update skip locked) "
+        "update servicebroker.conversation_endpoints e set is_remote = true, routed_broker = c.broker, "
+        'security = coalesce(e.security, c.security::"char") '
+        "from unnest($1::uuid[], $2::text[], $3::text[]) c (handle, broker, security) join free using (handle) "
+        "where e.conversation_handle = c.handle and e.far_handle is null returning e.conversation_handle",
+        (
+            list(claims),
+            [one.broker for one in claims.values()],
+            [one.security for one in claims.values()],
+        ),
     )
     return {handle for (handle,) in rows}
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.dialog_security import Keys
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.incoming import Kept
 from servicebroker.store.statements import Statement, Steps
@@ -19,7 +20,8 @@ class Remote(NamedTuple):
     `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
     the same when none waits); `receive_sequence` the next to arrive, `kept` what is kept of later ones. `failure` is
     what the peer is told. `is_remote`: something has been, or is about to be, sent elsewhere; `routed_broker` is the
-    broker instance of the route by which, if it names one.
+    broker instance of the route by which, if it names one. `security` is None while it is not decided; `keys` are
+    encrypted by the master key, and that is encrypted itself.
     """
 
     conversation_handle: UUID
@@ -45,6 +47,9 @@ class Remote(NamedTuple):
     receive_sequence: int
     failure: tuple[int, str] | None
     kept: dict[int, Kept]
+    security: str | None = None
+    keys: Keys | None = None
+    by_service_master_key: bytes | None = None
 
 
 _SELECT = (
@@ -55,13 +60,16 @@ _SELECT = (
     "e.is_acknowledged, "
     "coalesce((select min(t.message_sequence_number) from servicebroker.transmission_queue t "
     "  where t.conversation_handle = e.conversation_handle), e.send_sequence), e.send_sequence, "
-    "coalesce(a.receive_sequence, 0), a.failure_code, a.failure_text "
+    "coalesce(a.receive_sequence, 0), a.failure_code, a.failure_text, e.security::text, m.by_service_master_key, "
+    "k.principal_id, k.far_principal_id, k.first_key_id, k.first_key, k.second_key_id, k.second_key, k.exchange "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases d on d.database_id = e.database_id "
     "left join servicebroker.services s on s.service_id = e.service_id "
     "left join servicebroker.service_contracts c "
     "  on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id "
     "left join servicebroker.arrivals a on a.conversation_handle = e.conversation_handle "
+    "left join servicebroker.conversation_keys k on k.conversation_handle = e.conversation_handle "
+    "left join servicebroker.master_keys m on m.database_id = e.database_id and k.first_key_id is not null "
 )
 
 
@@ -97,7 +105,17 @@ def _find(statement: Statement) -> Steps[list[Remote]]:
     for handle, number, count, which, size, content in fragments:
         kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content))
     return [
-        Remote._make([*row[:21], None if row[21] is None else (row[21], row[22]), dict(kept[row[0]])]) for row in rows
+        Remote._make(
+            [
+                *row[:21],
+                None if row[21] is None else (row[21], row[22]),
+                dict(kept[row[0]]),
+                row[23],
+                None if row[25] is None else Keys._make(row[25:]),
+                row[24],
+            ]
+        )
+        for row in rows
     ]
 
 

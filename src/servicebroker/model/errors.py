@@ -93,6 +93,10 @@ RULES: dict[int, Rule] = {
     5840: Rule("The message forwarding mode of the Service Broker endpoint is invalid."),
     7874: Rule("An endpoint already exists with the specified bindings."),
     8197: Rule("The object '{0}' does not exist or is invalid for this operation."),
+    8401: Rule(
+        _UNDELIVERABLE + "the target user with ID {0} in database ID {1} does not have permission to receive from the "
+        "queue '{2}'."
+    ),
     8403: Rule("The message type '{0}' is specified more than once. Remove the duplicate message type."),
     8404: Rule("The service contract '{0}' is specified more than once. Remove the duplicate service contract."),
     8405: Rule(
@@ -253,6 +257,21 @@ RULES: dict[int, Rule] = {
     9719: Rule("The database for this conversation endpoint is attached or restored."),
     9720: Rule("The database for the remote conversation endpoint is attached or restored."),
     9724: Rule("The activated proc '{0}' running on queue '{1}' output the following: '{2}'.", 10),
+    9727: Rule(
+        "Dialog security is not available for this conversation because there is no remote service binding for the "
+        "target service. Create a remote service binding, or specify ENCRYPTION = OFF in the BEGIN DIALOG statement."
+    ),
+    9731: Rule(
+        "Dialog security is unavailable for this conversation because there is no security certificate bound to the "
+        "database principal (Id: {0}). Either create a certificate for the principal, or specify ENCRYPTION = OFF when "
+        "beginning the conversation."
+    ),
+    9733: Rule("There is no private key for the security certificate bound to database principal (Id: {0})."),
+    9735: Rule("The public key of the security certificate bound to database principal (Id: {0}) is of no use here."),
+    9737: Rule(
+        "The private key for the security certificate bound to the database principal (ID {0}) is password protected. "
+        "Password protected private keys are not supported for use with secure dialogs."
+    ),
     9742: Rule(
         "The activation stored procedure '{0}' is invalid. Temporary procedures may not be configured for activation."
     ),
@@ -284,6 +303,9 @@ RULES: dict[int, Rule] = {
         "An error occurred while looking up the public key certificate associated with this SQL Server instance: "
         "The certificate found is not valid at the current time.",
         10,
+    ),
+    9767: Rule(
+        "The security certificate bound to database principal (Id: {0}) has been disabled for use with BEGIN DIALOG."
     ),
     9770: Rule("Locating routes and security information via the Broker Configuration Service.", 10),
     9772: Rule(
@@ -317,6 +339,10 @@ RULES: dict[int, Rule] = {
     9797: Rule("Classification has been delayed because the routing information is currently being updated.", 10),
     11212: Rule(_UNDELIVERABLE + "the conversation endpoint has already been closed."),
     11213: Rule(_UNDELIVERABLE + "this is not the first message in the conversation."),
+    11215: Rule(
+        _UNDELIVERABLE + "the user with ID {0} in database ID {1} does not have permission to send to the service. "
+        "Service name: '{2}'."
+    ),
     11217: Rule(
         _UNDELIVERABLE + "it is out of sequence with respect to the conversation. "
         "Conversation receive sequence number: {0}, Message sequence number: {1}."
@@ -337,7 +363,16 @@ RULES: dict[int, Rule] = {
     11230: Rule(_UNDELIVERABLE + "the message could not be decrypted and validated."),
     11231: Rule(_UNDELIVERABLE + "the conversation endpoint is not secured, however the message is secured."),
     11232: Rule(_UNDELIVERABLE + "the conversation endpoint is secured, however the message is not secured."),
+    11233: Rule(
+        "This message has been dropped because the session key of the conversation endpoint does not match that of the "
+        "message."
+    ),
     11235: Rule("Received a malformed message: {0}."),
+    11251: Rule(
+        "A corrupted message has been received: the certificate of its source and its signature must be present "
+        "together."
+    ),
+    11254: Rule("A corrupted message has been received: its session key is not known."),
     11277: Rule(
         "A corrupted message has been received: "
         "End of Conversation and Error flags may not be set in the first sequenced message."
@@ -428,6 +463,22 @@ RULES: dict[int, Rule] = {
     28035: Rule("Connection handshake failed. The certificate used by the peer is invalid because {0}.", 10),
     28036: Rule("Connection handshake failed. The certificate used by this endpoint was not found.", 10),
     28038: Rule("Connection handshake failed. The verification of the peer failed: {0}.", 10),
+    28050: Rule(
+        "The session keys for this conversation could not be created or accessed. The database master key is required "
+        "for this operation.",
+        10,
+    ),
+    28051: Rule(
+        "Could not save a dialog session key. A master key is required in the database to save the session key.", 10
+    ),
+    28054: Rule(
+        "Service Broker needs to access the master key in the database '{0}'. Error code:{1}. The master key has to "
+        "exist and the service master key encryption is required."
+    ),
+    28056: Rule(
+        _UNDELIVERABLE + "the user with ID {0} in database ID {1} does not have control permission on the service. "
+        "Service name: '{2}'."
+    ),
     28080: Rule("Connection handshake failed. The Service Broker endpoint is not configured.", 10),
     28083: Rule(
         "The database principal '{0}' cannot be used in a remote service binding because it cannot own certificates. "

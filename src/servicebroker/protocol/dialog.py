@@ -14,7 +14,17 @@ from uuid import UUID
 import msgspec
 
 from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES, BrokerError
-from servicebroker.protocol.envelope import Acknowledgement, Content, Failure, Header, Kind, Opening, Part, Payload
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    Content,
+    Exchange,
+    Failure,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+)
 from servicebroker.protocol.incoming import Batch, Incoming, Kept, Progress, Verdict
 from servicebroker.protocol.limits import LIMITS, Limits
 from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
@@ -71,6 +81,7 @@ class Identity(NamedTuple):
     lifetime: float
     encryption: bool = True
     is_secured: bool = False
+    exchange: Exchange | None = None  # of our session key, for the peer
 
 
 class Acknowledged(NamedTuple):
@@ -194,6 +205,10 @@ class Dialog:
         if self.sending is Sending.CLOSED:
             self.close()
 
+    def secure(self, exchange: Exchange | None) -> None:
+        """What protects the conversation is decided, before anything of it has travelled."""
+        self.identity = self.identity._replace(is_secured=True, exchange=exchange)
+
     # --- sending
 
     @property
@@ -280,6 +295,7 @@ class Dialog:
             fragments,
             self._take_acknowledgement(),
             self._opening(now) if identity.is_initiator and not self._is_acknowledged else None,
+            identity.exchange if kind in (Kind.RUN, Kind.FRAGMENT) and not self._is_acknowledged else None,
         )
 
     def _opening(self, now: float) -> Opening:

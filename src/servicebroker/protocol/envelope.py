@@ -70,6 +70,25 @@ class Opening(Struct, array_like=True, frozen=True):
     encryption: bool = True
 
 
+Thumbprint = Annotated[bytes, Meta(max_length=64)]
+Secret = Annotated[bytes, Meta(max_length=4_096)]
+
+
+class Exchange(Struct, array_like=True, frozen=True):
+    """The security header: a session key for the peer, until it has acknowledged something.
+
+    `source` and `destination` are the SHA-256 of the certificates that sign it and that it is wrapped for; without a
+    source nobody signs. What the other fields hold is the business of who makes and opens them.
+    """
+
+    key_id: UUID
+    source: Thumbprint
+    destination: Thumbprint
+    capsule: Secret
+    wrapped: Secret
+    signature: Secret
+
+
 class Header(Struct, array_like=True, frozen=True):
     """The clear part. `number` is the first message of a run, or the one that the fragment is of."""
 
@@ -86,6 +105,7 @@ class Header(Struct, array_like=True, frozen=True):
     fragments: FragmentNumber = 1
     acknowledgement: Acknowledgement | None = None
     opening: Opening | None = None
+    exchange: Exchange | None = None
 
 
 class Part(Struct, array_like=True, frozen=True):
@@ -106,13 +126,13 @@ class Failure(Struct, array_like=True, frozen=True):
 Payload = tuple[Part, ...] | Failure | None
 
 
-def refusal(header: Header, own_broker: UUID) -> Header:
+def refusal(header: Header, own_broker: UUID, *, is_secured: bool = False) -> Header:
     """The header of a `Failure` that answers `header` where no endpoint is, or none is made."""
     return Header(
         header.conversation_id,
         not header.is_from_initiator,
         Kind.FAILURE,
-        False,
+        is_secured,
         header.from_service,
         header.from_broker,
         header.to_service,
@@ -133,14 +153,21 @@ _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _headers = msgspec.msgpack.Decoder(Header)
 _parts = msgspec.msgpack.Decoder(_PARTS)
 _failures = msgspec.msgpack.Decoder(Failure)
+_exchanges = msgspec.msgpack.Decoder(Exchange)
+
+
+def pack_exchange(exchange: Exchange) -> bytes:
+    """The bytes of an exchange, to be stored."""
+    return _encoder.encode(exchange)
+
+
+def unpack_exchange(packed: bytes) -> Exchange:
+    """The exchange that `pack_exchange` made bytes of."""
+    return _exchanges.decode(packed)
 
 
 def encode(header: Header, payload: Payload, protection: Protection) -> bytes:
-    """The body of a DIALOG frame.
-
-    Raises:
-        KeyWornOut: the session key may not be used any more.
-    """
+    """The body of a DIALOG frame."""
     clear = _encoder.encode(header)
     sealed = protection.seal(clear, b"" if payload is None else _encoder.encode(payload))
     return b"".join((len(clear).to_bytes(2, "big"), clear, sealed))

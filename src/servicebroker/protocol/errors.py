@@ -14,7 +14,3 @@ class CorruptedMessage(BrokerError):
 
     It becomes the event Broker:Corrupted Message.
     """
-
-
-class KeyWornOut(Exception):
-    """The session key has made as many transmissions as it was allowed; allow it more, up to `security.KEY_USES`."""

@@ -13,14 +13,19 @@ from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.errors import CorruptedMessage, KeyWornOut
+from servicebroker.protocol.errors import CorruptedMessage
 
 KEY_SIZE = 32  # bytes
-NONCE_SIZE = 12  # bytes
+SALT_SIZE = 16  # bytes
+COUNTER_SIZE = 8  # bytes
 TAG_SIZE = 16  # bytes, of both kinds
-KEY_USES = 2**32  # transmissions under one key with random nonces: a repeated nonce stays less likely than 2**-32
+KEY_USES = 2**32  # transmissions under one salt
+SALTS = 4  # of a peer that are remembered
+_PADDING = bytes(4)  # before the counter, to the twelve bytes of a nonce
 
 
 class Protection(Protocol):
@@ -71,42 +76,52 @@ CHECKSUM = Checksum()
 
 
 class SessionKey:
-    """For secured dialogs: one direction's AES-256-GCM key.
+    """For secured dialogs: a key that AES-256-GCM keys are derived from, each under a salt of its own.
 
-    `nonces` gives twelve fresh random bytes at each call. `allowance` is how many transmissions it may seal; who
-    loads a key books an allowance durably first, and never more than `KEY_USES` altogether.
+    `salts` gives sixteen fresh random bytes at each call. Whoever loads a key draws a salt, and counts what it seals
+    with the derived key; so no nonce comes twice however often the key is loaded, and the key never wears out.
 
     Raises:
         BrokerError: 28000 when the key has not `KEY_SIZE` bytes.
     """
 
-    __slots__ = ("_cipher", "_nonces", "allowance")
+    __slots__ = ("_key", "_opening", "_salt", "_salts", "_sealing", "_uses")
     is_secured = True
 
-    def __init__(self, key: bytes, nonces: Callable[[], bytes], allowance: int = KEY_USES) -> None:
+    def __init__(self, key: bytes, salts: Callable[[], bytes]) -> None:
         if len(key) != KEY_SIZE:
             raise BrokerError(28000, len(key), KEY_SIZE)
-        self._cipher = AESGCM(key)
-        self._nonces = nonces
-        self.allowance = allowance
+        self._key = key
+        self._salts = salts
+        self._salt = b""
+        self._sealing: AESGCM | None = None
+        self._uses = 0
+        self._opening: dict[bytes, AESGCM] = {}  # by salt, the last few
 
     def seal(self, header: bytes, payload: bytes) -> bytes:
-        """The encrypted payload behind its nonce.
-
-        Raises:
-            KeyWornOut: the allowance is used up.
-        """
-        if self.allowance <= 0:
-            raise KeyWornOut
-        self.allowance -= 1
-        nonce = self._nonces()
-        return nonce + self._cipher.encrypt(nonce, payload, header)
+        """The encrypted payload behind the salt and the number of its use."""
+        if self._sealing is None or self._uses >= KEY_USES:
+            self._salt, self._uses = self._salts(), 0
+            self._sealing = self._derived(self._salt)
+        counter = self._uses.to_bytes(COUNTER_SIZE, "big")
+        self._uses += 1
+        return b"".join((self._salt, counter, self._sealing.encrypt(_PADDING + counter, payload, header)))
 
     def open(self, header: bytes, sealed: bytes) -> bytes:
         """See `Protection.open`."""
-        if len(sealed) < NONCE_SIZE + TAG_SIZE:
+        if len(sealed) < SALT_SIZE + COUNTER_SIZE + TAG_SIZE:
             raise CorruptedMessage(11230)
+        salt, counter = sealed[:SALT_SIZE], sealed[SALT_SIZE : SALT_SIZE + COUNTER_SIZE]
+        cipher = self._opening.get(salt) or self._derived(salt)
         try:
-            return self._cipher.decrypt(sealed[:NONCE_SIZE], sealed[NONCE_SIZE:], header)
+            payload = cipher.decrypt(_PADDING + counter, sealed[SALT_SIZE + COUNTER_SIZE :], header)
         except InvalidTag:
             raise CorruptedMessage(11230) from None
+        if salt not in self._opening:
+            if len(self._opening) >= SALTS:
+                self._opening.clear()
+            self._opening[salt] = cipher
+        return payload
+
+    def _derived(self, salt: bytes) -> AESGCM:
+        return AESGCM(HKDF(SHA256(), KEY_SIZE, salt, b"servicebroker session key 1").derive(self._key))

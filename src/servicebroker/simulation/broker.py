@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from servicebroker.protocol.arbitration import Arbiter
 from servicebroker.protocol.dialog import Acknowledged, Dialog, Dropped, Failed, Identity, unpack
 from servicebroker.protocol.envelope import (
     Content,
+    Exchange,
     Failure,
     Header,
     Kind,
@@ -29,7 +31,8 @@ from servicebroker.protocol.forwarding import TIME_TO_LIVE, Forwarder, Passage, 
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import Cut
-from servicebroker.protocol.security import CHECKSUM, Protection, SessionKey
+from servicebroker.protocol.security import CHECKSUM, KEY_SIZE, SALT_SIZE, SessionKey
+from servicebroker.protocol.session import UNSECURED, Session
 from servicebroker.simulation.loop import Loop
 from servicebroker.simulation.network import Network, Stream, flip
 from servicebroker.simulation.store import Endpoint, Key, Lost
@@ -39,6 +42,16 @@ FRAMES_AT_ONCE = 4
 FORWARD_SIZE = 6_000  # bytes: some ten messages
 
 
+def exchange(secret: bytes, *, is_signed: bool) -> Exchange:
+    """A session key for the peer; what would be encrypted is in clear here."""
+    return Exchange(UUID(bytes=secret[:16]), b"source" if is_signed else b"", b"", b"", secret, b"")
+
+
+def session_key(secret: bytes, random: Random) -> SessionKey:
+    """The key with salts of the run."""
+    return SessionKey(secret, lambda: random.randbytes(SALT_SIZE))
+
+
 class World(NamedTuple):
     """What the instances of a run share."""
 
@@ -46,7 +59,6 @@ class World(NamedTuple):
     network: Network
     limits: Limits
     brokers: dict[UUID, SimulatedBroker]
-    keys: dict[UUID, SessionKey]  # by conversation
     routes: dict[tuple[UUID, UUID], UUID]  # where an instance sends what is for another one; there, if it is not said
 
     def peer_of(self, key: Key, broker: UUID) -> Endpoint | None:
@@ -349,7 +361,7 @@ class SimulatedBroker:
         if cut is not None and payload is None:
             return  # an END WITH ERROR has deleted them; it is on its way to us
         self._trace("sends", key, header.kind.name, cut, header.acknowledgement)
-        link.connection.send(encode(header, payload, self._protection(header.conversation_id)), self._now)
+        link.connection.send(encode(header, payload, self.endpoints[key].session.of(header)), self._now)
         if self.dialog(key).has_work(self._now):
             self._memory.lines.setdefault(self._route(key), FairQueue()).add(key, self.endpoints[key].priority)
         self._set_alarm(key, self.dialog(key).wake_at)
@@ -362,9 +374,6 @@ class SimulatedBroker:
             return None
         body = rows[0].body or b""
         return (Part(rows[0].message_type, rows[0].content, body[cut.offset : cut.offset + cut.length]),)
-
-    def _protection(self, conversation: UUID) -> Protection:
-        return self.world.keys.get(conversation, CHECKSUM)
 
     # --- receiving
 
@@ -392,13 +401,16 @@ class SimulatedBroker:
             if self._is_for_others(header):
                 self._pass_on(header, body, passage)
                 return
-            payload = open_payload(envelope, self._protection(header.conversation_id))
+            key = (header.conversation_id.int, not header.is_from_initiator)
+            session = self._session(key, header)
+            payload = open_payload(envelope, session.of(header))
         except CorruptedMessage as problem:
             self.corrupted += 1
             self._trace(problem)
             return
-        key = (header.conversation_id.int, not header.is_from_initiator)
-        if key not in self.endpoints and not self._open(key, header, payload):
+        if key in self.endpoints:
+            self.endpoints[key].session = session
+        elif not self._open(key, header, payload, session):
             return
         dialog = self.dialog(key)
         for event in dialog.arrived(header, payload):
@@ -423,7 +435,20 @@ class SimulatedBroker:
         else:
             self._trace(refusal.error)
 
-    def _open(self, key: Key, header: Header, payload: object) -> bool:
+    def _session(self, key: Key, header: Header) -> Session:
+        """The keys of a conversation, with what the message itself tells of them."""
+        endpoint, told = self.endpoints.get(key), None
+        if header.is_secured and header.exchange is not None:
+            if len(header.exchange.wrapped) != KEY_SIZE:
+                raise CorruptedMessage(11230)
+            told = session_key(header.exchange.wrapped, self.world.loop.random)
+        if endpoint is None:
+            return UNSECURED if told is None else Session(told, None, bool(header.exchange and header.exchange.source))
+        if told is not None and endpoint.identity.is_initiator and endpoint.session.second is None:
+            return endpoint.session._replace(second=told)
+        return endpoint.session
+
+    def _open(self, key: Key, header: Header, payload: object, session: Session) -> bool:
         """Make the target's endpoint, or answer that there is none."""
         if header.kind not in (Kind.RUN, Kind.FRAGMENT) or not isinstance(payload, tuple):
             return False
@@ -442,7 +467,11 @@ class SimulatedBroker:
             header.opening.encryption,
             header.is_secured,
         )
-        endpoint = self.endpoints[key] = Endpoint(identity, self.world.loop.random.randint(1, 10))
+        if session.has_second:
+            secret = self.world.loop.random.randbytes(KEY_SIZE)
+            session = session._replace(second=session_key(secret, self.world.loop.random))
+            identity = identity._replace(exchange=exchange(secret, is_signed=True))
+        endpoint = self.endpoints[key] = Endpoint(identity, self.world.loop.random.randint(1, 10), session)
         endpoint.far_broker = header.from_broker
         return True
 

@@ -10,8 +10,9 @@ from uuid import UUID
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.dialog import Identity
 from servicebroker.protocol.envelope import Content
-from servicebroker.protocol.security import SessionKey
-from servicebroker.simulation.broker import SimulatedBroker, World
+from servicebroker.protocol.security import KEY_SIZE
+from servicebroker.protocol.session import UNSECURED, Session
+from servicebroker.simulation.broker import SimulatedBroker, World, exchange, session_key
 from servicebroker.simulation.faults import Faults, draw_limits
 from servicebroker.simulation.loop import Loop
 from servicebroker.simulation.network import Network
@@ -43,7 +44,7 @@ class Run:
         faults = Faults.draw(random)
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), {}, {}, {})
+        self.world = World(self.loop, network, draw_limits(random), {}, {})
         self.loop.trace("run", self.world.limits)
         for index in range(random.choice((2, 2, 3, 3))):
             broker = SimulatedBroker(self.world, index, UUID(int=random.getrandbits(128)))
@@ -109,8 +110,10 @@ class Run:
         random = self.loop.random
         here, there = random.sample(list(self.world.brokers.values()), 2)
         conversation = UUID(int=random.getrandbits(128))
-        if random.random() < 0.5:
-            self.world.keys[conversation] = SessionKey(random.randbytes(32), lambda: random.randbytes(12))
+        told, session = None, UNSECURED
+        if random.random() < 0.6:
+            secret, is_full = random.randbytes(KEY_SIZE), random.random() < 0.5
+            told, session = exchange(secret, is_signed=is_full), Session(session_key(secret, random), None, is_full)
         key = (conversation.int, True)
         identity = Identity(
             conversation,
@@ -120,9 +123,10 @@ class Run:
             f"//sim/{there.guid}",
             "//sim/contract",
             1e6,
-            is_secured=conversation in self.world.keys,
+            is_secured=told is not None,
+            exchange=told,
         )
-        here.endpoints[key] = Endpoint(identity, random.randint(1, 10))
+        here.endpoints[key] = Endpoint(identity, random.randint(1, 10), session)
         self._plan(here, key, random.randint(1, 12), random.choice((Content.END, Content.ERROR, None)))
 
     def _plan(self, broker: SimulatedBroker, key: Key, count: int, last: Content | None) -> None:

@@ -12,6 +12,7 @@ from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, State
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
+from servicebroker.protocol.session import Session
 
 Key = tuple[int, bool]  # conversation, is_initiator; a number, since it is looked up all the time
 
@@ -33,8 +34,9 @@ class Received(NamedTuple):
 class Endpoint:
     """A row of conversation_endpoints, with its messages."""
 
-    def __init__(self, identity: Identity, priority: int) -> None:
+    def __init__(self, identity: Identity, priority: int, session: Session) -> None:
         self.identity = identity
+        self.session = session
         self.priority = priority
         self.state = EndpointState.STARTED_OUTBOUND if identity.is_initiator else EndpointState.STARTED_INBOUND
         self.far_broker: UUID | None = None

@@ -174,10 +174,12 @@ select e.conversation_handle,
        end as state_desc,
        e.far_service,
        e.far_broker_instance,
-       0 as principal_id,      -- nobody's certificate is used
-       0 as far_principal_id,
-       '00000000-0000-0000-0000-000000000000'::uuid as outbound_session_key_identifier,
-       '00000000-0000-0000-0000-000000000000'::uuid as inbound_session_key_identifier,
+       coalesce(keys.principal_id, 0) as principal_id,  -- 0: nobody's certificate is used
+       coalesce(keys.far_principal_id, 0) as far_principal_id,
+       coalesce(case when e.is_initiator or e.security = 'A' then keys.first_key_id else keys.second_key_id end,
+                '00000000-0000-0000-0000-000000000000') as outbound_session_key_identifier,
+       coalesce(case when e.is_initiator and e.security = 'F' then keys.second_key_id else keys.first_key_id end,
+                '00000000-0000-0000-0000-000000000000') as inbound_session_key_identifier,
        coalesce(e.security_timestamp, '1900-01-01 00:00+00') as security_timestamp,
        coalesce(e.dialog_timer, '1900-01-01 00:00+00') as dialog_timer,
        e.send_sequence,
@@ -199,6 +201,7 @@ select e.conversation_handle,
   from servicebroker.conversation_endpoints e
   join servicebroker.shown_databases shown using (database_id)
   left join servicebroker.arrivals on arrivals.conversation_handle = e.conversation_handle
+  left join servicebroker.conversation_keys keys on keys.conversation_handle = e.conversation_handle
   left join servicebroker.conversation_endpoints peer
     on peer.conversation_id = e.conversation_id and peer.is_initiator = not e.is_initiator
  cross join lateral (

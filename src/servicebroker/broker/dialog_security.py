@@ -1,0 +1,320 @@
+"""Secure conversations: session keys made, wrapped for the peer, learned from it, and kept under master keys.
+
+What protects a conversation is decided once, before anything of it travels. Who has sent a message is known by the
+signature of the key that opens it, so what cannot be verified is dropped and not answered: its sender will try again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import msgspec
+
+from servicebroker.broker import journal
+from servicebroker.broker.key_exchange import is_signed, public_key, sign, unwrap, wrap
+from servicebroker.engine import admission, dialog_security
+from servicebroker.engine.certificates import BY_MASTER_KEY, NONE, Certificate
+from servicebroker.engine.dialog_security import Beginning, Keys
+from servicebroker.engine.master_keys import ABOUT, PRIVATE_KEY, SESSION_KEY, MasterKey, find_master_key
+from servicebroker.engine.remote import Remote
+from servicebroker.engine.site import Home
+from servicebroker.model.dialog_security import TABLE, Security, choose
+from servicebroker.model.errors import RULES, BrokerError, InstanceError
+from servicebroker.model.permissions import PUBLIC
+from servicebroker.protocol.dialog import Dropped
+from servicebroker.protocol.envelope import Exchange, Failure, Header, Kind, pack_exchange, refusal
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.security import KEY_SIZE, SALT_SIZE, SessionKey
+from servicebroker.protocol.session import UNSECURED, Session, bound
+from servicebroker.store.certificates import PrivateKey, load_key
+from servicebroker.store.keys import KeyFolder
+from servicebroker.store.sealing import seal, unseal
+from servicebroker.store.statements import Statement, Steps
+
+Do = Callable[[Steps[Any]], Any]
+
+REMEMBERED = 1_000  # private keys
+NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
+
+
+class Secured(NamedTuple):
+    """What protects a conversation: to be stored with its endpoint, and to be used."""
+
+    security: Security
+    session: Session
+    keys: Keys | None = None
+    exchange: Exchange | None = None
+
+
+class _Opened(NamedTuple):
+    """An exchange that was verified: whom it was wrapped for, who has signed it (None: nobody), the session key."""
+
+    own: Certificate
+    peer: Certificate | None
+    master: bytes
+    key: bytes
+
+
+class Denied(NamedTuple):
+    """Its first message is not taken; the initiator gets this Error, sealed by `session`."""
+
+    failure: Failure
+    session: Session
+
+
+PLAIN = Secured(Security.NONE, UNSECURED)
+
+
+class DialogSecurity:
+    """Makes and opens session keys. `keys` has the service master key; without it no secure conversation goes."""
+
+    def __init__(self, keys: KeyFolder | None, clock: Callable[[], datetime]) -> None:
+        self._folder = keys
+        self._clock = clock
+        self._master_keys: dict[bytes, bytes] = {}  # in clear, by how they are stored
+        self._private_keys: dict[bytes, PrivateKey] = {}  # by how they are stored
+
+    def session(self, endpoint: Remote) -> Session | None:
+        """The keys of a conversation that has them; None while its master key cannot be opened."""
+        keys = endpoint.keys
+        if endpoint.security in (None, Security.NONE) or keys is None:
+            return UNSECURED if endpoint.security in (None, Security.NONE) else None
+        master = self._master_key(endpoint.by_service_master_key)
+        if master is None:
+            return None
+        sealed = [keys.first_key] if keys.second_key is None else [keys.first_key, keys.second_key]
+        opened = [unseal(master, one, SESSION_KEY) for one in sealed]
+        if None in opened:
+            return None
+        first, *second = [_session_key(key) for key in opened if key is not None]
+        return Session(first, second[0] if second else None, endpoint.security == Security.FULL)
+
+    # ---------------------------------------------------------------- the initiator
+
+    def begin(self, do: Do, endpoints: Sequence[Remote]) -> dict[UUID, Secured | str]:
+        """What protects these conversations, which begin; or why that cannot be had, in the words of their status."""
+        beginnings: list[Beginning] = do(
+            dialog_security.find_beginnings([one.conversation_handle for one in endpoints])
+        )
+        owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
+        found = do(dialog_security.find_certificates_of(owners))
+        by_handle = {one.conversation_handle: one for one in endpoints}
+        decided: dict[UUID, Secured | str] = {}
+        for one in beginnings:
+            try:
+                own = found[one.database_id, one.owner_id]
+                remote = found.get((one.database_id, one.remote_id or 0), [])
+                decided[one.conversation_handle] = self._begin_one(one, by_handle[one.conversation_handle], own, remote)
+            except BrokerError as reason:
+                decided[one.conversation_handle] = reason.text
+        return decided
+
+    def _begin_one(
+        self, one: Beginning, endpoint: Remote, own: list[Certificate], remote: list[Certificate]
+    ) -> Secured:
+        decision = TABLE[bool(own), one.encryption, one.binding]
+        if not isinstance(decision, Security):
+            raise BrokerError(decision, one.owner_id)
+        if decision is Security.NONE:
+            return PLAIN
+        theirs = self._chosen(remote, one.remote_id)
+        ours = self._chosen(own, one.owner_id) if decision is Security.FULL else None
+        if ours is not None and ours.key.encryption != BY_MASTER_KEY:
+            raise BrokerError(9733 if ours.key.encryption == NONE else 9737, one.owner_id)
+        if one.master_key is None:
+            raise BrokerError(28050 if decision is Security.FULL else 28051)
+        master = self._master_key(one.master_key.by_service_master_key)
+        if master is None:
+            raise BrokerError(28054, one.database, NO_SERVICE_MASTER_KEY)
+        key, key_id = os.urandom(KEY_SIZE), uuid4()
+        header = _header(endpoint)
+        exchange = self._exchange(key, key_id, theirs, ours, master, header)
+        keys = Keys(
+            one.owner_id if ours else 0,
+            one.remote_id or 0,
+            key_id,
+            seal(master, key, SESSION_KEY),
+            exchange=pack_exchange(exchange),
+        )
+        return Secured(decision, Session(_session_key(key), None, decision is Security.FULL), keys, exchange)
+
+    def _chosen(self, certificates: list[Certificate], owner_id: int | None) -> Certificate:
+        found = choose(certificates, self._clock())
+        if isinstance(found, int):
+            raise BrokerError(found, owner_id)
+        return found
+
+    def learn(self, do: Do, endpoint: Remote, session: Session, header: Header) -> tuple[Remote, Session] | None:
+        """What an exchange in a later message means: nothing new, or the target's key. None when it is not believed."""
+        exchange, keys = header.exchange, endpoint.keys
+        if exchange is None or keys is None or not header.is_secured:
+            return endpoint, session
+        if header.is_from_initiator or session.second is not None:
+            known = keys.first_key_id if header.is_from_initiator else keys.second_key_id
+            if exchange.key_id != known:
+                _drop(header, 11233)
+                return None
+            return endpoint, session
+        if not session.has_second:
+            _drop(header, 11221, "an anonymous target has no key of its own")
+            return None
+        opened = self._open(do, endpoint.database_id, exchange, header)
+        if opened is None:
+            return None
+        if opened.peer is None or opened.peer.owner_id != keys.far_principal_id:
+            journal.conversation("No Certificate", header)
+            return None
+        sealed = seal(opened.master, opened.key, SESSION_KEY)
+        do(_alone(dialog_security.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
+        keys = keys._replace(second_key_id=exchange.key_id, second_key=sealed)
+        return endpoint._replace(keys=keys), session._replace(second=_session_key(opened.key))
+
+    # ---------------------------------------------------------------- the target
+
+    def admit(self, do: Do, home: Home, broker: UUID, header: Header) -> Secured | Denied | None:
+        """Whether a conversation may begin with a service of ours, by its first message. None: it is not answered.
+
+        `broker` is the identifier of the database that has the service.
+        """
+        target: admission.Target = do(admission.find_target(home.database_id, home.service_id))
+        exchange, opened, session = header.exchange, None, UNSECURED
+        if header.is_secured:
+            if exchange is None:
+                journal.conversation("No Security Header", header)
+                return None
+            opened = self._open(do, home.database_id, exchange, header)
+            if opened is None:
+                return None
+            session = Session(_session_key(opened.key), None, opened.peer is not None)
+            refused = do(admission.refused_keeper(target, opened.own.owner_id))
+            if refused:
+                journal.undeliverable(Dropped(refused.number, refused.text), header)
+                return None
+        sender_id = PUBLIC if opened is None or opened.peer is None else opened.peer.owner_id
+        refused = do(admission.refused_sender(target, sender_id))
+        if refused:
+            journal.undeliverable(Dropped(refused.number, refused.text), header)
+            return Denied(Failure(-8494, RULES[8494].text.format(header.to_service)), session)
+        refused = do(admission.refused_owner(target))
+        if refused:
+            journal.conversation("Run As Target Failure", header, refused.text)
+            return None
+        if opened is None or exchange is None:
+            return PLAIN
+        return self._answer(opened, exchange, session, refusal(header, broker))
+
+    def _answer(self, opened: _Opened, exchange: Exchange, session: Session, back: Header) -> Secured:
+        """The target's own key, in full security. `back` is the header of an answer."""
+        keys = Keys(
+            opened.own.owner_id,
+            0 if opened.peer is None else opened.peer.owner_id,
+            exchange.key_id,
+            seal(opened.master, opened.key, SESSION_KEY),
+        )
+        if opened.peer is None:
+            return Secured(Security.ANONYMOUS, session, keys)
+        key, key_id = os.urandom(KEY_SIZE), uuid4()
+        ours = self._exchange(key, key_id, opened.peer, opened.own, opened.master, back)
+        keys = keys._replace(
+            second_key_id=key_id, second_key=seal(opened.master, key, SESSION_KEY), exchange=pack_exchange(ours)
+        )
+        return Secured(Security.FULL, session._replace(second=_session_key(key)), keys, ours)
+
+    # ---------------------------------------------------------------- both
+
+    def _exchange(
+        self, key: bytes, key_id: UUID, theirs: Certificate, ours: Certificate | None, master: bytes, header: Header
+    ) -> Exchange:
+        """The session key for the peer, signed when `ours` is given."""
+        recipient = public_key(theirs.facts.der)
+        if recipient is None:
+            raise BrokerError(9735, theirs.owner_id)
+        about = bound(header, key_id)
+        capsule, wrapped = wrap(key, recipient, about)
+        source = b"" if ours is None else ours.facts.thumbprint
+        exchange = Exchange(key_id, source, theirs.facts.thumbprint, capsule, wrapped, b"")
+        if ours is None:
+            return exchange
+        secret = self._private_key(ours, master)
+        if secret is None:
+            raise BrokerError(9733, ours.owner_id)
+        return msgspec.structs.replace(exchange, signature=sign(exchange, secret, about))
+
+    def _open(self, do: Do, database_id: int, exchange: Exchange, header: Header) -> _Opened | None:
+        """Verify an exchange that has arrived. None: it is not believed, or cannot be opened, and somebody was told."""
+        if bool(exchange.source) != bool(exchange.signature):
+            journal.corrupted(CorruptedMessage(11251))
+            return None
+        found = do(dialog_security.find_certificates(database_id, [exchange.source, exchange.destination]))
+        now, about = self._clock(), bound(header, exchange.key_id)
+        known = {name: one for name, one in found.items() if one.facts.is_valid(now)}
+        own, peer = known.get(exchange.destination), known.get(exchange.source)
+        signer = None if peer is None else public_key(peer.facts.der)
+        if own is None or own.key.encryption != BY_MASTER_KEY or (exchange.source and signer is None):
+            journal.conversation("No Certificate", header)
+            return None
+        if signer is not None and not is_signed(exchange, signer, about):
+            journal.conversation("Bad Signature", header)
+            return None
+        master_key: MasterKey | None = do(find_master_key(database_id))
+        master = None if master_key is None else self._master_key(master_key.by_service_master_key)
+        secret = None if master is None else self._private_key(own, master)
+        if master is None or secret is None:
+            _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            return None
+        key = unwrap(exchange, secret, about)
+        if key is None:
+            journal.corrupted(CorruptedMessage(11230))
+            return None
+        return _Opened(own, peer, master, key)
+
+    def _master_key(self, sealed: bytes | None) -> bytes | None:
+        """A master key in clear; None when the service master key does not open it, or is not here."""
+        if sealed is None or self._folder is None:
+            return None
+        if sealed not in self._master_keys:
+            try:
+                service_key = self._folder.service_master_key()
+            except InstanceError as problem:
+                journal.trouble(str(problem))
+                return None
+            opened = None if service_key is None else unseal(service_key, sealed, ABOUT)
+            if opened is None:
+                return None
+            self._master_keys[sealed] = opened
+        return self._master_keys[sealed]
+
+    def _private_key(self, certificate: Certificate, master: bytes) -> PrivateKey | None:
+        sealed = certificate.key.private_key
+        if sealed is None:
+            return None
+        if sealed not in self._private_keys:
+            opened = unseal(master, sealed, PRIVATE_KEY)
+            if opened is None:
+                return None
+            if len(self._private_keys) >= REMEMBERED:
+                self._private_keys.clear()
+            self._private_keys[sealed] = load_key(opened)
+        return self._private_keys[sealed]
+
+
+def _session_key(key: bytes) -> SessionKey:
+    return SessionKey(key, lambda: os.urandom(SALT_SIZE))
+
+
+def _header(endpoint: Remote) -> Header:
+    """That of a message of the initiator, as far as an exchange is bound to it."""
+    one = endpoint
+    return Header(one.conversation_id, True, Kind.RUN, True, one.far_service, None, one.own_service, one.own_broker)
+
+
+def _drop(header: Header, number: int, *values: object) -> None:
+    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header)
+
+
+def _alone(statement: Statement) -> Steps[None]:
+    yield statement

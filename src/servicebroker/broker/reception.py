@@ -1,0 +1,165 @@
+"""What arrives is opened here; and what begins a conversation is let in, refused, or not answered at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from random import Random
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from servicebroker.broker import journal
+from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, Denied, DialogSecurity
+from servicebroker.broker.links import Link
+from servicebroker.broker.memory import Memory
+from servicebroker.engine import arriving, dialog_security, remote
+from servicebroker.engine.arriving import Place, Unroutable
+from servicebroker.engine.catalog import Catalog
+from servicebroker.model.errors import RULES
+from servicebroker.protocol.dialog import Dropped
+from servicebroker.protocol.envelope import (
+    Envelope,
+    Failure,
+    Header,
+    Kind,
+    Payload,
+    encode,
+    open_payload,
+    parse,
+    refusal,
+)
+from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.session import UNSECURED, Session
+from servicebroker.store.statements import Steps
+
+Do = Callable[[Steps[Any]], Any]
+
+
+class Received(NamedTuple):
+    """A message whose integrity is proven, and the endpoint that it is for."""
+
+    handle: UUID
+    header: Header
+    payload: Payload
+
+
+class Reception:
+    """Opens messages with the keys of their conversations."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        catalog: Catalog,
+        security: DialogSecurity,
+        clock: Callable[[], datetime],
+        chance: Random,
+    ) -> None:
+        self._memory = memory
+        self._catalog = catalog
+        self._security = security
+        self._clock = clock
+        self._chance = chance
+
+    def open(self, do: Do, link: Link, envelope: Envelope) -> Received | None:
+        """The message; None when it is dropped, which was written down, or answered with an error.
+
+        Raises:
+            CorruptedMessage: it was changed under way, or nobody can have made it so.
+        """
+        header = envelope.header
+        handle = self._memory.find(header.conversation_id, not header.is_from_initiator)
+        entry = None if handle is None else self._memory.get(handle)
+        if handle is None or entry is None:
+            return self._begin(do, link, envelope)
+        if entry.session is None:
+            _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            return None
+        if header.exchange is not None:
+            learned = self._security.learn(do, entry.endpoint, entry.session, header)
+            if learned is None:
+                return None
+            entry.endpoint, entry.session = learned
+        return Received(handle, header, _opened(envelope, entry.session))
+
+    def _begin(self, do: Do, link: Link, envelope: Envelope) -> Received | None:
+        """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here.
+
+        A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
+        """
+        header = envelope.header
+        payload = None if header.is_secured else _opened(envelope, UNSECURED)
+        if header.kind not in (Kind.RUN, Kind.FRAGMENT):
+            return None
+        if not header.is_from_initiator or header.opening is None:
+            if header.is_secured:
+                _drop(header, 11213)
+            else:
+                refuse(link, header, Failure(-8462, RULES[8462].text))
+            return None
+        place = do(arriving.find_place(self._catalog, header, self._clock(), self._chance.randrange))
+        if isinstance(place, Place):
+            return self._admit(do, link, envelope, place, payload)
+        if isinstance(place, Unroutable):
+            _drop(header, place.number, header.to_service)
+        elif header.is_secured:
+            journal.undeliverable(Dropped(-place.code, place.description), header)
+        else:
+            refuse(link, header, Failure(place.code, place.description))
+        return None
+
+    def _admit(self, do: Do, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
+        header = envelope.header
+        admitted = self._security.admit(do, place.home, place.broker, header)
+        if admitted is None:
+            return None
+        if header.is_secured:
+            payload = _opened(envelope, admitted.session)
+        if isinstance(admitted, Denied):
+            refuse(link, header, admitted.failure, admitted.session)
+            return None
+        if place.failure is not None:
+            refuse(link, header, Failure(place.failure.code, place.failure.description), admitted.session)
+            return None
+        handle = do(arriving.insert_target(header, place.home, admitted.security, self._clock()))
+        if handle is None:
+            _drop(header, 11221, "both sides of the conversation are in this instance")
+            return None
+        if admitted.keys is not None:
+            do(dialog_security.save_keys({handle: admitted.keys}))
+        (endpoint,) = do(remote.find_by_handle([handle]))
+        return Received(self._memory.enter(endpoint), header, payload)
+
+
+def parsed(body: bytes) -> Envelope:
+    """A frame whose names can be looked up.
+
+    Raises:
+        CorruptedMessage: they cannot.
+    """
+    envelope = parse(body)
+    header = envelope.header
+    _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
+    return envelope
+
+
+def _opened(envelope: Envelope, session: Session) -> Payload:
+    payload = open_payload(envelope, session.of(envelope.header))
+    if isinstance(payload, tuple):
+        _check(*(part.message_type for part in payload))
+    return payload
+
+
+def _check(*names: str) -> None:
+    if any("\0" in name for name in names):
+        raise CorruptedMessage(11235, "a name contains the character NUL")
+
+
+def refuse(link: Link, header: Header, failure: Failure, session: Session = UNSECURED) -> None:
+    """Answer where no endpoint is, or not for this peer."""
+    is_secured = session.first.is_secured
+    answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)
+    link.send(encode(answer, failure, session.of(answer)))
+
+
+def _drop(header: Header, number: int, *values: object) -> None:
+    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header)

@@ -1,0 +1,95 @@
+"""`servicebroker certificate ... --database DB`: the certificates of users, for secure conversations.
+
+What importing one takes besides, the user, its binding or its permission, is made in the same command.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
+from servicebroker.engine.certificates import Certificate, find_certificate
+from servicebroker.engine.principals import find_principal
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.running import run
+
+PASSWORD = "SERVICEBROKER_MASTER_KEY_PASSWORD"  # the name of the variable
+
+DatabaseOption = Annotated[
+    str | None, typer.Option("--database", help="A certificate of a user of this database, for secure conversations.")
+]
+UserOption = Annotated[str | None, typer.Option("--user", help="Whose it is; made when it is missing. Default: dbo.")]
+
+
+def create_master_key(opened: Instance, database: str) -> None:
+    """Make the master key of a database; its password comes from the environment, or is asked for."""
+    password = os.environ.get(PASSWORD)
+    if password is None:
+        password = typer.prompt("Password of the master key", hide_input=True, confirmation_prompt=True)
+    opened.database(database).create_master_key(password)
+
+
+def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> Certificate:
+    """Make a certificate of a user, with its private key under the master key of the database."""
+    there = opened.database(database)
+    ensure_user(there, user)
+    start = opened.clock().replace(microsecond=0)
+    try:
+        there.create_certificate(
+            name, authorization=user, start_date=start, expiry_date=start + timedelta(days=max(days, 0))
+        )
+    except BrokerError as refused:
+        if refused.number == 15581:
+            command = f"servicebroker certificate master-key --database {database}"
+            raise BrokerError(15581, hint=f"Make one with {command}.") from None
+        raise
+    return find(there, name)
+
+
+def import_(
+    opened: Instance, database: str, name: str, file: Path, user: str | None, to_service: str | None, send: str | None
+) -> Certificate:
+    """Keep the certificate of somebody else: of the user that stands for it here.
+
+    `to_service` is the remote service that has it, and gets a remote service binding; `send` is a service of ours to
+    which it may send.
+    """
+    there = opened.database(database)
+    if user is None:
+        raise BrokerError(402, "--user", "missing", "the user that stands for the peer", hint="Any name that is free.")
+    ensure_user(there, user)
+    there.create_certificate(name, authorization=user, file=file)
+    if to_service is not None:
+        there.create_remote_service_binding(name, to_service=to_service, user=user)
+    if send is not None:
+        there.grant("SEND", user, service=send)
+    return find(there, name)
+
+
+def find(there: Database, name: str) -> Certificate:
+    """The certificate of that name.
+
+    Raises:
+        BrokerError: 15151 there is none.
+    """
+    with there.instance.connection() as connection:
+        return run(connection, find_certificate("find", there.database_id, name))
+
+
+def ensure_user(there: Database, user: str | None) -> None:
+    """The user; made, without a login, when it is missing."""
+    if user is None:
+        return
+    try:
+        with there.instance.connection() as connection:
+            run(connection, find_principal("find", there.database_id, user))
+    except BrokerError as missing:
+        if missing.number != 15151:
+            raise
+        there.create_user(user)
