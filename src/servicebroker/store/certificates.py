@@ -23,7 +23,7 @@ LONGEST_SUBJECT = 64  # characters of a common name
 SMALLEST_RSA = 2048  # bits
 
 
-def make(name: str, now: datetime, days: int = DAYS) -> tuple[Facts, PrivateKey]:
+def make(subject: str, now: datetime, days: int = DAYS) -> tuple[Facts, PrivateKey]:
     """A certificate for the transport, valid from now on, and its key.
 
     Raises:
@@ -32,7 +32,7 @@ def make(name: str, now: datetime, days: int = DAYS) -> tuple[Facts, PrivateKey]
     if not 1 <= days <= MOST_DAYS:
         raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MOST_DAYS} days away")
     start = now.replace(microsecond=0)
-    return issue(name, start - SKEW, start + timedelta(days=days))
+    return issue(subject, start - SKEW, start + timedelta(days=days))
 
 
 def issue(subject: str, start: datetime, expiry: datetime) -> tuple[Facts, PrivateKey]:

@@ -331,7 +331,23 @@ select c.name,
        c.thumbprint,
        shown.broker_database
   from servicebroker.certificates c
-  join servicebroker.shown_databases shown using (database_id);
+  join servicebroker.shown_databases shown using (database_id)
+ union all  -- those of the transport, which T-SQL creates in master; a private key is a file of the instance
+select c.name,
+       c.certificate_id,
+       1,
+       case when c.is_own then 'MK' else 'NA' end,
+       case when c.is_own then 'ENCRYPTED_BY_MASTER_KEY' else 'NO_PRIVATE_KEY' end,
+       0::smallint,
+       c.issuer_name,
+       c.serial_number,
+       c.subject,
+       c.expiry_date,
+       c.start_date,
+       c.thumbprint,
+       shown.broker_database
+  from servicebroker.transport_certificates c
+  join servicebroker.shown_databases shown on lower(shown.broker_database) = 'master';
 
 create or replace view sys.remote_service_bindings with (security_invoker = true) as
 select b.name,

@@ -153,6 +153,7 @@ class AsyncNetwork(ABC):
         name: str,
         *,
         authorization: str | None = None,
+        subject: str | None = None,
         days: int = DAYS,
         file: File | None = None,
         private_key_file: File | None = None,
@@ -164,6 +165,7 @@ class AsyncNetwork(ABC):
             name: compared without case.
             authorization: the login that a peer with this certificate is: it needs CONNECT on the endpoint. Without it
                 the peer is let in because of its certificate.
+            subject: "CN=...", or just a name, of a new one; its name when it is not given. It proves nothing.
             days: how long a new one is valid.
             file: a certificate in PEM or DER: that of a peer, or with `private_key_file` one of this instance. Without
                 it a new one of this instance is made, whose key goes into the key folder.
@@ -179,7 +181,7 @@ class AsyncNetwork(ABC):
         """
         key = None
         if file is None:
-            facts, key = make(name, self.clock(), days)
+            facts, key = make(name if subject is None else subject, self.clock(), days)
         else:
             facts = read(await in_thread(read_file, file))
             if private_key_file is not None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
-from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import unsupported
+from servicebroker.tsql.interpreter import transport
 from servicebroker.tsql.interpreter.expressions import text
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.objects import defines, drop
 from servicebroker.tsql.syntax import Definition
-from servicebroker.tsql.types import DATETIME, NVARCHAR
 
 
 @defines("CREATE", "MASTER KEY")
@@ -61,6 +59,9 @@ def _create_certificate(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
     if "binary" in clauses:
         raise unsupported("A certificate FROM BINARY", "Use FROM FILE.", statement.line)
+    if transport.is_of_the_transport(machine):
+        transport.create_certificate(machine, statement, _private_key(statement))
+        return
     given: dict[str, Any] = {
         name: clauses[name]
         for name in ("authorization", "subject", "file", "active_for_begin_dialog")
@@ -68,7 +69,7 @@ def _create_certificate(machine: Machine, statement: Definition) -> None:
     }
     for name in ("start_date", "expiry_date"):
         if name in clauses:
-            given[name] = _date(clauses[name])
+            given[name] = transport.date(clauses[name])
     if "password" in clauses:
         given["encryption_password"] = clauses["password"]
     machine.database.create_certificate(statement.name.own, **given, **_private_key(statement))
@@ -82,26 +83,26 @@ def _private_key(statement: Definition) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in said.items()}
 
 
-def _date(said: str) -> datetime:
-    made = convert(said, NVARCHAR, DATETIME)
-    assert isinstance(made, datetime)
-    return made.replace(tzinfo=UTC)
-
-
 @defines("ALTER", "CERTIFICATE")
 def _alter_certificate(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
+    if transport.is_of_the_transport(machine):
+        raise unsupported("ALTER CERTIFICATE in master", "Create another one, and drop this one.", statement.line)
     given = {name: clauses[name] for name in ("active_for_begin_dialog", "remove_private_key") if name in clauses}
     machine.database.alter_certificate(statement.name.own, **given, **_private_key(statement))
 
 
 @defines("DROP", "CERTIFICATE")
 def _drop_certificate(machine: Machine, statement: Definition) -> None:
-    drop(statement, lambda: machine.database.drop_certificate(statement.name.own))
+    owner = machine.instance if transport.is_of_the_transport(machine) else machine.database
+    drop(statement, lambda: owner.drop_certificate(statement.name.own))
 
 
 @defines("BACKUP", "CERTIFICATE")
 def _backup_certificate(machine: Machine, statement: Definition) -> None:
+    if transport.is_of_the_transport(machine):
+        transport.backup_certificate(machine, statement, _private_key(statement))
+        return
     machine.database.backup_certificate(statement.name.own, statement.clauses["file"], **_private_key(statement))
 
 

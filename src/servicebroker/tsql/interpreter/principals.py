@@ -11,6 +11,7 @@ from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop
+from servicebroker.tsql.interpreter.transport import connect_on_endpoint
 from servicebroker.tsql.syntax import Definition, Name, Permission
 
 _OBJECTS = {
@@ -142,7 +143,7 @@ def _not_there(name: str) -> None:
 @runs(Permission)
 def _permission(machine: Machine, statement: Permission) -> None:
     if statement.kind == "ENDPOINT":
-        _on_endpoint(machine, statement)
+        connect_on_endpoint(machine, statement)
     elif statement.kind in _NOT_KEPT and not _is_queue(machine, statement):
         _not_kept(machine, statement)
     else:
@@ -196,15 +197,6 @@ def _not_kept(machine: Machine, statement: Permission) -> None:
     if statement.verb == "DENY":
         raise unsupported(what, "Use GRANT and REVOKE of PostgreSQL on the table.", statement.line)
     machine.say(Message(f"{what} changes nothing: only permissions on the broker's objects are kept.", 0, 0))
-
-
-def _on_endpoint(machine: Machine, statement: Permission) -> None:
-    """CONNECT ON ENDPOINT: a peer is let in by its certificate."""
-    if statement.permissions != ("CONNECT",) or statement.verb == "DENY":
-        raise unsupported(f"{statement.verb} ON ENDPOINT", "Drop the certificate of the peer.", statement.line)
-    machine.say(
-        Message(f"{statement.verb} CONNECT ON ENDPOINT changes nothing: a peer is let in by its certificate.", 0, 0)
-    )
 
 
 @defines("ALTER", "AUTHORIZATION")

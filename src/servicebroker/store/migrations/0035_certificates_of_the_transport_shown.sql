@@ -1,0 +1,1 @@
+-- sys.certificates shows those of the transport in master (store/views.sql)
