@@ -5,7 +5,7 @@
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
-#                and double, 100,000 conversations that leave nothing
+#                and double, 100,000 conversations that leave nothing, a cut at every exchange
 # make soak      200,000 messages each way between two instances, under faults
 # make bench     every benchmark, written to docs/benchmarks.md
 
@@ -62,7 +62,7 @@ conformance: install
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
 	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
-	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py --model-steps 500000 --leak-conversations 100000
+	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py tests/integration/test_cut.py --model-steps 500000 --leak-conversations 100000 --cuts 1000
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
