@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -67,14 +68,15 @@ def own_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
     # not under pytest's own folder: another session of root's would shut the server's user out of it
-    with (
-        tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder,
-        EmbeddedServer.start(folder) as server,
-    ):
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
-            connection.execute("select pg_reload_conf()")
-        yield server
+    folder = tempfile.mkdtemp(prefix="servicebroker-tests-")
+    try:
+        with EmbeddedServer.start(folder) as server:
+            with psycopg.connect(server.url, autocommit=True) as connection:
+                connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
+                connection.execute("select pg_reload_conf()")
+            yield server
+    finally:  # a hundred thousand files: nobody waits for that
+        subprocess.run(["sh", "-c", 'rm -rf "$0" >/dev/null 2>&1 &', folder], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,9 @@ from support import (
     eventually,
     query,
     queue_number,
+    refused,
+    statuses,
+    waiting_messages,
     waiting_reader,
 )
 
@@ -616,3 +619,46 @@ def said(caplog: pytest.LogCaptureFixture, number: int, *words: str) -> int:
     """How many lines of the log carry this number and these words."""
     texts = [record.getMessage() for record in caplog.records]
     return sum(text.startswith(f"Msg {number},") and all(word in text for word in words) for text in texts)
+
+
+@pytest.mark.feature(191, 193)
+def test_a_queue_that_was_switched_off_goes_on_where_it_was(active: sb.Database, seen: Seen) -> None:
+    """While it is off no reader is started and what comes waits; STATUS = ON brings the monitor and a new count."""
+    healed = threading.Event()
+
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        with seen.one_more():
+            if not healed.is_set():
+                raise ValueError("poison")
+            seen.bodies.append(message.message_body)
+
+    enabled = "select is_receive_enabled, is_enqueue_enabled from sys.service_queues where object_id = %s"
+    number = queue_number(active, STOCK_QUEUE)
+    handle = begin(active)
+    active.send(handle, ORDER, b"0")
+    switch_on(active)
+    for calls in (5, 10):  # of the first time, and of the second: the count begins anew
+        eventually(lambda: query(active, enabled, number) == [(0, 0)])
+        eventually(lambda: monitor(active) is None and tasks(active) == [])
+        assert calls <= seen.calls <= calls + 2
+        active.send(handle, ORDER, str(calls))
+        with refused(9617, STOCK_QUEUE):
+            active.receive(STOCK_QUEUE)
+        if calls == 10:
+            healed.set()
+        active.alter_queue(STOCK_QUEUE, status=True)
+    eventually(lambda: seen.bodies == [b"0", b"5", b"10"])
+    eventually(lambda: monitor(active) is not None)
+    assert (query(active, enabled, number), waiting_messages(active)) == ([(1, 1)], 0)
+    active.alter_queue(STOCK_QUEUE, status=False)
+    eventually(lambda: monitor(active) is None)
+    before = seen.calls
+    for body in (b"11", b"12"):
+        active.send(handle, ORDER, body)
+    active.send(begin(active), ORDER, b"13")
+    assert waiting_messages(active) == 3
+    assert statuses(active) == {"Target queue is busy; message(s) queued for delivery."}
+    assert seen.calls == before
+    active.alter_queue(STOCK_QUEUE, status=True)
+    eventually(lambda: seen.bodies[3:] == [b"11", b"12", b"13"])
