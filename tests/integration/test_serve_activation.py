@@ -151,3 +151,43 @@ def test_procedures_that_cannot_be_imported_end_it(site: Site) -> None:
     served = site.serve("--procedures", "no_such_module_here")
     assert served.process.wait(20) == 1
     served.says("no_such_module_here")
+
+
+@pytest.mark.feature(168)
+def test_a_procedure_in_a_process_of_its_own(site: Site, tmp_path: Path) -> None:
+    """What it prints is logged; a crash ends its process alone, counts as a rollback, and is made up for."""
+    site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Process"))
+    served = serve(site, tmp_path)
+    worker = answer(site, "teapot")
+    assert worker != str(served.process.pid)
+    served.says("took teapot")
+    site.database.send(begin(site.database), ORDER, b"die")
+    text = "select is_receive_enabled from sys.service_queues where object_id = %s"
+    eventually(lambda: query(site.database, text, queue_number(site.database, STOCK_QUEUE)) == [(0,)], 60)
+    served.says("its process ended with code -9")
+    assert served.process.poll() is None
+    assert served.end() == 0
+    (message,) = query(site.database, "select message_body from test_dbo.stockqueue")
+    assert message == (b"die",), "it is still there"
+
+
+def test_sigterm_waits_for_a_process_too(site: Site, tmp_path: Path) -> None:
+    site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Process"))
+    served = serve(site, tmp_path)
+    handle = begin(site.database)
+    site.database.send(handle, ORDER, b"slow")
+    eventually((tmp_path / "started").exists, 20)
+    assert served.end() == 0
+    (reply,) = site.database.receive("OrdersQueue", conversation_handle=handle)
+    assert reply.message_type_name == REPLY
+
+
+def test_processes_end_with_a_daemon_that_is_killed(site: Site, tmp_path: Path) -> None:
+    site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Process"))
+    served = serve(site, tmp_path)
+    site.database.send(begin(site.database), ORDER, b"slow")
+    eventually((tmp_path / "started").exists, 20)
+    text = "select from sys.dm_broker_activated_tasks"
+    assert query(site.database, text)
+    served.kill()
+    eventually(lambda: not query(site.database, text))

@@ -21,9 +21,10 @@ from typing import Any, Self, overload
 
 import psycopg
 
+from servicebroker.activation.child import run_in_process
 from servicebroker.activation.loop import AsyncTasks
 from servicebroker.activation.order import Order
-from servicebroker.activation.procedures import Procedure, Resolver, load, registered
+from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, load, registered
 from servicebroker.activation.task import Outcome, Stop, run_task
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.database import Database
@@ -319,7 +320,10 @@ class Host:
         def work() -> None:
             outcome = Outcome.ABORTED
             try:
-                outcome = run_task(self.instance, order, procedure, stop, self._coroutines)
+                if isinstance(procedure, PythonProcedure) and procedure.worker == "process":
+                    outcome = run_in_process(self.instance, order, procedure, stop)
+                else:
+                    outcome = run_task(self.instance, order, procedure, stop, self._coroutines)
             finally:
                 self._ended.append((watched, thread, outcome))
                 self._bell.set()

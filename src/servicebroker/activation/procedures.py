@@ -99,6 +99,13 @@ class PythonProcedure:
         """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self.function)
 
+    @property
+    def source(self) -> str:
+        """What another process imports to have it registered: a module's name, or a file."""
+        module = self.function.__module__
+        is_file = module == "__main__" or module in _from_files
+        return inspect.getfile(self.function) if is_file else module
+
     def __call__(self, call: Call) -> None:
         """Run it in its form, until it has found nothing for `wait` seconds."""
         if self.is_async:
@@ -143,6 +150,7 @@ class PythonProcedure:
         return lambda transaction, messages: self.function(transaction, messages[0])
 
 
+_from_files: set[str] = set()  # modules that were loaded by file
 _registered: dict[tuple[str, ...], PythonProcedure] = {}
 
 
@@ -245,4 +253,5 @@ def _import(module: str) -> None:
         raise InstanceError("there is no such file")
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = loaded
+    _from_files.add(path.stem)
     spec.loader.exec_module(loaded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from enum import StrEnum
 
 from servicebroker.activation.loop import AsyncTasks, Work
@@ -35,12 +36,20 @@ class Stop:
     def __init__(self) -> None:
         self._event = threading.Event()
         self.reason: int | None = None  # 28085 or 28086; None: the process ends
+        self._told: Callable[[], None] = lambda: None
+
+    def when_asked(self, told: Callable[[], None]) -> None:
+        """Call this when the task is asked to end, also when it was already."""
+        self._told = told
+        if self.is_asked():
+            told()
 
     def ask(self, reason: int | None = None) -> None:
         """The first reason counts."""
         if not self._event.is_set():
             self.reason = reason
             self._event.set()
+            self._told()
 
     def is_asked(self) -> bool:
         """Whether it is to end."""

@@ -1,0 +1,164 @@
+"""Tasks in processes of their own: a crash of the procedure ends that process, and its transaction is undone.
+
+The parent writes what to do to the child's standard input, and keeps it open: a child whose parent has gone ends at
+once. The child reports on a pipe: what is to be logged, which transactions have received (the parent counts their
+rollbacks, since a process that was killed cannot), and how the task has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import IO, Any
+
+from servicebroker.activation.loop import AsyncTasks
+from servicebroker.activation.order import Order
+from servicebroker.activation.output import captured
+from servicebroker.activation.procedures import PythonProcedure, load, registered
+from servicebroker.activation.task import Outcome, Stop, run_task
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
+from servicebroker.api.poison import PoisonDetector
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+
+_LOG = logging.getLogger("servicebroker.activation")
+
+Report = Callable[..., None]
+
+
+# ---------------------------------------------------------------- in the parent
+
+
+def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure, stop: Stop) -> Outcome:
+    """Run a task in a new process, and wait for its end."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as reports:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "servicebroker.activation.child", str(writing)],
+            stdin=subprocess.PIPE,
+            pass_fds=[writing],
+            start_new_session=True,  # Ctrl-C is for the parent, which lets it finish
+            text=True,
+        )
+        os.close(writing)
+        assert process.stdin is not None
+        with process.stdin as orders:
+            _tell(orders, {"url": instance.url, "order": order, "source": procedure.source})
+            stop.when_asked(lambda: _tell(orders, {"stop": stop.reason}))
+            outcome = _listen(instance, reports)
+        process.wait()
+    with instance.connection() as connection:
+        instance.poison.judge(connection)
+    if outcome is None:
+        text = f"its process ended with code {process.returncode}"
+        _LOG.error("%s", BrokerError(9724, order.procedure, order.queue, text))
+        _LOG.error("%s", BrokerError(28088, 0, 1))
+    return outcome or Outcome.ABORTED
+
+
+def _tell(orders: IO[str], what: object) -> None:
+    try:
+        orders.write(json.dumps(what) + "\n")
+        orders.flush()
+    except (OSError, ValueError):  # the child has gone
+        _LOG.debug("a child has gone before it was told %s", what)
+
+
+def _listen(instance: Instance, reports: Iterable[str]) -> Outcome | None:
+    outcome = None
+    for line in reports:
+        report = json.loads(line)
+        if "log" in report:
+            _LOG.log(report["level"], "%s", report["log"])
+        if "took" in report:
+            instance.poison.received(report["took"], report["queues"])
+        if "outcome" in report:
+            outcome = Outcome(report["outcome"])
+    return outcome
+
+
+# ---------------------------------------------------------------- in the child
+
+
+class _Reported(PoisonDetector):
+    """Counts nothing: the parent is told which transactions have received, and asks how they have ended."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def took(self, transaction: int, queue_id: int) -> None:
+        self._report(took=transaction, queues=[queue_id])
+
+    def received(self, transaction: int, queues: Iterable[int]) -> None:
+        self._report(took=transaction, queues=list(queues))
+
+    def committed(self, queues: Iterable[int]) -> None: ...
+
+    def rolled_back(self, connection: Any, queues: Iterable[int]) -> None: ...
+
+    def committed_after_all(self, transactions: Iterable[int]) -> None: ...
+
+    def look(self, queue_id: int) -> None: ...
+
+    def judge(self, connection: Any) -> None: ...
+
+
+class _Reporter(logging.Handler):
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._report(log=self.format(record), level=record.levelno)
+
+
+def main(descriptor: int) -> None:
+    """Do what standard input says, once."""
+    lock = threading.Lock()
+    with os.fdopen(descriptor, "w") as pipe:
+
+        def report(**what: object) -> None:
+            with lock:
+                pipe.write(json.dumps(what) + "\n")
+                pipe.flush()
+
+        logging.basicConfig(handlers=[_Reporter(report)], level=logging.WARNING, force=True)
+        logging.getLogger("servicebroker").setLevel(logging.INFO)
+        given = json.loads(sys.stdin.readline())
+        stop = Stop()
+        threading.Thread(target=_obey, args=(stop,), daemon=True).start()
+        report(outcome=_run(given["url"], Order(*given["order"]), given["source"], stop, report))
+
+
+def _run(url: str, order: Order, source: str, stop: Stop, report: Report) -> Outcome:
+    load([source])
+    with open_instance(url, upkeep=None) as instance:
+        instance.poison = _Reported(report)
+        database, *rest = names.name_parts("procedure", order.procedure, 3)
+        found = registered(instance.database(database), ".".join(f"[{part.replace(']', ']]')}]" for part in rest))
+        if found is None:
+            report(log=str(BrokerError(9614, order.queue)), level=logging.ERROR)
+            return Outcome.NOT_STARTED
+        coroutines = AsyncTasks(instance)
+        with captured():
+            outcome = run_task(instance, order, found, stop, coroutines)
+        coroutines.close()
+        return outcome
+
+
+def _obey(stop: Stop) -> None:
+    """Hear when to stop; the end of the input is the end of the parent."""
+    for line in sys.stdin:
+        stop.ask(json.loads(line)["stop"])
+    if not stop.is_asked():
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
