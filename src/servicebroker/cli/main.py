@@ -144,6 +144,19 @@ def serve(
 
 
 @app.command()
+def activator(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
+) -> None:
+    """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
+    from servicebroker.cli.activator import activator as run_activator
+    from servicebroker.cli.serve import log_to_standard_error
+
+    log_to_standard_error(as_json=as_json)
+    run_activator(config)
+
+
+@app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
     _must_exist(instance)

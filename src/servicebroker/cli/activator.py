@@ -1,0 +1,243 @@
+"""`servicebroker activator`: starts programs when event notifications say that their queues want readers.
+
+It reads the queue of the service that the notifications go to. Each notification starts one more program for its queue,
+up to a maximum; a minimum is always kept. Programs receive from their queue and exit by themselves when it is empty.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from servicebroker.api.database import Database
+from servicebroker.api.open import open_instance
+from servicebroker.api.processing import process
+from servicebroker.api.transaction import Transaction
+from servicebroker.model import names
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event
+from servicebroker.model.messages import Message
+
+LOOK = 0.5  # seconds between looks at the programs
+RETRY = 5.0  # seconds until a program that failed, or could not be started, is started again
+PATIENCE = 30.0  # seconds that programs have to end after SIGTERM
+
+_log = logging.getLogger("servicebroker.activator")
+
+
+class Program(NamedTuple):
+    """Which program reads which queue, and how many of it run."""
+
+    database: str
+    schema: str
+    queue: str
+    command: tuple[str, ...]
+    minimum: int
+    maximum: int
+
+
+class Config(NamedTuple):
+    """Where the notifications come, and the programs."""
+
+    instance: str
+    database: str
+    queue: str
+    programs: tuple[Program, ...]
+
+
+def read_config(path: Path) -> Config:
+    """The configuration in a TOML file.
+
+    Raises:
+        InstanceError: it cannot be read, or says something else than a configuration; the message says what.
+    """
+    try:
+        given = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise InstanceError(f"The configuration '{path}' cannot be read: {problem}.") from None
+    where = f"The configuration '{path}'"
+    programs = given.pop("program", None)
+    texts = _texts(where, given, {"instance": "servicebroker-data", "database": None, "queue": None})
+    if not isinstance(programs, list) or not programs:
+        raise InstanceError(f"{where} has no [[program]].")
+    found = tuple(_program(f"{where}, program {number},", one) for number, one in enumerate(programs, 1))
+    if len({program[:3] for program in found}) < len(found):
+        raise InstanceError(f"{where} has two programs for one queue.")
+    return Config(texts["instance"], texts["database"], texts["queue"], found)
+
+
+def _program(where: str, given: Any) -> Program:
+    if not isinstance(given, dict):
+        raise InstanceError(f"{where} is no table.")
+    given = dict(given)
+    command, low, high = given.pop("command", None), given.pop("min", 0), given.pop("max", 1)
+    if not isinstance(command, list) or not command or not all(isinstance(part, str) for part in command):
+        raise InstanceError(f"{where} has no command: a list of texts.")
+    numbers_are_right = type(low) is int and type(high) is int and 0 <= low <= high and high >= 1
+    if not numbers_are_right:
+        raise InstanceError(f"{where} needs 0 <= min <= max, and a max of 1 or more; it has {low!r} and {high!r}.")
+    texts = _texts(where, given, {"database": None, "schema": "dbo", "queue": None})
+    return Program(texts["database"], texts["schema"], texts["queue"], tuple(command), low, high)
+
+
+def _texts(where: str, given: Mapping[str, Any], known: Mapping[str, str | None]) -> dict[str, str]:
+    """These keys and no others, each a text; None for one that must be given."""
+    if unknown := sorted(given.keys() - known.keys()):
+        raise InstanceError(f"{where} says '{unknown[0]}', which means nothing here.")
+    texts = {name: given.get(name, default) for name, default in known.items()}
+    for name, value in texts.items():
+        if not isinstance(value, str) or not value:
+            raise InstanceError(f"{where} needs '{name}', a text.")
+    return texts
+
+
+class _Running:
+    """The processes of one program."""
+
+    def __init__(self, program: Program, instance: str) -> None:
+        self.program = program
+        self.wanted = max(1, program.minimum)  # what waited while nobody watched is not told of again
+        self._instance = instance
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._not_before = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self._processes)
+
+    def notify(self) -> None:
+        """One more is asked for."""
+        if self.count + self.wanted < self.program.maximum:
+            self.wanted += 1
+
+    def mind(self) -> None:
+        """Take note of exits, and start what is wanted."""
+        for ended in [one for one in self._processes if one.poll() is not None]:
+            self._processes.remove(ended)
+            if ended.returncode:
+                _log.error("%s has ended with code %d.", self._name, ended.returncode)
+                self.notify()
+                self._not_before = time.monotonic() + RETRY
+        missing = self.program.minimum - self.count - self.wanted
+        if missing > 0:
+            self.wanted += missing
+            self._not_before = max(self._not_before, time.monotonic() + LOOK)
+        while self.wanted > 0 and self.count < self.program.maximum and time.monotonic() >= self._not_before:
+            self._start()
+
+    def stop(self) -> None:
+        """Ask all to end, and end what does not."""
+        for running in self._processes:
+            running.terminate()
+        deadline = time.monotonic() + PATIENCE
+        for running in self._processes:
+            try:
+                running.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _log.error("%s did not end in %g seconds and is killed.", self._name, PATIENCE)
+                running.kill()
+                running.wait()
+
+    @property
+    def _name(self) -> str:
+        return f"The program of {self.program.database}.{self.program.schema}.{self.program.queue}"
+
+    def _start(self) -> None:
+        program = self.program
+        environment = os.environ | {
+            "SERVICEBROKER_INSTANCE": self._instance,
+            "SERVICEBROKER_DATABASE": program.database,
+            "SERVICEBROKER_QUEUE": f"{program.schema}.{program.queue}",
+        }
+        try:
+            started = subprocess.Popen(program.command, env=environment, start_new_session=True)
+        except OSError as problem:
+            _log.error("%s cannot be started, and is tried again in %g seconds: %s", self._name, RETRY, problem)
+            self._not_before = time.monotonic() + RETRY
+            return
+        self.wanted -= 1
+        self._processes.append(started)
+        _log.info("%s was started as process %d; %d run.", self._name, started.pid, self.count)
+
+
+class Activator:
+    """Starts and watches the programs of a configuration, until `stop`."""
+
+    def __init__(self, database: Database, config: Config) -> None:
+        self._database = database
+        self._queue = config.queue
+        self._programs = {
+            (program.database.lower(), program.schema.lower(), program.queue.lower()): _Running(
+                program, config.instance
+            )
+            for program in config.programs
+        }
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End `run` soon."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Read notifications and mind the programs."""
+        try:
+            while not self._stopped.is_set():
+                self._mind()
+                try:
+                    process(self._database, self._queue, self._take, top=1, wait=LOOK, stopping=self._stopped.is_set)
+                except InstanceError as problem:
+                    _log.warning("%s", problem)
+                    self._stopped.wait(RETRY)
+        finally:
+            for running in self._programs.values():
+                running.stop()
+
+    def _mind(self) -> None:
+        for running in self._programs.values():
+            running.mind()
+
+    def _take(self, transaction: Transaction, messages: list[Message]) -> None:
+        (message,) = messages
+        if message.is_end_dialog or message.is_error:
+            _log.warning("A conversation of event notifications has ended.")
+            transaction.end_conversation(message.conversation_handle)
+        elif message.message_type_name == names.EVENT_NOTIFICATION:
+            self._notify(message)
+        self._mind()
+
+    def _notify(self, message: Message) -> None:
+        try:
+            event = read_event(message.message_body)
+        except ValueError as problem:
+            _log.error("A message of conversation %s is passed over: %s", message.conversation_handle, problem)
+            return
+        key = (event.database_name.lower(), event.schema_name.lower(), event.object_name.lower())
+        running = self._programs.get(key)
+        if event.event_type != QUEUE_ACTIVATION or running is None:
+            _log.warning("No program is configured for %s on %s.%s.%s.", event.event_type, *key)
+        else:
+            running.notify()
+
+
+def activator(path: Path) -> None:
+    """Run the activator of a configuration file until SIGTERM or SIGINT.
+
+    Raises:
+        InstanceError: the configuration is wrong, or the instance cannot be reached.
+        BrokerError: 911 no such database, 15151 no such queue.
+    """
+    config = read_config(path)
+    with open_instance(config.instance, upkeep=None) as instance:
+        found = Activator(instance.database(config.database), config)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: found.stop())
+        _log.info("Programs are started as the notifications in %s say.", config.queue)
+        found.run()

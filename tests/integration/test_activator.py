@@ -1,0 +1,128 @@
+"""`servicebroker activator`: external activation, with programs between a minimum and a maximum."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.cli.activator import read_config
+from support import ORDER, STOCK_QUEUE, begin, eventually, query
+
+POST = "http://schemas.microsoft.com/SQL/Notifications/PostEventNotification"
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+import servicebroker as sb
+
+folder = Path(sys.argv[1])
+(folder / f"started-{os.getpid()}").touch()
+with sb.open(os.environ["SERVICEBROKER_INSTANCE"], upkeep=None) as instance:
+    database = instance.database(os.environ["SERVICEBROKER_DATABASE"])
+    while messages := database.receive(os.environ["SERVICEBROKER_QUEUE"], top=1, wait=0.3):
+        (folder / messages[0].message_body.decode()).touch()
+        while (folder / "hold").exists():
+            time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def watched(database: sb.Database) -> Iterator[sb.Database]:
+    database.create_queue("Notifications")
+    database.create_service("//test/Activator", "Notifications", [POST])
+    database.create_event_notification(
+        "readers", on_queue=STOCK_QUEUE, events="QUEUE_ACTIVATION", to_service="//test/Activator"
+    )
+    with sb.activate(database.instance, interval=0.3):
+        yield database
+
+
+def configuration(database: sb.Database, folder: Path, **program: Any) -> Path:
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "program.py"), str(folder)]
+    lines = [f"instance = '{database.instance.url}'", f"database = '{database.name}'", "queue = 'Notifications'"]
+    lines += ["[[program]]", f"database = '{database.name}'", f"queue = '{STOCK_QUEUE}'"]
+    lines += [f"{name} = {value!r}" for name, value in ({"command": command} | program).items()]
+    path = folder / "activator.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def started(folder: Path) -> int:
+    return len(list(folder.glob("started-*")))
+
+
+@pytest.mark.feature(180)
+def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb.Database, tmp_path: Path) -> None:
+    path = configuration(watched, tmp_path, min=1, max=2)
+    (tmp_path / "hold").touch()
+    command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path)]
+    with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: started(tmp_path) == 1, 20)  # the minimum
+        for number in range(4):
+            watched.send(begin(watched), ORDER, f"message-{number}")
+        eventually(lambda: started(tmp_path) == 2, 20)
+        text = "select count(*) from sys.conversation_endpoints where is_system = 1 and broker_database = %s"
+        assert query(watched, text, watched.name) == [(1,)]
+        (tmp_path / "hold").unlink()
+        eventually(lambda: len(list(tmp_path.glob("message-*"))) == 4, 20)
+        eventually(lambda: started(tmp_path) >= 3, 20)  # they have left, and the minimum is kept
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        log = process.stderr.read()
+        assert process.wait(30) == 0
+    assert "3 run" not in log
+    for file in tmp_path.glob("started-*"):
+        assert not Path(f"/proc/{file.name.split('-')[1]}").exists(), "it has stopped its programs"
+
+
+@pytest.mark.feature(180)
+def test_a_program_that_fails_is_started_again(watched: sb.Database, tmp_path: Path) -> None:
+    """And one that cannot be started is said."""
+    path = configuration(watched, tmp_path, command=["/no/such/program"], max=1)
+    command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path)]
+    with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("cannot be started" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+GOOD = "database = 'D'\nqueue = 'Q'\n[[program]]\ndatabase = 'D'\nqueue = 'W'\ncommand = ['x']\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("= 1", "cannot be read"),
+        ("queue = 'Q'\n[[program]]\n", "database"),
+        ("database = 'D'\nqueue = 'Q'\n", r"no \[\[program\]\]"),
+        ("colour = 'red'\n" + GOOD, "colour"),
+        (GOOD + "min = 2\nmax = 1\n", "min <= max"),
+        (GOOD + "max = true\n", "min <= max"),
+        (GOOD.replace("['x']", "'x'"), "no command"),
+        (GOOD + GOOD[GOOD.index("[[") :], "two programs"),
+        (GOOD + "schema = 3\n", "schema"),
+    ],
+)
+def test_a_wrong_configuration_is_said(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(sb.InstanceError, match=words):
+        read_config(tmp_path / "c.toml")
+
+
+def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(GOOD)
+    config = read_config(tmp_path / "c.toml")
+    assert config.instance == "servicebroker-data"
+    assert config.programs[0][1:] == ("dbo", "W", ("x",), 0, 1)
+    with pytest.raises(sb.InstanceError, match="cannot be read"):
+        read_config(tmp_path / "missing.toml")
