@@ -21,6 +21,7 @@ from rich.table import Table
 
 from servicebroker.api.open import open_instance
 from servicebroker.cli import certificate, pipeline, poison, route, tsql
+from servicebroker.cli.doctor import doctor
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
 from servicebroker.model.errors import ServiceBrokerError
@@ -40,6 +41,7 @@ app.add_typer(tsql.app, name="tsql")
 app.add_typer(route.app, name="route")
 app.add_typer(poison.app, name="poison")
 app.add_typer(pipeline.app, name="pipeline")
+app.command("doctor")(doctor)
 
 
 def main() -> NoReturn:

@@ -1,0 +1,111 @@
+"""`servicebroker doctor` on real trouble."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.store.embedded import EmbeddedServer
+from support import (
+    APP,
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    far_handle,
+    undone,
+)
+
+
+def examined(instance: sb.Instance, *options: object) -> tuple[int, str]:
+    result = CliRunner().invoke(command, ["doctor", "--instance", instance.url, *map(str, options)])
+    return result.exit_code, result.output
+
+
+def of(database: sb.Database, handle: object) -> str:
+    code, text = examined(database.instance, "--database", database.name, "--conversation", handle)
+    assert code == (0 if text.startswith("Nothing") else 1)
+    return text
+
+
+@pytest.mark.feature(202)
+def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) -> None:
+    database, instance = fresh_database, fresh_database.instance
+    code, text = examined(instance)
+    assert (code, "fsync is off" in text, text.count("\n  ")) == (1, True, 1)  # the tests' own server
+    database.send(database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT), ORDER, b"x")
+    database.create_queue("Idle", activation=sb.Activation("dbo.nobody", 1, "OWNER"))
+    database.alter_queue(STOCK_QUEUE, status=False)
+    database.create_route("far", service_name="//far", address="TCP://far:4022")
+    other = instance.database("Other", create=True)
+    other.alter(disable_broker=True)
+    found = json.loads(examined(instance, "--json")[1])
+    said = {finding["subject"]: finding["problem"] for finding in found if finding["subject"] != "PostgreSQL"}
+    assert said["queue Test.dbo.StockQueue"].startswith("It is OFF")
+    assert said["queue Test.dbo.Idle"].startswith("Nobody runs its activation procedure")
+    assert "1 messages to it wait" in said["service //nowhere"]
+    assert "database Other" in said
+    assert "network" in said
+    assert all(finding["advice"] for finding in found)
+
+
+@pytest.mark.feature(202)
+def test_a_conversation_that_is_stuck(database: sb.Database, clock: Clock) -> None:
+    handle = begin(database)
+    assert of(database, handle) == "Nothing wrong was found.\n"
+    database.send(handle, ORDER, b"x")
+    far = far_handle(database, handle)
+    assert "The other side has 1 messages of it to receive" in of(database, handle)
+    assert of(database, far) == "Nothing wrong was found.\n"  # it came just now
+    missing = database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT)
+    database.send(missing, ORDER, b"x")
+    assert "create a route" in of(database, missing)
+    refused = database.begin_dialog(ORDERS, STOCK)  # the DEFAULT contract
+    database.send(refused, sb.DEFAULT, b"x")
+    assert "-8408" in of(database, refused)
+    database.create_user(APP)
+    database.create_queue("AppQueue")
+    database.create_service("//test/App", "AppQueue", authorization=APP)
+    denied = database.begin_dialog("//test/App", STOCK, contract=CONTRACT)
+    database.send(denied, ORDER, b"x")
+    assert "GRANT SEND" in of(database, denied)
+    for _ in range(5):
+        with undone(database) as transaction:
+            transaction.receive(STOCK_QUEUE)
+    assert "is OFF" in of(database, far)
+    database.alter_queue(STOCK_QUEUE, status=True)
+
+    def failing(transaction: sb.Transaction, messages: Any) -> None:
+        raise ValueError("no such customer")
+
+    database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.Retry(after=60))
+    assert "ValueError: no such customer" in of(database, far)
+    clock.jump(seconds=61)
+    database.process(STOCK_QUEUE, lambda transaction, messages: None, poison=sb.give_up_after())
+    assert of(database, far) == "Nothing wrong was found.\n"
+    code, text = examined(database.instance, "--database", database.name, "--conversation", APP)
+    assert code == 2
+    assert "--conversation" in text
+
+
+def test_a_transaction_that_holds_the_group(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send_batch(handle, ORDER, [b"1", b"2"])
+    far = far_handle(database, handle)
+    with database.transaction() as transaction:
+        transaction.receive(STOCK_QUEUE, top=1)
+        pid = transaction.connection.info.backend_pid
+        transaction.connection.execute("select pg_sleep(5.2)")
+        text = of(database, far)
+    assert f"Session {pid} holds its conversation group" in text
+    assert f"pg_terminate_backend({pid})" in text
+    assert database.receive(ORDERS_QUEUE) == []

@@ -1,0 +1,139 @@
+"""What `servicebroker doctor` says of facts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from servicebroker.engine.diagnosis import (
+    CertificateFacts,
+    ConversationFacts,
+    Facts,
+    QueueFacts,
+    SessionFacts,
+    WaitFacts,
+    judge,
+    judge_conversation,
+)
+from servicebroker.model import waiting
+from servicebroker.model.errors import RULES
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+AGO = NOW - timedelta(minutes=10)
+WELL = Facts(NOW, [], [], [], [], [], {"fsync": "on", "synchronous_commit": "on"}, False, None, 0, False)
+QUEUE = QueueFacts("Shop.dbo.Q", True, 0, None, 0, 0, False, None, None, False, False, 0)
+SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
+TALK = ConversationFacts(
+    NOW, UUID(int=7), "CO", "//far", NOW + timedelta(days=1), "Shop.dbo.Q", True, 0, None, 0, "", "Shop.dbo.P", 0, [],
+    0, "", None, None, 0, False,
+)  # fmt: skip
+
+
+def said(**changes: Any) -> list[str]:
+    return [f"{f.subject}: {f.problem} {f.advice}" for f in judge(WELL._replace(**changes))]
+
+
+def of_queue(**changes: Any) -> list[str]:
+    return said(queues=[QUEUE._replace(**changes)])
+
+
+def of_talk(**changes: Any) -> list[str]:
+    return [f"{f.problem} {f.advice}" for f in judge_conversation(TALK._replace(**changes))]
+
+
+def test_all_is_well() -> None:
+    assert said() == []
+    assert of_queue(messages=5, oldest=NOW) == []
+    assert of_queue(messages=5, oldest=AGO, readers=1) == []
+    assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
+    assert of_talk() == []
+    assert said(sessions=[SESSION._replace(since=NOW)]) == []
+    assert said(certificates=[CertificateFacts("a", True, NOW + timedelta(days=90))]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": {"fsync": "off"}}, ["PostgreSQL: fsync is off", "Set fsync = on"]),
+        ({"settings": {"synchronous_commit": "off"}}, ["loses commits", "synchronous_commit = on"]),
+        ({"in_recovery": True}, ["standby", "primary"]),
+        ({"disabled": ["Shop"]}, ["database Shop: Its broker is disabled", "enable_broker"]),
+        ({"remote_routes": 2}, ["2 routes lead", "servicebroker serve"]),
+        ({"remote_routes": 2, "has_daemon": True}, ["no endpoint", "CREATE ENDPOINT"]),
+        ({"remote_routes": 1, "has_daemon": True, "endpoint": "STOPPED"}, ["endpoint is STOPPED", "STARTED"]),
+        ({"certificates": [CertificateFacts("mine", True, AGO)]}, ["certificate mine", "has expired", "create"]),
+        (
+            {"certificates": [CertificateFacts("far", False, NOW + timedelta(days=3))]},
+            ["of a peer and expires on 2030-01-04"],
+        ),
+        (
+            {"sessions": [SESSION]},
+            ["session 4711", "open for 10 minutes", "holds 3 conversation groups", "pg_terminate_backend(4711)"],
+        ),
+    ],
+)
+def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
+    text = "\n".join(said(**changes))
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"is_on": False, "messages": 3, "oldest": AGO}, ["It is OFF, with 3 messages", "poison inspect"]),
+        ({"is_activated": True}, ["without a procedure", "PROCEDURE_NAME"]),
+        ({"is_activated": True, "procedure": "p", "max_readers": 0}, ["MAX_QUEUE_READERS = 0"]),
+        ({"is_activated": True, "procedure": "p", "max_readers": 1}, ["Nobody runs its activation procedure p"]),
+        ({"failing": 2}, ["2 messages have failed", "poison list"]),
+        ({"messages": 9, "oldest": AGO}, ["Nobody receives: 9 messages, the oldest for 10 minutes"]),
+    ],
+)
+def test_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
+    (text,) = of_queue(**changes)
+    assert text.startswith("queue Shop.dbo.Q: ")
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (waiting.NOT_HERE, "create a route"),
+        (waiting.TARGET_QUEUE_OFF, "queue on"),
+        (waiting.SENDER_DISABLED, "Enable the broker"),
+        (waiting.TARGET_DISABLED, "Enable the broker"),
+        (RULES[9748].text.format("Service Broker"), "servicebroker serve"),
+        ("", "servicebroker route explain"),
+    ],
+)
+def test_why_messages_wait(status: str, advice: str) -> None:
+    (text,) = said(waits=[WaitFacts("//far", status, 4, AGO)])
+    assert "4 messages to it wait, the oldest since 2030-01-01 11:50:00 UTC" in text
+    assert advice in text
+    (text,) = of_talk(waits=4, status=status)
+    assert "4 messages to //far wait" in text
+    assert advice in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"state": "ER", "error": (-8408, "no such contract.")}, ["failed with -8408", "ADD CONTRACT"]),
+        ({"state": "ER", "error": (-8494, "x")}, ["GRANT SEND"]),
+        ({"state": "ER", "error": (500, "no")}, ["failed with 500: no", "begin anew"]),
+        ({"state": "ER"}, ["its Error was received", "END CONVERSATION"]),
+        ({"state": "DI"}, ["The other side has ended it"]),
+        ({"state": "CD"}, ["It is closed", "Nothing is to be done"]),
+        ({"lifetime": AGO}, ["lifetime is over"]),
+        ({"is_on": False}, ["Its queue Shop.dbo.Q is OFF", "poison retry"]),
+        ({"holders": [SESSION]}, ["Session 4711 holds its conversation group", "10 minutes"]),
+        ({"failures": 3, "last_error": "ValueError: x"}, ["has failed 3 times", "ValueError: x", "poison end"]),
+        ({"messages": 2, "oldest": AGO}, ["Nobody receives its 2 messages"]),
+        ({"peer_messages": 2}, ["has 2 messages of it to receive, in Shop.dbo.P"]),
+    ],
+)
+def test_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
+    (text,) = of_talk(**changes)
+    assert [word for word in words if word not in text] == []
