@@ -140,6 +140,39 @@ def test_two_that_lack_the_same_route_at_once_ask_once_and_do_not_wait(
     assert len(requests(service)) == 1
 
 
+@pytest.mark.feature(118, 119)
+def test_who_relied_on_a_request_that_was_rolled_back_asks_itself(
+    configured: tuple[sb.Database, sb.Database],
+) -> None:
+    database, service = configured
+    with pytest.raises(ZeroDivisionError), database.transaction() as first:
+        first.send(first.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"1")
+        database.send(begin(database), ORDER, b"2")
+        raise ZeroDivisionError
+    assert status(database) == [ASKING]
+    background(database)
+    background(database)  # the first has asked, the second delivers the question
+    assert len(requests(service)) == 1
+
+
+@pytest.mark.feature(119)
+def test_an_answer_waits_for_nobody(
+    configured: tuple[sb.Database, sb.Database], example: ModuleType, tmp_path: Path
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    (tmp_path / "addresses.toml").write_text("[addresses]\n")
+    assert example.answer(service, tmp_path / "addresses.toml") == 1
+    pending = "select count(*) from servicebroker.route_requests where answered is null"
+    with database.transaction() as transaction:
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"2")  # it is parked
+        background(database)
+        assert query(database, pending) == [(1,)]
+    background(database)
+    assert query(database, pending) == [(0,)]
+
+
 @pytest.mark.feature(119)
 def test_an_error_is_logged_and_not_asked_again_at_once(
     configured: tuple[sb.Database, sb.Database],

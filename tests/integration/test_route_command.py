@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import servicebroker as sb
 from servicebroker.cli.main import app
-from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, bodies, query
+from support import ORDER, ORDERS, STOCK, STOCK_QUEUE, begin, bodies, query, refused
 
 NOWHERE = "//test/Nowhere"
 
@@ -100,3 +100,10 @@ def test_the_explanation_says_what_happens(database: sb.Database) -> None:
     destination = explained.decisions[0].destination
     assert f"{destination!r}" == "Delayed(number=9796)"
     assert "matched a LOCAL route" in status[0]
+
+
+def test_a_dropped_database_has_no_routes(instance: sb.Instance) -> None:
+    gone = instance.database("gone", create=True)
+    instance.drop_database("gone")
+    with refused(8442):
+        gone.explain_route(STOCK)

@@ -125,7 +125,7 @@ def deliver(connection: psycopg.Connection[Any], now: datetime) -> bool:
         _LOG.error("%s", failure)
     for handle in answers.left:
         in_transaction(connection, deliver_conversation(Catalog(), handle, now))
-    return in_transaction(connection, deliver_left_over(now))
+    return in_transaction(connection, deliver_left_over(now)) or answers.again
 
 
 def give_back(connection: psycopg.Connection[Any]) -> bool:

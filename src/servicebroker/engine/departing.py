@@ -122,11 +122,15 @@ def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datet
     """
     located = yield from find_site(list({departure.far_service for departure in departures}), now, here)
     tables: dict[int, RoutingTable] = {}
-    for database_id in {departure.database_id for departure in departures}:
-        tables[database_id] = yield from located.routes(catalog, located.find(database_id))
+    wanted = {departure.database_id for departure in departures}
+    for database in located.databases:
+        if database.database_id in wanted:
+            tables[database.database_id] = yield from located.routes(catalog, database)
     outside = yield from located.routes(catalog, located.msdb)
     decisions: dict[UUID, Decision] = {}
     for one in departures:
+        if one.database_id not in tables:  # it was dropped, and its conversations with it
+            continue
         own = located.find(one.database_id)
         site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.catalog import Catalog, find_routes
 from servicebroker.engine.missing_routes import ASK_AGAIN
+from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.routing import Address, Pick, RoutingTable, Site
 from servicebroker.store.addresses import own_addresses
 from servicebroker.store.statements import Statement, Steps
@@ -54,8 +55,15 @@ class Located(NamedTuple):
     chance: float
 
     def find(self, database_id: int) -> Database:
-        """That database."""
-        return next(one for one in self.databases if one.database_id == database_id)
+        """That database.
+
+        Raises:
+            BrokerError: 8442 when it was dropped.
+        """
+        for one in self.databases:
+            if one.database_id == database_id:
+                return one
+        raise BrokerError(8442)
 
     @property
     def msdb(self) -> Database | None:

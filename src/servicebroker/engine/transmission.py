@@ -102,7 +102,8 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
     """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made.
 
-    A message that the server's own SEND has put there has no status: nobody has looked for its target yet.
+    A message that the server's own SEND has put there has no status: nobody has looked for its target yet. One that
+    waits for the answer to a request that is answered, or was never committed, is matched again.
     """
     parked = yield Statement(
         f"select distinct e.conversation_handle {WAY_IS_FREE} "
@@ -113,11 +114,14 @@ def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
         "where e.far_handle is null and not e.is_remote "
-        "and (t.transmission_status = '' or t.message_sequence_number = 0 and exists ("
-        "select from servicebroker.services s "
+        "and (t.transmission_status = '' or t.message_sequence_number = 0 and t.transmission_status = $1 "
+        "and not exists (select from servicebroker.route_requests r "
+        "where r.service_name = e.far_service and r.answered is null) "
+        "or t.message_sequence_number = 0 and exists (select from servicebroker.services s "
         "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
-        "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)"
+        "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)",
+        (RULES[9770].text,),
     )
     return [handle for (handle,) in parked], [handle for (handle,) in unopened]
 

@@ -124,7 +124,7 @@ async def deliver(connection: psycopg.AsyncConnection[Any], now: datetime) -> bo
         _LOG.error("%s", failure)
     for handle in answers.left:
         await in_transaction(connection, deliver_conversation(Catalog(), handle, now))
-    return await in_transaction(connection, deliver_left_over(now))
+    return await in_transaction(connection, deliver_left_over(now)) or answers.again
 
 
 async def give_back(connection: psycopg.AsyncConnection[Any]) -> bool:
