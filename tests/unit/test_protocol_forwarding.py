@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -115,3 +116,44 @@ def test_any_bytes_are_a_passage_or_refused(data: bytes) -> None:
     except CorruptedMessage:
         return
     assert 0 <= passage.hops_remaining <= 255
+
+
+_kinds = st.sampled_from([Kind.RUN, Kind.FRAGMENT, Kind.ACKNOWLEDGEMENT, Kind.FAILURE])
+_arrivals = st.tuples(
+    st.just("take in"), st.integers(0, 4), _kinds, st.sampled_from("ab"), st.integers(0, 2), st.floats(0, 70)
+)
+_steps = st.one_of(_arrivals, st.tuples(st.just("pass on"), st.sampled_from("ab")), st.just(("expire",)))
+
+
+Step = tuple[Any, ...]
+
+
+@given(st.lists(st.tuples(_steps, st.floats(0, 40)), max_size=60))
+def test_whatever_comes_the_memory_is_bounded_and_nothing_late_is_passed_on(
+    steps: list[tuple[tuple[Any, ...], float]],
+) -> None:
+    forwarder: Forwarder[str] = Forwarder(5 * OVERHEAD)
+    now, taken, gone = 0.0, 0, 0
+    for step, seconds in steps:
+        now += seconds
+        match step:
+            case ("take in", number, kind, hop, hops, consumed):
+                before = len(forwarder)
+                refusal = forwarder.take_in(header(number, kind), b"", Passage(MESSAGE, hops, 60, consumed), hop, now)
+                taken += len(forwarder) - before
+                assert (refusal is None) or len(forwarder) == before
+            case ("pass on", hop):
+                found = forwarder.pass_on(hop, now)
+                gone += found is not None
+                if isinstance(found, Refusal):
+                    assert found.error.number == 11291
+                elif found is not None:
+                    passage, _ = unwrap(found[1])
+                    assert passage.hops_remaining >= 0
+                    assert passage.time_consumed < passage.time_to_live
+            case _:
+                gone += len(forwarder.expire(now))
+                assert all(held.dies_at > now for held in forwarder)
+        assert len(forwarder) == taken - gone
+        assert forwarder.held_bytes == sum(held.size for held in forwarder) <= forwarder.limit
+        assert set(forwarder.hops) == {held.hop for held in forwarder}
