@@ -23,7 +23,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.report import OURS
 from servicebroker.benchmarks.scenarios import BASELINE
-from servicebroker.benchmarks.system import BATCH, System, Way, batches, text_body
+from servicebroker.benchmarks.system import BATCH, System, Way, text_body
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.routing import Address, Conversation, Route, RoutingTable, Site, classify
 
@@ -61,12 +61,17 @@ class Choosing:
 
 
 class Passing:
-    """Messages between two instances, straight or through a third one; each with its own process of the daemon."""
+    """Messages between two instances, straight or through a third one; each with its own process of the daemon.
 
-    def __init__(self, name: str, url: str, *, is_forwarded: bool) -> None:
+    `size` is how many are sent in one transaction, and received in one; `daemons` are the processes.
+    """
+
+    def __init__(self, name: str, url: str, *, is_forwarded: bool, size: int = BATCH) -> None:
         self.name, self.version = name, version("servicebroker")
         self._url = url
         self._is_forwarded = is_forwarded
+        self.size = size
+        self.daemons: list[int] = []
         self._open = ExitStack()
         self._west: Database | None = None
         self._east: Database | None = None
@@ -97,18 +102,25 @@ class Passing:
             self._handles = [
                 self._west.begin_dialog(FROM, TO, contract=CONTRACT, encryption=False) for _ in range(CONVERSATIONS)
             ]
-            self._pass(CONVERSATIONS)  # the connections are there, the conversations have their targets
+            for handle in self._handles:  # the connections are made, the conversations find their targets
+                self._west.send(handle, TYPE, b"first")
+            self._receive(CONVERSATIONS)
 
     def _pass(self, messages: int) -> int:
         """Send so many messages, and wait until all have been received."""
-        west, east, body = self._west, self._east, text_body().encode()
+        west, body = self._west, text_body().encode()
         assert west is not None
+        for number, begin in enumerate(range(0, messages, self.size)):
+            portion = [body] * min(self.size, messages - begin)
+            west.send_batch(self._handles[number % CONVERSATIONS], TYPE, portion)
+        return self._receive(messages)
+
+    def _receive(self, messages: int) -> int:
+        east = self._east
         assert east is not None
-        for number, size in enumerate(batches(messages) if messages > CONVERSATIONS else [1] * messages):
-            west.send_batch(self._handles[number % CONVERSATIONS], TYPE, [body] * size)
         received, heard_at = 0, time.monotonic()
         while received < messages:
-            found = len(east.receive("Queue", top=BATCH, wait=1.0))
+            found = len(east.receive("Queue", top=self.size, wait=1.0))
             received += found
             heard_at = time.monotonic() if found else heard_at
             if time.monotonic() > heard_at + PATIENCE:
@@ -139,6 +151,7 @@ class Passing:
             database.create_service(*((FROM, "Queue") if name == "west" else (TO, "Queue", [CONTRACT])))
         command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", url]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+        self.daemons.append(process.pid)
         self._open.callback(_end, process)
         return database, Address("127.0.0.1", port)
 
