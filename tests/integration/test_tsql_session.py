@@ -368,3 +368,49 @@ def test_every_session_has_a_number_of_its_own(database):
         numbers = {session.execute("SELECT @@SPID").rows[0][0] for session in (one, other)}
     assert len(numbers) == 2
     assert all(number > 50 for number in numbers)
+
+
+PIECES = [
+    "SELECT 1",
+    "SELECT * FROM t",
+    "INSERT t VALUES (1)",
+    "UPDATE t SET n = n / 0",
+    "BEGIN TRAN",
+    "COMMIT",
+    "ROLLBACK",
+    "SAVE TRAN s",
+    "ROLLBACK TRAN s",
+    "PRINT @@TRANCOUNT",
+    "THROW 50001, 'x', 1",
+    "RAISERROR ('x', 16, 1)",
+    "SET XACT_ABORT ON",
+    "SET XACT_ABORT OFF",
+    "BEGIN TRY SELECT 1/0 END TRY BEGIN CATCH PRINT ERROR_NUMBER() END CATCH",
+    "BEGIN TRY EXEC Fails END TRY BEGIN CATCH IF XACT_STATE() = -1 ROLLBACK END CATCH",
+    "EXEC Fails",
+    "EXEC ('SELECT 1 +')",
+    "DECLARE @v INT = 1",
+    "SET @v = @v + 1",
+    "SELECT CAST('x' AS INT)",
+    f"WAITFOR (RECEIVE TOP (1) * FROM {STOCK_QUEUE}), TIMEOUT 0",
+    "CREATE TABLE #t (n INT); DROP TABLE #t",
+    "EXECUTE AS USER = 'guest'",
+    "REVERT",
+    "SELECT 1\nGO",
+    SENDING.replace("DECLARE @h UNIQUEIDENTIFIER;", "DECLARE @h UNIQUEIDENTIFIER"),
+]
+
+
+def test_random_scripts_say_what_they_refuse_and_leave_nothing(database, seeded_random):
+    """Statements in any order: rows, messages and TsqlErrors; the connection is clean afterwards."""
+    database.execute_tsql("CREATE TABLE t (n INT)\nGO\nCREATE PROC Fails AS BEGIN TRAN INSERT t VALUES ('x') COMMIT")
+    for _ in range(40):
+        script = "\n".join(seeded_random.choices(PIECES, k=12))
+        told = everything(database, script)
+        assert all(not isinstance(one, TsqlError) or one.line >= 1 for one in told), script
+        assert value(database, "SELECT @@TRANCOUNT") == 0, script
+    with database.instance.connection() as connection:
+        text = (
+            "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in trans%'"
+        )
+        assert connection.execute(text).fetchone() == (0,)

@@ -228,7 +228,7 @@ def sql(
     ] = "master",
     file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
     text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
-    as_json: JsonOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One line for each result set and message.")] = False,
 ) -> None:
     """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
     from servicebroker.cli.sql import read_script, run_sql  # the parser takes its time to import

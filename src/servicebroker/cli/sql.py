@@ -137,11 +137,13 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """A value in JSON: binary as 0x..., the rest as JSON or its text."""
+    """A value in JSON: binary as 0x..., a decimal that a float would change as text."""
     if isinstance(value, bool):
         return int(value)
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, datetime | date | time):
         return value.isoformat()
+    if isinstance(value, Decimal) and len(value.as_tuple().digits) <= 15:
+        return int(value) if value == value.to_integral_value() else float(value)
     return shown(value)

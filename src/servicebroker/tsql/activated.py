@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import psycopg
+
 from servicebroker.model.names import name_parts
 from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.interpreter.modules import module_named
@@ -50,6 +52,9 @@ def _teller(output: Callable[[str], None]) -> Callable[[Said], None]:
 def resolve(database: Database, name: str) -> TsqlProcedure | None:
     """The procedure that `schema.procedure` means in the database; None when it has none of that name."""
     schema, own = name_parts("procedure", name, 2)
-    with database.instance.connection() as connection:
-        found = module_named(connection, database.database_id, schema, own)
+    try:
+        with database.instance.connection() as connection:
+            found = module_named(connection, database.database_id, schema, own)
+    except psycopg.errors.InsufficientPrivilege:  # a role that was not meant to run T-SQL
+        return None
     return None if found is None else TsqlProcedure(database.name, schema, own)

@@ -14,7 +14,7 @@ from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.expressions import evaluate, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
-from servicebroker.tsql.syntax import Definition
+from servicebroker.tsql.syntax import Definition, Name
 from servicebroker.tsql.types import NVARCHAR
 
 Definer = Callable[[Machine, Definition], None]
@@ -232,6 +232,39 @@ def _alter_priority(machine: Machine, statement: Definition) -> None:
 @defines("DROP", "BROKER PRIORITY")
 def _drop_priority(machine: Machine, statement: Definition) -> None:
     drop(statement, lambda: machine.database.drop_broker_priority(statement.name.own))
+
+
+# ---------------------------------------------------------------- event notifications
+
+
+@defines("CREATE", "EVENT NOTIFICATION")
+def _create_notification(machine: Machine, statement: Definition) -> None:
+    clauses = statement.clauses
+    queue = _of_queue(statement)
+    database_of(machine, queue).create_event_notification(
+        statement.name.own,
+        on_queue=written(queue),
+        events=clauses["events"],
+        to_service=text(machine, clauses["service"]) or "",
+        broker_instance=text(machine, clauses["broker_instance"]) or "",
+        with_fan_in=clauses["fan_in"],
+    )
+
+
+@defines("DROP", "EVENT NOTIFICATION")
+def _drop_notification(machine: Machine, statement: Definition) -> None:
+    queue = _of_queue(statement)
+    for name in statement.clauses["names"]:
+        database_of(machine, queue).drop_event_notification(name, on_queue=written(queue))
+
+
+def _of_queue(statement: Definition) -> Name:
+    if statement.clauses["on"] != "QUEUE":
+        raise unsupported(
+            f"EVENT NOTIFICATION ON {statement.clauses['on']}", "Only queues have events here.", statement.line
+        )
+    queue: Name = statement.clauses["queue"]
+    return queue
 
 
 # ---------------------------------------------------------------- endpoints and databases
