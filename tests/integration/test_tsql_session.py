@@ -414,3 +414,47 @@ def test_random_scripts_say_what_they_refuse_and_leave_nothing(database, seeded_
             "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in trans%'"
         )
         assert connection.execute(text).fetchone() == (0,)
+
+
+AUDITED = f"""
+CREATE TABLE audited (id INT IDENTITY PRIMARY KEY, name NVARCHAR(20) NOT NULL)
+CREATE TABLE audit_handle (h UNIQUEIDENTIFIER)
+GO
+DECLARE @h UNIQUEIDENTIFIER
+BEGIN DIALOG @h FROM SERVICE [{ORDERS}] TO SERVICE '{STOCK}' ON CONTRACT [{CONTRACT}] WITH ENCRYPTION = OFF
+INSERT audit_handle VALUES (@h)
+GO
+CREATE TRIGGER tr_audited ON dbo.audited AFTER INSERT, UPDATE, DELETE AS
+BEGIN
+    SET NOCOUNT ON;
+    DECLARE @body NVARCHAR(MAX), @h UNIQUEIDENTIFIER;
+    SELECT @h = h FROM audit_handle;
+    IF EXISTS (SELECT * FROM inserted WHERE name = N'refuse') THROW 50001, 'refused by the trigger', 1;
+    IF EXISTS (SELECT * FROM inserted WHERE name = N'undo') BEGIN ROLLBACK; RETURN END
+    SET @body = (SELECT i.name AS [@new], d.name AS [@old] FROM inserted i FULL JOIN deleted d ON d.id = i.id
+        FOR XML PATH('row'), ROOT('rows'));
+    SEND ON CONVERSATION @h MESSAGE TYPE [{ORDER}] (@body);
+END
+"""
+
+
+def test_a_trigger_sends_what_was_changed(database):
+    database.execute_tsql(AUDITED)
+    database.execute_tsql("INSERT audited (name) VALUES (N'a'), (N'b')")
+    database.execute_tsql("UPDATE audited SET name = N'c' WHERE name = N'a'")
+    database.execute_tsql("BEGIN TRAN; DELETE audited WHERE name = N'b'; SELECT @@ROWCOUNT; COMMIT")
+    assert [message.message_body.decode("utf-16-le") for message in database.receive(STOCK_QUEUE)] == [
+        '<rows><row new="a"/><row new="b"/></rows>',
+        '<rows><row new="c" old="a"/></rows>',
+        '<rows><row old="b"/></rows>',
+    ]
+    assert failing(database, "INSERT audited (name) VALUES (N'refuse')").number == 50001
+    told = everything(database, "INSERT audited (name) VALUES (N'undo')\nPRINT 'never'")
+    assert [one.number for one in told if isinstance(one, TsqlError)] == [3609]
+    assert database.execute_tsql("SELECT name FROM audited").rows == [("c",)]
+    assert database.receive(STOCK_QUEUE) == []
+    database.execute_tsql("DROP TRIGGER tr_audited")
+    database.execute_tsql("INSERT audited (name) VALUES (N'refuse')")
+    assert database.receive(STOCK_QUEUE) == []
+    assert failing(database, "CREATE TRIGGER x ON nowhere AFTER INSERT AS PRINT 1").number in (208, 8197)
+    assert failing(database, "CREATE TRIGGER x ON audited INSTEAD OF INSERT AS PRINT 1").number == 40515

@@ -12,6 +12,7 @@ from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
@@ -61,14 +62,6 @@ def parsed(text: str) -> Procedure:
     return statement
 
 
-@functools.lru_cache(maxsize=256)
-def parsed_trigger(text: str) -> Trigger:
-    """The trigger that the text defines."""
-    (statement,) = parse_text(text)
-    assert isinstance(statement, Trigger)
-    return statement
-
-
 # ---------------------------------------------------------------- CREATE, ALTER, DROP
 
 
@@ -87,7 +80,8 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
         raise TsqlError(40515, "INSTEAD OF is not supported here. Write an AFTER trigger.")
     table = machine.queries.table_named(statement.table)
     _store(machine, statement, "TR", table)
-    machine.queries.forget_triggers()
+    machine.queries.define(triggers.capture(table))
+    triggers.forget(machine)
 
 
 def _store(machine: Machine, statement: Procedure | Trigger, kind: str, table: str | None) -> None:
@@ -150,7 +144,7 @@ def _drop_procedure(machine: Machine, statement: Definition) -> None:
 @defines("DROP", "TRIGGER")
 def _drop_trigger(machine: Machine, statement: Definition) -> None:
     _drop(machine, statement, "TR", "trigger")
-    machine.queries.forget_triggers()
+    triggers.forget(machine)
 
 
 def _drop(machine: Machine, statement: Definition, kind: str, what: str) -> None:

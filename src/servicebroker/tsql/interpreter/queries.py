@@ -12,6 +12,7 @@ from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, runs
@@ -68,6 +69,9 @@ class Queries:
         done = translate(text, self.scope())
         if done.kind != "rows":
             machine.transactions.check()
+        if done.kind == "count" and triggers.any_here(machine):
+            self._change_with_triggers(done, text)
+            return
         result = self._execute(done, text)
         if done.kind == "ddl":
             self.columns.forget()
@@ -83,6 +87,23 @@ class Queries:
             machine.done(len(result.rows))
         else:
             self._changed(done, result, text)
+
+    def _change_with_triggers(self, done: Translated, text: str) -> None:
+        """A statement and the triggers that it fires, all or nothing."""
+        machine = self.machine
+        alone = machine.transactions.count == 0
+        if alone:
+            machine.transactions.begin()
+        try:
+            triggers.ask(machine)
+            self._changed(done, self._execute(done, text), text)
+            triggers.fire(machine)
+        except BaseException:
+            if alone and machine.transactions.count and not machine.connection.closed:
+                machine.context.roll_back()
+            raise
+        if alone and machine.transactions.count:
+            machine.context.commit()
 
     def _changed(self, done: Translated, result: Result, text: str) -> None:
         machine = self.machine
@@ -268,9 +289,6 @@ class Queries:
         if not tables or tables[0] not in self.columns:
             raise TsqlError(8197, f"The object '{name}' does not exist or is invalid for this operation.")
         return tables[0]
-
-    def forget_triggers(self) -> None:
-        """A trigger was made or dropped."""
 
     def identity_insert(self, said: str) -> None:
         """SET IDENTITY_INSERT table ON or OFF."""

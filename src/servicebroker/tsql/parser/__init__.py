@@ -163,6 +163,12 @@ class Parser(Objects):
             self.fail()
         return self._signature(line)
 
+    def _switch_trigger(self, line: int) -> Statement:
+        if self.word != "TRIGGER":
+            self.at -= 1
+            self.fail()
+        raise self.refusal("ENABLE and DISABLE TRIGGER", "Drop the trigger, and create it again.")
+
     def _merge(self, line: int) -> Statement:
         """It ends with a semicolon, which T-SQL demands of no other statement."""
         begin = self.at - 1
@@ -217,6 +223,8 @@ _STATEMENTS: dict[str, Callable[[Parser, int], Statement]] = {
     "FETCH": Parser.cursor_statement,
     "DEALLOCATE": Parser.cursor_statement,
     "ADD": Parser._add,
+    "ENABLE": Parser._switch_trigger,
+    "DISABLE": Parser._switch_trigger,
     "MERGE": Parser._merge,
     "KILL": Parser._kill,
     "RESTORE": Parser._restore,

@@ -1,0 +1,130 @@
+"""AFTER triggers: their statements run when a T-SQL session has changed their table, in the same transaction.
+
+PostgreSQL copies what a statement has inserted and deleted into temporary tables (migration 0017) when the session asks
+for it; the session finds the triggers of the table and runs them.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from servicebroker.store.direct import run_command
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.parser import parse_text
+from servicebroker.tsql.syntax import Trigger
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.interpreter.machine import Machine
+
+_AGE = 2.0  # seconds that it is remembered whether a database has triggers
+_has: WeakKeyDictionary[object, dict[int, tuple[float, bool]]] = WeakKeyDictionary()
+_CAPTURE = {
+    "INSERT": "after insert on {table} referencing new table as inserted_rows",
+    "UPDATE": "after update on {table} referencing old table as deleted_rows new table as inserted_rows",
+    "DELETE": "after delete on {table} referencing old table as deleted_rows",
+}
+_OF_TABLE = (
+    "select name, definition from servicebroker.tsql_modules "
+    "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid order by module_id"
+)
+
+
+def capture(table: str) -> str:
+    """What makes PostgreSQL capture the changes of a table."""
+    return "; ".join(
+        f"create or replace trigger tsql_capture_{event.lower()} {clause.format(table=table)} "
+        "for each statement execute function servicebroker.tsql_capture()"
+        for event, clause in _CAPTURE.items()
+    )
+
+
+def any_here(machine: Machine) -> bool:
+    """Whether the current database has a trigger."""
+    known = _has.setdefault(machine.instance.doorbell, {})
+    number, now = machine.database.database_id, time.monotonic()
+    if number not in known or known[number][0] < now:
+        rows = machine.connection.run_prepared(
+            "select from servicebroker.tsql_modules where kind = 'TR' and database_id = $1 limit 1", (number,)
+        )
+        known[number] = (now + _AGE, bool(rows))
+    return known[number][1]
+
+
+def forget(machine: Machine) -> None:
+    """A trigger was made or dropped."""
+    _has.pop(machine.instance.doorbell, None)
+
+
+def ask(machine: Machine) -> None:
+    """Before a statement that may fire triggers: have its changes captured for this level."""
+    machine.connection.run_prepared(
+        "select set_config('servicebroker.tsql_level', $1, false), "
+        "set_config('servicebroker.tsql_captured', '', false)",
+        (str(len(machine.frames)),),
+    )
+
+
+def fire(machine: Machine) -> None:
+    """After it: run the triggers of what it has changed.
+
+    Raises:
+        TsqlError: 3609 a trigger has rolled the transaction back.
+    """
+    level = len(machine.frames)
+    ((captured,),) = machine.connection.run_prepared(
+        "select set_config('servicebroker.tsql_level', '', false) || current_setting('servicebroker.tsql_captured')", ()
+    )
+    rows = machine.rowcount
+    for place, one in enumerate(captured.split(";") if captured else (), 1):
+        table, event = one.split()
+        tables = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
+        found = machine.connection.run_prepared(_OF_TABLE, (machine.database.database_id, int(table)))
+        try:
+            for name, text in found:
+                trigger = _parsed(text)
+                if event in trigger.events:
+                    _run(machine, name, trigger, tables)
+        finally:
+            if machine.transactions.count and not machine.transactions.doomed:
+                machine.transactions.settle()
+                run_command(machine.connection, f"drop table if exists {', '.join(tables.values())}".encode())
+    machine.done(rows)
+
+
+def _run(machine: Machine, name: str, trigger: Trigger, tables: dict[str, str]) -> None:
+    from servicebroker.tsql.interpreter.calls import check_nesting
+    from servicebroker.tsql.interpreter.machine import ScopeEnd
+
+    check_nesting(machine)
+    open_before = machine.transactions.count
+    abort, nocount = machine.xact_abort, machine.nocount
+    frame = Frame(name)
+    frame.tables.update(tables)
+    machine.trigger_level += 1
+    machine.xact_abort = True
+    try:
+        with machine.inside(frame, machine.context.database):
+            try:
+                machine.run(trigger.body)
+            except ScopeEnd:
+                pass  # what could not be found ended the trigger alone
+            finally:
+                frame.tables = {one: table for one, table in frame.tables.items() if one not in tables}
+    finally:
+        machine.trigger_level -= 1
+        machine.xact_abort, machine.nocount = abort, nocount
+    if machine.transactions.count < open_before:
+        error = TsqlError(3609, "The transaction ended in the trigger. The batch has been aborted.")
+        error.ends_batch = True
+        raise error
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(text: str) -> Trigger:
+    (statement,) = parse_text(text)
+    assert isinstance(statement, Trigger)
+    return statement
