@@ -280,7 +280,6 @@ def test_strings_are_never_pasted(database):
 def test_what_is_not_supported_says_so(database):
     for script, word in [
         ("GOTO there", "GOTO"),
-        ("DECLARE c CURSOR FOR SELECT 1", "CURSOR"),
         ("CREATE ASSEMBLY a FROM 'x'", "ASSEMBLY"),
         ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", "SERIALIZABLE"),
         ("ALTER DATABASE CURRENT SET NOTHING_KNOWN ON", "NOTHING_KNOWN"),
@@ -458,3 +457,33 @@ def test_a_trigger_sends_what_was_changed(database):
     assert database.receive(STOCK_QUEUE) == []
     assert failing(database, "CREATE TRIGGER x ON nowhere AFTER INSERT AS PRINT 1").number in (208, 8197)
     assert failing(database, "CREATE TRIGGER x ON audited INSTEAD OF INSERT AS PRINT 1").number == 40515
+
+
+def test_a_cursor_goes_over_the_rows_it_found(database):
+    script = """
+        CREATE TABLE numbered (n INT, t NVARCHAR(10))
+        INSERT numbered VALUES (1, N'a'), (2, N'b'), (3, N'c')
+        DECLARE @n INT, @t NVARCHAR(10)
+        DECLARE each CURSOR LOCAL FAST_FORWARD FOR SELECT n, t FROM numbered WHERE n < 3 ORDER BY n
+        OPEN each
+        FETCH NEXT FROM each INTO @n, @t
+        WHILE @@FETCH_STATUS = 0
+        BEGIN
+            PRINT CAST(@n AS NVARCHAR(10)) + @t
+            DELETE numbered WHERE n = @n
+            FETCH NEXT FROM each INTO @n, @t
+        END
+        CLOSE each
+        DEALLOCATE each
+        SELECT COUNT(*) FROM numbered"""
+    results = database.execute_tsql(script)
+    assert [message.text for message in results.messages] == ["1a", "2b"]
+    assert results.rows == [(1,)]
+    assert failing(database, "FETCH NEXT FROM nothing").number == 16916
+    declared = "DECLARE c CURSOR FOR SELECT 1 AS a "
+    assert failing(database, declared + "FETCH c").number == 16917
+    assert failing(database, declared + "OPEN c; DECLARE @a INT, @b INT; FETCH c INTO @a, @b").number == 16924
+    assert database.execute_tsql(declared + "OPEN c; FETCH c; FETCH c").sets == [
+        ResultSet(("a",), [(1,)]),
+        ResultSet(("a",), []),
+    ]

@@ -18,7 +18,17 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.store.direct import send_ahead
 from servicebroker.tsql.context import Context
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter import calls, control, conversations, keys, messages, objects, principals, system
+from servicebroker.tsql.interpreter import (
+    calls,
+    control,
+    conversations,
+    cursors,
+    keys,
+    messages,
+    objects,
+    principals,
+    system,
+)
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
@@ -34,7 +44,17 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
     from servicebroker.store.direct import DirectConnection
 
-_RUNNERS = (calls, control, conversations, keys, messages, objects, principals, system)  # they register themselves
+_RUNNERS = (
+    calls,
+    control,
+    conversations,
+    cursors,
+    keys,
+    messages,
+    objects,
+    principals,
+    system,
+)
 _NAMES = """
 select name from servicebroker.queues where database_id = $1
 union select name from servicebroker.services where database_id = $1

@@ -202,6 +202,36 @@ class Use(Statement):
     database: str
 
 
+# ---------------------------------------------------------------- cursors
+
+
+@dataclass(frozen=True, slots=True)
+class DeclareCursor(Statement):
+    """DECLARE name CURSOR FOR query, or SET @name = CURSOR FOR query."""
+
+    name: str
+    query: str
+    is_variable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CursorStep(Statement):
+    """OPEN, CLOSE or DEALLOCATE of a cursor."""
+
+    verb: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Statement):
+    """FETCH direction number FROM cursor INTO variables."""
+
+    direction: str
+    number: Operand | None
+    name: str
+    into: tuple[str, ...]
+
+
 # ---------------------------------------------------------------- transactions
 
 

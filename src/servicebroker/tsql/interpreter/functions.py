@@ -44,7 +44,7 @@ KNOWN: dict[str, Known] = {
     "@@spid": (lambda machine: machine.spid, _SMALL),
     "@@nestlevel": (lambda machine: len(machine.frames) - 1, INT),
     "@@identity": (lambda machine: machine.identity, _BIG),
-    "@@fetch_status": (lambda machine: -1, INT),
+    "@@fetch_status": (lambda machine: machine.fetch_status, INT),
     "@@procid": (lambda machine: 0, INT),
     "@@servername": (lambda machine: "servicebroker", _NAME),
     "@@servicename": (lambda machine: "servicebroker", _NAME),

@@ -27,6 +27,7 @@ from servicebroker.tsql.types import SqlType, parse_type
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
     from servicebroker.tsql.context import Context, SessionDatabase
+    from servicebroker.tsql.interpreter.cursors import Cursor
     from servicebroker.tsql.interpreter.queries import Queries
 
 S = TypeVar("S", bound=Statement)
@@ -104,6 +105,8 @@ class Machine:
         self.caught: list[TsqlError] = []
         self.tries = 0
         self.trigger_level: int = 0
+        self.cursors: dict[str, Cursor] = {}
+        self.fetch_status: int = 0
         self.nocount = False
         self.xact_abort = False
         self.options: dict[str, str] = {}

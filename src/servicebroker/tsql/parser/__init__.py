@@ -148,7 +148,7 @@ class Parser(Objects):
             return self.open_key(line) if opens else self.close_key(line)
         if self.word == "SYMMETRIC":
             self.refuse("OPEN SYMMETRIC KEY", _REFUSED["SYMMETRIC"])
-        return self.cursor_statement(line)
+        return self.cursor_step(line, "OPEN" if opens else "CLOSE")
 
     def _end(self, line: int) -> Statement:
         self.expect("CONVERSATION")
@@ -220,8 +220,8 @@ _STATEMENTS: dict[str, Callable[[Parser, int], Statement]] = {
     "REVOKE": lambda parser, line: parser.permission(line, "REVOKE"),
     "REVERT": Parser.revert,
     "BACKUP": Parser.backup,
-    "FETCH": Parser.cursor_statement,
-    "DEALLOCATE": Parser.cursor_statement,
+    "FETCH": Parser.fetch,
+    "DEALLOCATE": lambda parser, line: parser.cursor_step(line, "DEALLOCATE"),
     "ADD": Parser._add,
     "ENABLE": Parser._switch_trigger,
     "DISABLE": Parser._switch_trigger,

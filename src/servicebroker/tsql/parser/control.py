@@ -5,6 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.parser.dialogs import Dialogs
 from servicebroker.tsql.parser.extent import expression_end, statement_end
+from servicebroker.tsql.parser.words import words
 from servicebroker.tsql.syntax import (
     BeginTransaction,
     Block,
@@ -12,9 +13,12 @@ from servicebroker.tsql.syntax import (
     CommitTransaction,
     Constant,
     Continue,
+    CursorStep,
+    DeclareCursor,
     DeclareTable,
     DeclareVariable,
     Expression,
+    Fetch,
     If,
     Operand,
     Print,
@@ -37,6 +41,9 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, unquoted
 
 MAXIMUM_DEPTH = 64
+_CURSOR_OPTIONS = words(
+    "LOCAL GLOBAL FORWARD_ONLY SCROLL STATIC KEYSET DYNAMIC FAST_FORWARD READ_ONLY SCROLL_LOCKS OPTIMISTIC TYPE_WARNING"
+)
 _CLAUSES = frozenset(
     {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
 )
@@ -187,8 +194,7 @@ class Control(Dialogs):
                 self.at += 1
                 made.append(DeclareTable(line, name, self.parenthesized()))
             elif self.word == "CURSOR":
-                self.at += 1
-                made.append(_no_cursor(line))
+                self.at += 1  # a variable for SET @name = CURSOR FOR
             else:
                 kind = self.type_name()
                 value = self.expression() if self.take("=") else None
@@ -197,21 +203,51 @@ class Control(Dialogs):
                 return made
 
     def _cursor(self, line: int) -> Statement:
-        self.identifier()
-        while self.word not in ("CURSOR", "", ";"):
-            self.at += 1
+        name = self.identifier().lower()
+        self.take_any("INSENSITIVE", "SCROLL")
         self.expect("CURSOR")
-        while self.word not in ("FOR", "", ";"):
-            self.at += 1
-        if self.take("FOR"):
-            self.at = statement_end(self.tokens, self.at)
-        return _no_cursor(line)
+        return self._cursor_query(line, name, is_variable=False)
 
-    def cursor_statement(self, line: int) -> Statement:
-        """OPEN, CLOSE, FETCH and DEALLOCATE of a cursor: read, so that they are refused when their turn comes."""
-        while self.word not in ("", ";", "END") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
-            self.at += 1
-        return _no_cursor(line)
+    def _cursor_query(self, line: int, name: str, *, is_variable: bool) -> Statement:
+        """The options, which change nothing for rows that are taken when the cursor is opened, and the query."""
+        while self.take_any(*_CURSOR_OPTIONS):
+            pass
+        self.expect("FOR")
+        begin = self.at
+        end = self.at = statement_end(self.tokens, begin)
+        if end == begin:
+            self.fail()
+        last = self.words[begin:end]
+        if last[-1] == "FOR":
+            self.refuse("A cursor FOR UPDATE", "Update the rows by their key.")
+        if last[-3:] == ["FOR", "READ", "ONLY"]:
+            end -= 3
+        return DeclareCursor(line, name, self.slice(begin, end), is_variable)
+
+    def cursor_step(self, line: int, verb: str) -> Statement:
+        """OPEN, CLOSE or DEALLOCATE."""
+        return CursorStep(line, verb, self._cursor_name())
+
+    def _cursor_name(self) -> str:
+        self.take("GLOBAL")
+        return self.variable() if self.tokens.kinds[self.at] == VARIABLE else self.identifier().lower()
+
+    def fetch(self, line: int) -> Statement:
+        """FETCH [NEXT FROM] cursor INTO @a, @b."""
+        direction, number = "NEXT", None
+        said = self.take_any("NEXT", "PRIOR", "FIRST", "LAST", "ABSOLUTE", "RELATIVE")
+        if said:
+            direction = said
+            if said in ("ABSOLUTE", "RELATIVE"):
+                number = self.operand()
+        self.take("FROM")
+        name = self._cursor_name()
+        into: list[str] = []
+        if self.take("INTO"):
+            into.append(self.variable())
+            while self.take(","):
+                into.append(self.variable())
+        return Fetch(line, direction, number, name, tuple(into))
 
     def set_(self, line: int) -> Statement:
         """SET @variable = value, SET option."""
@@ -223,8 +259,8 @@ class Control(Dialogs):
             if operator is None:
                 self.fail()
             self.at += 1
-            if self.word == "CURSOR":
-                return self._cursor_variable(line)
+            if self.take("CURSOR"):
+                return self._cursor_query(line, name, is_variable=True)
             return SetVariable(line, name, operator, self.expression())
         if self.take("TRANSACTION", "ISOLATION", "LEVEL"):
             first = self.own_name().own.upper()
@@ -253,13 +289,6 @@ class Control(Dialogs):
             self.fail()
         self.at += 1
         return self.slice(begin, self.at)
-
-    def _cursor_variable(self, line: int) -> Statement:
-        while self.word not in ("FOR", "", ";"):
-            self.at += 1
-        if self.take("FOR"):
-            self.at = statement_end(self.tokens, self.at)
-        return _no_cursor(line)
 
     # ------------------------------------------------------------ messages
 
@@ -374,7 +403,3 @@ class Control(Dialogs):
             verb = f"{verb} {self.peek()}"
         self.at = statement_end(self.tokens, begin)
         return Relational(line, verb, self.slice(begin, self.at))
-
-
-def _no_cursor(line: int) -> Statement:
-    return Unsupported(line, "CURSOR", "Work on the rows with one statement, or in a WHILE loop over SELECT TOP (1).")

@@ -1,0 +1,88 @@
+"""Cursors: the rows of a query, taken when it is opened, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter.expressions import integer
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.syntax import CursorStep, DeclareCursor, Fetch
+
+FETCHED, BEYOND = 0, -1  # @@FETCH_STATUS
+
+
+@dataclass
+class Cursor:
+    """A cursor of the session. `rows` is None while it is closed; `place` is that of the current row, from 0."""
+
+    query: str
+    found: ResultSet | None = None
+    place: int = -1
+
+
+@runs(DeclareCursor)
+def _declare(machine: Machine, statement: DeclareCursor) -> None:
+    cursors = machine.cursors
+    if statement.name in cursors and not statement.is_variable:
+        raise TsqlError(16915, f"A cursor with the name '{statement.name}' already exists.")
+    cursors[statement.name] = Cursor(statement.query)
+    machine.done()
+
+
+@runs(CursorStep)
+def _step(machine: Machine, statement: CursorStep) -> None:
+    cursor = _named(machine, statement.name)
+    if statement.verb == "OPEN":
+        if cursor.found is not None:
+            raise TsqlError(16905, "The cursor is already open.")
+        cursor.found, cursor.place = machine.queries.collect(cursor.query), -1
+    elif statement.verb == "CLOSE":
+        _opened(cursor)
+        cursor.found = None
+    else:
+        del machine.cursors[statement.name]
+    machine.done()
+
+
+@runs(Fetch)
+def _fetch(machine: Machine, statement: Fetch) -> None:
+    cursor = _named(machine, statement.name)
+    found = _opened(cursor)
+    last = len(found.rows)
+    number = 0 if statement.number is None else integer(machine, statement.number) or 0
+    cursor.place = {
+        "NEXT": cursor.place + 1,
+        "PRIOR": cursor.place - 1,
+        "FIRST": 0,
+        "LAST": last - 1,
+        "ABSOLUTE": number - 1 if number > 0 else last + number,
+        "RELATIVE": cursor.place + number,
+    }[statement.direction]
+    cursor.place = max(-1, min(cursor.place, last))
+    is_row = 0 <= cursor.place < last
+    machine.fetch_status = FETCHED if is_row else BEYOND
+    row: tuple[Any, ...] = found.rows[cursor.place] if is_row else ()
+    if not statement.into:
+        machine.say(ResultSet(found.columns, [row] if is_row else []))
+    elif len(statement.into) != len(found.columns):
+        raise TsqlError(
+            16924, "Cursorfetch: The number of variables declared in the INTO list must match that of selected columns."
+        )
+    for name, value in zip(statement.into, row, strict=False):
+        machine.frame.assign(name, value, None)
+    machine.done(int(is_row))
+
+
+def _named(machine: Machine, name: str) -> Cursor:
+    if name not in machine.cursors:
+        raise TsqlError(16916, f"A cursor with the name '{name}' does not exist.")
+    return machine.cursors[name]
+
+
+def _opened(cursor: Cursor) -> ResultSet:
+    if cursor.found is None:
+        raise TsqlError(16917, "Cursor is not open.")
+    return cursor.found
