@@ -125,7 +125,7 @@ def test_what_the_target_does_not_take_comes_back_as_an_error(pair: Pair) -> Non
 @pytest.mark.feature(102, 104)
 def test_a_contract_that_the_target_has_never_heard_of(pair: Pair) -> None:
     pair.west.database.create_contract("//west/only", {ORDER: "ANY"})
-    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract="//west/only")
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract="//west/only", encryption=False)
     pair.west.database.send(handle, ORDER, b"x")
     pair.rounds()
     assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8425]
@@ -306,7 +306,7 @@ def test_what_is_not_whole_or_before_its_turn_is_seen_and_not_received(pair: Pai
     """Status 2 in the queue's view; the target is STARTED_INBOUND until its first message is whole."""
     west, east = pair.west, pair.east
     large = b"0123456789" * 10_000
-    handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
     west.database.send(handle, ORDER, large)
     west.round([])
     first, *rest = west.out.frames

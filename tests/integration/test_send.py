@@ -69,6 +69,25 @@ def test_each_side_has_its_own_handle_and_group(database: sb.Database) -> None:
     assert [is_initiator for _, is_initiator in rows] == [False, True]
 
 
+@pytest.mark.feature(40)
+@pytest.mark.parametrize("given", [{}, {"encryption": True}, {"encryption": False}], ids=str)
+def test_inside_a_database_encryption_needs_no_key(database: sb.Database, given: dict[str, bool]) -> None:
+    """No message leaves the instance, so there is nothing to encrypt, and no session key is shown."""
+    handle = begin(database, **given)
+    database.send(handle, ORDER, b"x")
+    (message,) = database.receive(STOCK_QUEUE)
+    database.send(message.conversation_handle, REPLY, b"y")
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"y"]
+    text = (
+        "select outbound_session_key_identifier, inbound_session_key_identifier from sys.conversation_endpoints "
+        "where broker_database = %s"
+    )
+    assert query(database, text, database.name) == [(UUID(int=0), UUID(int=0))] * 2
+    for wrong in ("ON", 1, None):
+        with refused(402, "ENCRYPTION"):
+            begin(database, encryption=wrong)
+
+
 @pytest.mark.feature(38)
 def test_conversations_can_share_a_group(database: sb.Database) -> None:
     first = begin(database)
