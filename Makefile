@@ -3,6 +3,7 @@
 # make test      install, then every test
 # make check     the loop to live in: lint, types, import contracts, unit tests
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
+# make coverage  every test, and which lines none of them reaches; takes twice as long
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 100,000 conversations that leave nothing, a cut at every exchange
@@ -19,7 +20,7 @@ SEEDS ?= 0:100000
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sync lint types unit conformance simulate soak bench docs clean
+.PHONY: help install demo test coverage check sync lint types unit conformance simulate soak bench docs clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -37,6 +38,9 @@ demo: install
 	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
 
 test: install
+	$(PYTEST)
+
+coverage: install
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered
 
 check: install lint types unit
