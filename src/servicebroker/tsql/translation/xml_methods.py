@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.writer import (
@@ -77,7 +77,9 @@ def _owner(writer: Writer, node: exp.Expression) -> Sql:
     """What a method is called on."""
     if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
         inside = node.this
-        table = inside if isinstance(inside, exp.Identifier) else inside.expression
+        table = inside if isinstance(inside, exp.Identifier) else inside.args.get("expression")
+        if not isinstance(table, exp.Identifier):
+            raise syntax_error(node.expression.name, 0)
         return write_value(writer, exp.Column(this=node.expression.copy(), table=table.copy()))
     return write_value(writer, node)
 

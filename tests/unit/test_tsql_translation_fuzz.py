@@ -1,0 +1,85 @@
+"""Whatever is written: a translation, or an error of T-SQL."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.relational import translate, translate_expression
+from servicebroker.tsql.scope import Column, Scope
+from servicebroker.tsql.translation.xml_paths import read_path
+from servicebroker.tsql.types import INT, NVARCHAR, XML, parse_type
+
+SCOPE = Scope(
+    "Shop",
+    {"@n": INT, "@s": NVARCHAR, "@x": XML},
+    {"#t": 'pg_temp."#t"', "@t": 'pg_temp."@t"'},
+    {"@@rowcount": 1},
+    {'"shop_dbo"."items"': (Column("Id", INT, is_identity=True), Column("Name", NVARCHAR), Column("Doc", XML))},
+)
+LANGUAGE = """
+SELECT FROM WHERE AND OR NOT IN EXISTS ( ) ( ) , , . = <> < + - * / % @n @s @x @t #t Items Id Name Doc 'a'
+N'b' 1 2.5 0xAB NULL TOP (1) AS x INNER JOIN ON CROSS APPLY UNION ALL ORDER BY GROUP HAVING COUNT(*) CASE WHEN
+THEN ELSE END CAST AS int nvarchar(5) INSERT INTO VALUES UPDATE SET DELETE OUTPUT inserted.Id deleted.Name
+WITH (UPDLOCK) LIKE BETWEEN IS ISNULL( LEN( DATEADD( CREATE TABLE INDEX VIEW DROP ALTER ADD PRIMARY KEY
+IDENTITY(1,1) DEFAULT CHECK CONSTRAINT FOR XML PATH JSON .value('/a','int') .nodes('/a') OVER PARTITION
+ROW_NUMBER() OFFSET ROWS FETCH @@ROWCOUNT [x y] "q" ; += DISTINCT MERGE
+"""
+PATHS = """/ // @ a b * . .. [ ] ( ) 1 = 'x' "y" p: text() node() not( and or last() $ < sql:variable("@n")"""
+WORDS = st.sampled_from(LANGUAGE.split())
+PATH_SIGNS = st.sampled_from(PATHS.split())
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(WORDS, max_size=25).map(" ".join), st.booleans())
+def test_words_of_the_language_in_any_order(text: str, as_expression: bool) -> None:
+    translate_or_refuse(text, as_expression)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60), st.booleans())
+def test_any_text(text: str, as_expression: bool) -> None:
+    translate_or_refuse(text, as_expression)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PATH_SIGNS, max_size=12).map("".join))
+def test_any_path(text: str) -> None:
+    try:
+        read_path(text, {"p": "urn:p"}, lambda name: True)
+    except TsqlError as refused:
+        check(refused)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="nvarchar()max ,10decimal[]", max_size=20))
+def test_any_type(text: str) -> None:
+    try:
+        parse_type(text)
+    except TsqlError as refused:
+        check(refused)
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 3000, "SELECT " + "(" * 3000 + "1" + ")" * 3000, "NOT " * 5000 + "1 = 1", "-" * 9999 + "1"]
+)
+def test_deep_texts_are_refused(text: str) -> None:
+    translate_or_refuse(text, as_expression=False)
+    translate_or_refuse(text, as_expression=True)
+
+
+def check(refused: TsqlError) -> None:
+    assert refused.text
+    assert 50 < refused.number < 50001
+
+
+def translate_or_refuse(text: str, as_expression: bool) -> None:
+    try:
+        done = (translate_expression if as_expression else translate)(text, SCOPE)
+    except TsqlError as refused:
+        check(refused)
+    else:
+        assert done.sql
+        assert all(f"${number}" in done.sql for number in range(1, len(done.parameters) + 1)) or done.before
