@@ -275,6 +275,17 @@ def test_a_join_decides_what_is_changed(items: Session) -> None:
     assert items.run("SELECT Name, CAST(Price AS int) FROM Items ORDER BY Name") == [("a", 5), ("b", 6)]
 
 
+def test_merge_changes_and_inserts(items: Session) -> None:
+    items.run("INSERT Items (Name, Price) VALUES ('a', 1), ('b', 2)")
+    text = (
+        "MERGE INTO dbo.Items WITH (HOLDLOCK) AS t USING (SELECT 'a' AS n, 5 AS p UNION ALL SELECT 'c', 6) AS s (n, p) "
+        "ON t.Name = s.n WHEN MATCHED AND t.Price < 5 THEN UPDATE SET Price = s.p, Name = UPPER(t.Name) "
+        "WHEN NOT MATCHED BY TARGET THEN INSERT (Name, Price) VALUES (s.n, s.p);"
+    )
+    assert items.run(text) == 2
+    assert items.run("SELECT Name, CAST(Price AS int) FROM Items ORDER BY Price") == [("b", 2), ("A", 5), ("c", 6)]
+
+
 def test_set_assigns_to_variables(items: Session) -> None:
     items.run("INSERT Items (Name, Price) VALUES ('a', 4)")
     assert items.run("UPDATE Items SET @n = Price = Price + 1") == [(5,)]

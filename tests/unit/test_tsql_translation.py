@@ -127,7 +127,9 @@ def test_the_tables_of_a_statement_are_told() -> None:
         ("SELECT CAST(1 AS rowversion)", 40515),
         ("SELECT Name FROM Items WHERE Name", 4145),
         ("SELECT @n = 1, Name FROM Items", 141),
-        ("MERGE Items USING x ON 1 = 1 WHEN MATCHED THEN DELETE", 40515),
+        ("MERGE Items USING x ON 1 = 1 WHEN NOT MATCHED BY SOURCE THEN DELETE", 40515),
+        ("MERGE Items USING x ON 1 = 1 WHEN MATCHED THEN INSERT (Name) VALUES (1)", 10711),
+        ("SELECT Name, FROM Items", 102),
     ],
 )
 def test_what_cannot_be_done_says_so(text: str, number: int) -> None:

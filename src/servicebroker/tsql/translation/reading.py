@@ -37,6 +37,9 @@ _COMPOUND = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
+_BEHIND = frozenset({",", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
+
+
 class Slice(NamedTuple):
     """Tokens `first` up to, not including, `last` of a text."""
 
@@ -152,6 +155,8 @@ def _respelled(piece: Slice) -> str:
         if pending and depth == pending[-1] and word in _ENDS:
             out.append(")")
             pending.pop()
+        if word == "," and at + 1 < piece.last and words[at + 1] in _BEHIND:  # sqlglot would not mind
+            raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)

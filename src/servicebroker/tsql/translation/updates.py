@@ -85,7 +85,7 @@ def write_change(writer: Writer, change: Change) -> Translated:
         if change.common.words:
             prefix = common(writer, _with(change.common), level)
         target = _target(writer, change)
-        settings = _settings(change.set) if change.set is not None else []
+        settings = settings_of(change.set) if change.set is not None else []
         if change.rows is not None:
             check_options(change.rows)
         with writer.query(target.found.sources):
@@ -130,7 +130,8 @@ def _target(writer: Writer, change: Change) -> _Target:
     return _Target(by_alias[0].table, by_alias[0], found, is_alone=len(found.sources) == 1)
 
 
-def _settings(piece: Slice) -> list[Setting]:
+def settings_of(piece: Slice) -> list[Setting]:
+    """The members of SET."""
     return [_setting(each) for each in piece.split()]
 
 
@@ -295,7 +296,7 @@ def _listed(
 ) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
     """What comes back of each row."""
     if variables:
-        settings = _settings(change.set) if change.set is not None else []
+        settings = settings_of(change.set) if change.set is not None else []
         texts = []
         for number, each in enumerate(settings):
             if not each.variable:
