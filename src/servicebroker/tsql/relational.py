@@ -15,7 +15,7 @@ from servicebroker.tsql.translation.assignments import assignment
 from servicebroker.tsql.translation.changes import change
 from servicebroker.tsql.translation.definitions import definition
 from servicebroker.tsql.translation.expressions import condition_or_value
-from servicebroker.tsql.translation.reading import Slice, parsed, read
+from servicebroker.tsql.translation.reading import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import check_options, query
 from servicebroker.tsql.translation.selects_into import into_of, select_into
@@ -77,6 +77,8 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     used = writer.used
     if what == "tables":  # which does not depend on what they hold
         used = {asked: told for asked, told in used.items() if asked[0] != "columns"}
+    if len(text) > LONG:
+        return done
     _translated[what, text] = [(scope.database, used, done), *(entries or [])][:_SHAPES]
     if len(_translated) > _KEPT:
         _translated.popitem(last=False)

@@ -13,6 +13,7 @@ from sqlglot.errors import SqlglotError
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import NUMBER, VARIABLE, WORD, Tokens, tokenize
 
+LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
 
 # those that sqlglot would change, or confuse with each other
@@ -118,12 +119,11 @@ def parsed(piece: Slice, before: str = "") -> exp.Expression:
     Raises:
         TsqlError: 102 for what cannot be read.
     """
-    return _tree(f"{before} {_respelled(piece)}")
+    text = f"{before} {_respelled(piece)}"
+    return _kept_tree(text) if len(text) <= LONG else _tree(text)
 
 
-@functools.lru_cache(maxsize=2000)
 def _tree(text: str) -> exp.Expression:
-    """Trees are shared: nobody changes one."""
     try:
         tree = sqlglot.parse_one(text, read="tsql")
     except SqlglotError as problem:
@@ -134,6 +134,9 @@ def _tree(text: str) -> exp.Expression:
         raise syntax_error(";" if isinstance(tree, exp.Block) else text.split()[0], 0)
     assert isinstance(tree, exp.Expression)
     return tree
+
+
+_kept_tree = functools.lru_cache(maxsize=2000)(_tree)  # trees are shared: nobody changes one
 
 
 def _syntax_error(problem: SqlglotError) -> TsqlError:
