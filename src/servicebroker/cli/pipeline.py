@@ -196,6 +196,25 @@ def compact(
         typer.echo(f"{one.table}: {one.merged:,} files merged into {one.written:,}, {one.removed:,} removed")
 
 
+@app.command()
+def report(
+    file: FileArgument,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the page goes.")] = Path("report.html"),
+    as_json: JsonOption = False,
+) -> None:
+    """Count messages, bytes, latencies and errors by hour into the table `analytics`, and draw them on a page."""
+    pipeline = _read(file)
+    from servicebroker.pipeline.analysis import analyze
+    from servicebroker.pipeline.report import report as page
+
+    hours = analyze(pipeline)
+    out.write_text(page(pipeline.name, hours), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps([hour._asdict() for hour in hours], default=str))
+        return
+    typer.echo(f"{sum(hour.messages for hour in hours):,} messages of {len(hours):,} groups of an hour: {out}")
+
+
 def _read(file: Path) -> Pipeline:
     try:
         from servicebroker.pipeline.file import read_pipeline

@@ -17,6 +17,7 @@ TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,100}")
 WHEN_BAD = ("go on", "end conversation", "stop")
 UNCONFIGURED = ("bronze", "quarantine", "stop")
 TABLE_FORMATS = ("delta", "parquet")
+ANALYTICS = "analytics"  # the table that `servicebroker pipeline report` writes
 MAXIMUM_BODY = 16 * 1024 * 1024  # bytes that are decoded, unless a rule says otherwise
 
 # columns that every typed table has behind its own; a partition may be named by them
@@ -148,7 +149,7 @@ class Pipeline:
             raise DefinitionError(
                 'without a bronze table, unconfigured must be "quarantine" or "stop"', "pipeline", "unconfigured"
             )
-        tables = [self.bronze, self.quarantine]
+        tables = [self.bronze, self.quarantine, ANALYTICS]
         seen: list[str] = []
         for number, rule in enumerate(self.messages):
             if rule.message_type in seen:

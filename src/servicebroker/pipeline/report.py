@@ -1,0 +1,228 @@
+"""The analysis as one HTML page: no script, no file beside it, charts as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from html import escape
+
+from servicebroker.pipeline.analysis import Hour
+
+_WIDTH, _HEIGHT = 860, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 12, 30
+_COLOURS = ("#2f6690", "#d98324", "#a23b3b")
+_MOST_HOURS = 24 * 14  # in a chart; older hours stand in the table alone
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 900px; padding: 0 1rem; color: #1d2430; }}
+h1 {{ font-size: 1.5rem; margin-bottom: .2rem; }}
+h2 {{ font-size: 1.05rem; margin: 1.8rem 0 .4rem; }}
+.tiles {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0; }}
+.tile {{ background: #f2f5f8; border-radius: .4rem; padding: .6rem 1rem; min-width: 8rem; }}
+.tile b {{ display: block; font-size: 1.3rem; }}
+svg {{ width: 100%; height: auto; }}
+svg text {{ font: 12px system-ui, sans-serif; fill: #4a5568; }}
+table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .25rem .5rem; border-bottom: 1px solid #dde3ea; text-align: right; }}
+th.name, td.name {{ text-align: left; overflow-wrap: anywhere; }}
+.wide {{ overflow-x: auto; }}
+</style></head><body>
+<h1>{title}</h1><p>{subtitle}</p>
+{content}
+</body></html>
+"""
+
+
+def report(name: str, hours: Sequence[Hour]) -> str:
+    """The page for a pipeline."""
+    title = f"Conversations of {escape(name)}"
+    if not hours:
+        return _PAGE.format(title=title, subtitle="Nothing has landed yet.", content="")
+    first, last = min(hour.hour for hour in hours), max(hour.hour for hour in hours)
+    times = _times(first, last)
+    messages = _sums(hours, times, lambda hour: hour.messages)
+    size = _sums(hours, times, lambda hour: hour.bytes)
+    content = [
+        _tiles(hours),
+        _chart(
+            "Messages per hour",
+            times,
+            [("messages", messages)],
+            _count,
+            bars=True,
+        ),
+        _chart(
+            "Bytes of bodies per hour",
+            times,
+            [("bytes", size)],
+            _size,
+            bars=True,
+        ),
+        _chart(
+            "From arrival to landing: the slowest group of each hour",
+            times,
+            [
+                ("half", _worst(hours, times, lambda hour: hour.p50)),
+                ("95 %", _worst(hours, times, lambda hour: hour.p95)),
+                ("99 %", _worst(hours, times, lambda hour: hour.p99)),
+            ],
+            _seconds,
+        ),
+        _chart(
+            "Errors and unreadable messages per hour",
+            times,
+            [
+                ("errors", _sums(hours, times, lambda hour: hour.errors)),
+                ("unreadable", _sums(hours, times, lambda hour: hour.unreadable)),
+            ],
+            _count,
+        ),
+        _by_contract(hours),
+    ]
+    subtitle = f"Arrived from {first:%Y-%m-%d %H:%M} to {last + timedelta(hours=1):%Y-%m-%d %H:%M}, UTC."
+    return _PAGE.format(title=title, subtitle=subtitle, content="\n".join(content))
+
+
+def _times(first: datetime, last: datetime) -> list[datetime]:
+    count = int((last - first).total_seconds() // 3600) + 1
+    return [last - timedelta(hours=back) for back in reversed(range(min(count, _MOST_HOURS)))]
+
+
+def _sums(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hour], float]) -> list[float]:
+    sums = dict.fromkeys(times, 0.0)
+    for hour in hours:
+        if hour.hour in sums:
+            sums[hour.hour] += value(hour)
+    return list(sums.values())
+
+
+def _worst(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hour], float]) -> list[float]:
+    worst = dict.fromkeys(times, 0.0)
+    for hour in hours:
+        if hour.hour in worst:
+            worst[hour.hour] = max(worst[hour.hour], value(hour))
+    return list(worst.values())
+
+
+def _tiles(hours: Sequence[Hour]) -> str:
+    messages = sum(hour.messages for hour in hours)
+    told = [
+        ("messages", _count(messages)),
+        ("bodies", _size(sum(hour.bytes for hour in hours))),
+        ("errors", _share(sum(hour.errors for hour in hours), messages)),
+        ("unreadable", _share(sum(hour.unreadable for hour in hours), messages)),
+        ("slowest landing", _seconds(max(hour.slowest for hour in hours))),
+    ]
+    tiles = "".join(f'<div class="tile"><b>{value}</b>{name}</div>' for name, value in told)
+    return f'<div class="tiles">{tiles}</div>'
+
+
+def _chart(
+    title: str,
+    times: Sequence[datetime],
+    series: Sequence[tuple[str, list[float]]],
+    show: Callable[[float], str],
+    *,
+    bars: bool = False,
+) -> str:
+    """A chart over the hours, its scale from 0 to the highest value."""
+    top = max((max(values) for _, values in series), default=0) or 1.0
+    plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    step = plot_width / len(times)
+
+    def place(number: int, value: float) -> tuple[float, float]:
+        return round(_LEFT + step * (number + 0.5), 1), round(_TOP + plot_height * (1 - value / top), 1)
+
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        y = place(0, top * share)[1]
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#dde3ea"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{escape(show(top * share))}</text>')
+    every = max(1, -(-len(times) // 6))
+    for number in range(0, len(times), every):
+        x = place(number, 0)[0]
+        parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{times[number]:%m-%d %H:%M}</text>')
+    for (name, values), colour in zip(series, _COLOURS, strict=False):
+        parts.append(_bars(values, place, step, colour) if bars else _line(values, place, colour))
+        parts.append(f"<desc>{escape(name)}: {escape(', '.join(show(value) for value in values[-24:]))}</desc>")
+    legend = "" if bars else _legend([name for name, _ in series])
+    svg = "".join(parts)
+    return f'<h2>{escape(title)}</h2>{legend}<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{svg}</svg>'
+
+
+def _bars(values: list[float], place: Callable[[int, float], tuple[float, float]], step: float, colour: str) -> str:
+    found = []
+    for number, value in enumerate(values):
+        (x, y), (_, bottom) = place(number, value), place(number, 0)
+        width = max(round(step * 0.8, 1), 0.5)
+        height = round(bottom - y, 1)
+        left = round(x - width / 2, 1)
+        found.append(f'<rect x="{left}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>')
+    return "".join(found)
+
+
+def _line(values: list[float], place: Callable[[int, float], tuple[float, float]], colour: str) -> str:
+    points = [place(number, value) for number, value in enumerate(values)]
+    if len(points) == 1:
+        ((x, y),) = points
+        return f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
+    way = " ".join(f"{x},{y}" for x, y in points)
+    return f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>'
+
+
+def _legend(names: Sequence[str]) -> str:
+    entries = (
+        f'<span style="color:{colour}">&#9632;</span> {escape(name)}'
+        for name, colour in zip(names, _COLOURS, strict=False)
+    )
+    return f"<p>{' &nbsp; '.join(entries)}</p>"
+
+
+def _by_contract(hours: Sequence[Hour]) -> str:
+    groups: dict[tuple[str, str, str], list[Hour]] = {}
+    for hour in hours:
+        groups.setdefault((hour.queue, hour.service_name, hour.service_contract_name), []).append(hour)
+    rows = []
+    for key, found in sorted(groups.items()):
+        messages = sum(hour.messages for hour in found)
+        cells = "".join(f'<td class="name">{escape(name)}</td>' for name in key)
+        told = (
+            _count(messages),
+            _size(sum(hour.bytes for hour in found)),
+            _share(sum(hour.errors for hour in found), messages),
+            _share(sum(hour.unreadable for hour in found), messages),
+            _seconds(max(hour.p95 for hour in found)),
+            _seconds(max(hour.slowest for hour in found)),
+        )
+        rows.append(f"<tr>{cells}{''.join(f'<td>{value}</td>' for value in told)}</tr>")
+    names = "".join(f'<th class="name">{name}</th>' for name in ("queue", "service", "contract"))
+    numbers = ("messages", "bodies", "errors", "unreadable", "95 %, worst hour", "slowest")
+    head = f"<tr>{names}{''.join(f'<th>{name}</th>' for name in numbers)}</tr>"
+    return f'<h2>By service and contract</h2><div class="wide"><table>{head}{"".join(rows)}</table></div>'
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} ({100 * part / whole:.2f} %)" if part else "0"
+
+
+def _size(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def _seconds(value: float) -> str:
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"

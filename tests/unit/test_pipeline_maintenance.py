@@ -1,0 +1,127 @@
+"""Reading quarantine again, compacting, analysing: tables in a folder, no Spark, no server."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deltalake")
+pytest.importorskip("fastavro")
+
+from deltalake import DeltaTable
+from lxml import html
+
+from pipeline_tables import ORDER, QUEUE, batch, land, message, order, pipeline, table
+from servicebroker.model import names
+from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline.analysis import Hour, analyze
+from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.maintenance import compact, replay
+from servicebroker.pipeline.report import report
+
+STRICT = replace(ORDER, columns=(Column("id", "long"), Column("note", "string")))
+
+
+def test_what_can_be_read_by_a_mended_rule_lands_and_leaves_quarantine(tmp_path):
+    before = pipeline(tmp_path, STRICT)
+    land(before, "q", 0, batch(order(1), order(2, note=None), message(3, b"?"), message(4, b"?", "Unheard")))
+    assert len(table(before, "quarantine")) == 2
+    after = pipeline(tmp_path, replace(STRICT, columns=(Column("id", "long"), Column("note", "string", True))))
+    assert replay(after) == [("Order", 1, 1)]
+    assert sorted(row["id"] for row in table(after, "orders")) == [1, 2]
+    assert [row["message_body"] for row in table(after, "quarantine")] == [b"?"]
+    assert replay(after) == [("Order", 0, 1)]
+
+
+def test_a_replay_that_was_cut_off_lands_nothing_twice(tmp_path, monkeypatch):
+    before = pipeline(tmp_path, STRICT)
+    land(before, "q", 0, batch(*(order(n, note=None) for n in range(5))))
+    after = pipeline(tmp_path, replace(STRICT, columns=(Column("id", "long"), Column("note", "string", True))))
+
+    def cut(*arguments, **more):
+        raise OSError("the power went")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaTable, "merge", cut)
+        with pytest.raises(OSError, match="the power went"):
+            replay(after)
+    assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 5)
+    assert replay(after, "Order") == [("Order", 5, 0)]
+    assert (len(table(after, "orders")), len(table(after, "quarantine"))) == (5, 0)
+
+
+def test_what_cannot_be_read_again_is_said(tmp_path):
+    assert replay(pipeline(tmp_path)) == []
+    with pytest.raises(InstanceError, match="no rule for 'Unheard'"):
+        replay(pipeline(tmp_path), "Unheard")
+    with pytest.raises(InstanceError, match="Delta tables only"):
+        replay(pipeline(tmp_path, format="parquet"))
+
+
+def test_files_are_merged_and_old_ones_removed(tmp_path):
+    pipe = pipeline(tmp_path)
+    for number in range(4):
+        land(pipe, "q", number, batch(order(number)))
+    (_, orders) = compact(pipe, 0)
+    assert (orders.merged, orders.written, orders.removed) == (4, 1, 4)
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3]
+    land(pipe, "q", 4, batch(order(4)))
+    land(pipe, "new", 0, batch(*(order(number) for number in range(6))))  # what was compacted is known still
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 4, 5]
+    assert compact(pipeline(tmp_path / "empty"), 24) == []
+
+
+def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):
+    pipe = pipeline(tmp_path, unconfigured="quarantine")
+    landed = datetime(2026, 1, 2, 14, tzinfo=UTC)
+    monkeypatch.setattr("servicebroker.pipeline.warehouse.now_in_utc", lambda: landed)
+    given = [order(n, minutes=n) for n in range(100)]
+    land(
+        pipe, "q", 0, batch(*given, message(100, None, names.ERROR), message(101, b"?"), message(102, b"12", "Unheard"))
+    )
+    first, second = analyze(pipe)
+    assert (first.hour, second.hour - first.hour) == (datetime(2026, 1, 2, 12, tzinfo=UTC), timedelta(hours=1))
+    assert (first.queue, first.service_name, first.service_contract_name) == ("Shop.Stock", "S", "C")
+    assert (first.messages, first.errors, first.unreadable, second.messages, second.errors) == (63, 1, 2, 40, 0)
+    assert first.bytes == sum(len(one["message_body"]) for one in given[:60]) + 3
+    assert second.slowest == 3600.0
+    assert second.p50 == pytest.approx(3600 - 19.5 * 60, abs=90)
+    assert analyze(pipe) == [first, second]
+    assert len(table(pipe, "analytics")) == 2
+    assert QUEUE.label == "Shop.Stock"
+
+
+def test_the_page_shows_every_figure_and_nothing_of_it_is_markup():
+    start = datetime(2026, 1, 2, tzinfo=UTC)
+    hours = [
+        Hour(start + timedelta(hours=n), "q", "<script>", "C & D", 1000 + n, 10**6, n, 2 * n, 0.01, 0.5, 2.0, 200.0)
+        for n in range(30)
+    ]
+    page = report("<b>", hours)
+    assert "<script" not in page
+    tree = html.fromstring(page)
+    assert tree.findtext(".//h1") == "Conversations of <b>"
+    assert len(tree.findall(".//svg")) == 4
+    assert len(tree.findall(".//rect")) == 60
+    assert len(tree.findall(".//polyline")) == 5
+    cells = [cell.text for cell in tree.findall(".//td")]
+    assert cells == ["q", "<script>", "C & D", "30,435", "30.0 MB", "435 (1.43 %)", "870 (2.86 %)", "500 ms", "3 min"]
+    places = [
+        float(number) for line in tree.findall(".//polyline") for number in re.findall(r"[\d.]+", line.get("points"))
+    ]
+    assert 0 <= min(places) <= max(places) <= 860
+
+
+def test_a_page_of_nothing_and_of_one_hour():
+    assert "Nothing has landed yet" in report("a", [])
+    hour = Hour(datetime(2026, 1, 2, tzinfo=UTC), "q", "s", "c", 1, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    assert len(html.fromstring(report("a", [hour])).findall(".//circle")) == 5
+    with pytest.raises(InstanceError, match="needs a bronze table"):
+        analyze(pipeline_without_bronze())
+
+
+def pipeline_without_bronze():
+    return pipeline(Path("nowhere"), MessageRule("T", "text", "t"), bronze="", unconfigured="quarantine")
