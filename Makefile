@@ -8,6 +8,8 @@
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 100,000 conversations that leave nothing, a cut at every exchange
 # make soak      200,000 messages each way between two instances, under faults
+#                and double, 100,000 conversations that leave nothing
+# make soak      200,000 messages each way between two instances, under faults; 50 kills of a pipeline
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -72,6 +74,7 @@ soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
+	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50 --timeout 7200
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

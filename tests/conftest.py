@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pool-messages", type=int, default=600, help="messages of the stress of ConversationPool")
     parser.addoption("--good-messages", type=int, default=1_000, help="good messages among which poison is found")
     parser.addoption("--cuts", type=int, default=4, help="at how many exchanges test_cut.py cuts each of its cases")
+    parser.addoption("--kills", type=int, default=2, help="how often test_pipeline_faults.py kills the pipeline")
     parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
 
 

@@ -15,7 +15,7 @@ from servicebroker.benchmarks.report import Report
 from servicebroker.benchmarks.scenarios import SCENARIOS
 from servicebroker.model.errors import InstanceError
 
-ON_THE_SERVER = [name for name in SCENARIOS if name != "pipeline" and not name.startswith("storage-")]
+ON_THE_SERVER = [name for name in SCENARIOS if not name.startswith(("pipeline", "storage-"))]
 
 # Has the signatures of pgmq's functions that are measured, and the lines that only psql understands.
 STAND_IN = r"""
@@ -141,7 +141,13 @@ def test_storage(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WARM_UP", 200)
-    lines = benchmarks.run(["pipeline"], scale=0.002, rounds=1).lines
-    assert [line.system for line in lines] == ["servicebroker", "spark", "spark"]
+    names = ["pipeline", "pipeline-batch", "pipeline-stream", "pipeline-write"]
+    lines = benchmarks.run(names, scale=0.002, rounds=1).lines
+    found = [[(line.system, line.goal) for line in lines if line.scenario == name] for name in names]
+    assert found == [
+        [("servicebroker", None), ("spark", 0.5), ("spark", 0.5)],
+        [("servicebroker", None), ("spark", 0.9), ("parquet", 0.5)],
+        [("servicebroker", None), ("spark", 0.65), ("parquet", 0.33)],
+        [("servicebroker", None), ("spark", 0.45)],
+    ]
     assert all(line.figures and line.figures.per_second > 0 for line in lines)
-    assert [line.goal for line in lines] == [None, 0.5, 0.5]

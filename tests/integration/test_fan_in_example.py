@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 
 
-def test_three_shops_land_in_one_warehouse(tmp_path: Path) -> None:
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Not under pytest's own folder, see conftest.py."""
+    with tempfile.TemporaryDirectory(prefix="servicebroker-tests-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def test_three_shops_land_in_one_warehouse(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/fan-in/run.py"), str(tmp_path)],
+        [sys.executable, str(ROOT / "examples/fan-in/run.py"), str(folder)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -30,6 +39,6 @@ def test_three_shops_land_in_one_warehouse(tmp_path: Path) -> None:
         "3 items in stock, 9 pieces",
     ]
     assert "3 in quarantine: //example/Order: wrong type" in done.stdout
-    page = html.parse(tmp_path / "report.html")
+    page = html.parse(folder / "report.html")
     assert len(page.findall(".//svg")) == 4
     assert [row.findtext("td") for row in page.findall(".//tr")[1:]] == ["shop 1", "shop 2", "shop 3"]

@@ -1,5 +1,7 @@
 """Messages into tables, and tables into files: no Spark, no server."""
 
+import threading
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -142,6 +144,30 @@ def test_a_key_keeps_the_newest_row(tmp_path):
     land(pipe, "late", 0, batch(order(1, key=7, note="old"), order(3, key=8, note="x")))
     assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "new", 8: "y", 9: "z"}
     assert not list((pipe.folder("orders") / "_staged").iterdir())
+
+
+def test_queues_that_land_at_the_same_time_all_land(tmp_path):
+    rule = replace(ORDER, key=("id",))
+    pipe = pipeline(tmp_path, rule)
+    target(pipe, "orders").ensure()
+    together, failed = threading.Barrier(3), []
+
+    def go(query):
+        together.wait()
+        try:
+            for number in range(4):
+                land(pipe, f"query {query}", number, batch(order(10 * query + number, handle=f"h{query}")))
+        except Exception as problem:
+            failed.append(problem)
+
+    threads = [threading.Thread(target=go, args=(query,)) for query in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
+    assert len(table(pipe, "bronze")) == 12
 
 
 def test_another_table_in_the_same_place_is_refused(tmp_path):

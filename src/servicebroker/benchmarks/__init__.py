@@ -120,11 +120,12 @@ def _lines(
     progress: Progress,
 ) -> list[Line]:
     scenario = SCENARIOS[name]
-    if name != PIPELINE:
+    if not name.startswith(PIPELINE):
         return compare(name, scenario, field, meter, messages=messages, rounds=rounds, progress=progress)
     from servicebroker.benchmarks.pipeline import compare_pipeline
 
-    return compare_pipeline(scenario, instance, field, meter, place, messages, min(rounds, PIPELINE_ROUNDS), progress)
+    rounds = min(rounds, PIPELINE_ROUNDS)
+    return compare_pipeline(name, scenario, instance, field, meter, place, messages, rounds, progress)
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:

@@ -1,4 +1,7 @@
-"""The pipeline: a queue drained into a Delta table, against Spark reading the same rows once through ADBC."""
+"""The pipeline: a queue drained, read and written by Spark, against Spark without a broker on the same server.
+
+Spark's own JDBC is no peer here: the embedded server listens on no port. ADBC reads as fast as it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.measure import Meter, Sample, figures
@@ -28,6 +31,7 @@ WARM_UP = 20_000  # messages: the first queries of a Java process are slow, what
 
 
 def compare_pipeline(
+    name: str,
     scenario: Scenario,
     instance: Instance,
     field: Field,
@@ -37,13 +41,13 @@ def compare_pipeline(
     rounds: int,
     progress: Progress,
 ) -> list[Line]:
-    """Drain a queue of so many messages and read its rows, `rounds` times each.
+    """Do what the scenario of that name says with so many messages, `rounds` times each way.
 
     Raises:
         InstanceError: there is no Java.
     """
-    if any(find_spec(name) is None for name in PACKAGES):
-        return [Line(PIPELINE, name, reason=NEEDS_SPARK) for name in (OURS, "spark")]
+    if any(find_spec(package) is None for package in PACKAGES):
+        return [Line(name, system, reason=NEEDS_SPARK) for system in (OURS, *scenario.goals)]
     from pyspark.sql import SparkSession
 
     from servicebroker.pipeline.session import spark_session
@@ -53,7 +57,7 @@ def compare_pipeline(
     running = SparkSession.getActiveSession()
     spark = spark_session("servicebroker bench")
     try:
-        entrants = Pipeline(spark, instance, broker, place / "tables").entrants()
+        entrants = Pipeline(spark, instance, broker, place / "tables").entrants(name)
         for _, way in entrants:
             way.prepare(WARM_UP)
             way.work(WARM_UP)
@@ -66,10 +70,10 @@ def compare_pipeline(
     finally:
         if running is None:
             spark.stop()
-    versions = {OURS: broker.version, "spark": f"{version('pyspark')}, ADBC {version('adbc-driver-postgresql')}"}
+    spark_version = f"{version('pyspark')}, ADBC {version('adbc-driver-postgresql')}"
+    versions = {OURS: broker.version, "spark": spark_version, "parquet": f"pyspark {version('pyspark')}"}
     lines = [
-        Line(PIPELINE, system, versions[system], way.label, way.settings, figures(samples[way]))
-        for system, way in entrants
+        Line(name, system, versions[system], way.label, way.settings, figures(samples[way])) for system, way in entrants
     ]
     return with_ratios(lines, scenario)
 
@@ -86,18 +90,53 @@ class Pipeline:
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._folder = folder
         self._range = (0, 0)
+        self._jobs = 0
         spark.dataSource.register(AdbcSource)
 
-    def entrants(self) -> list[tuple[str, Way]]:
+    def entrants(self, name: str) -> list[tuple[str, Way]]:
         """Ours first."""
+        return {
+            PIPELINE: self._drains,
+            f"{PIPELINE}-batch": self._batches,
+            f"{PIPELINE}-stream": self._streams,
+            f"{PIPELINE}-write": self._writes,
+        }[name]()
+
+    def _batches(self) -> list[tuple[str, Way]]:
+        read = self._spark.read.format("servicebroker").options(**self._source())
+        return [
+            (OURS, Way("spark.read, to Parquet", "by range", self.fill, self._timed(lambda: read.load()))),
+            *self._peers(),
+        ]
+
+    def _streams(self) -> list[tuple[str, Way]]:
+        return [
+            (OURS, Way("spark.readStream, to Parquet", "by range, AvailableNow", self.fill, self.stream)),
+            *self._peers(),
+        ]
+
+    def _peers(self) -> list[tuple[str, Way]]:
+        tasks = f"{self._spark.sparkContext.defaultParallelism} tasks, same rows"
+        return [
+            ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
+            ("parquet", Way("Parquet to Parquet", tasks, self._fill_copy, self._timed(self._copied_rows))),
+        ]
+
+    def _writes(self) -> list[tuple[str, Way]]:
+        return [
+            (OURS, Way("df.write, by key", "exactly once, 4 conversations", self._prepare_rows, self.send)),
+            ("spark", Way("COPY in the tasks", "one bare table, no key", self._prepare_rows, self.copy_in)),
+        ]
+
+    def _drains(self) -> list[tuple[str, Way]]:
         tasks = f"{self._spark.sparkContext.defaultParallelism} tasks, same rows"
         return [
             (
                 OURS,
                 Way("drained into Delta", "exactly once, AvailableNow, acknowledged", self.fill, self.drain),
             ),
-            ("spark", Way("ADBC batch read", f"to noop, {tasks}", self.fill, self._timed_read(self.discard))),
-            ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed_read(self.save))),
+            ("spark", Way("ADBC batch read", f"to noop, {tasks}", self.fill, self._timed(self._rows, self.discard))),
+            ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
         ]
 
     def fill(self, messages: int) -> None:
@@ -136,6 +175,79 @@ class Pipeline:
         query.awaitTermination()
         return int(DeltaTable(str(self._folder / "delta")).count())
 
+    def stream(self, messages: int) -> int:
+        """The streaming query into Parquet files of Spark's own."""
+        source = self._spark.readStream.format("servicebroker").options(**self._source()).load()
+        sink = source.writeStream.format("parquet").option("path", str(self._folder / "parquet"))
+        sink = sink.option("checkpointLocation", str(self._folder / "checkpoint"))
+        sink.trigger(availableNow=True).start().awaitTermination()
+        return self._range[1] - self._range[0]
+
+    def send(self, messages: int) -> int:
+        """A batch job of the writer."""
+        self._jobs += 1
+        options = {
+            "instance": self._instance.url,
+            "database": DATABASE,
+            "fromService": INITIATOR,
+            "toService": TARGET,
+            "contract": CONTRACT,
+            "messageType": TYPE,
+            "endOfStream": TYPE,
+            "key": "customer",
+            "sendId": f"job {self._jobs}",
+            "recycleAfter": str(10 * messages),
+        }
+        self._frame(messages).write.format("servicebroker").options(**options).mode("append").save()
+        return messages
+
+    def copy_in(self, messages: int) -> int:
+        """What one would write by hand: each task copies its rows into a table."""
+        url = self._instance.url
+
+        def copy(rows: Any) -> None:
+            import psycopg
+
+            into = "copy bench_bare (customer, message_body) from stdin (format binary)"
+            with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy(into) as sink:
+                sink.set_types(["int8", "bytea"])
+                for row in rows:
+                    sink.write_row((row.customer, row.message_body))
+
+        self._frame(messages).foreachPartition(copy)
+        return messages
+
+    def _prepare_rows(self, messages: int) -> None:
+        with self._instance.connection() as connection:
+            execute(connection, f"truncate {self._table}")
+            execute(connection, "drop table if exists bench_bare")
+            execute(connection, "create table bench_bare (customer bigint, message_body bytea)")
+
+    def _frame(self, messages: int) -> DataFrame:
+        tail = text_body()[10:]
+        body = f"cast(concat(lpad(id, 10, '0'), '{tail}') as binary) as message_body"
+        return self._spark.range(messages).selectExpr("id % 1000 as customer", body)
+
+    def _source(self) -> dict[str, str]:
+        place = {"instance": self._instance.url, "database": DATABASE, "queue": QUEUE}
+        return place | {"partitioning": "range"}
+
+    def _fill_copy(self, messages: int) -> None:
+        self.fill(messages)
+        self._rows().write.parquet(str(self._folder / "copy"))
+
+    def _copied_rows(self) -> DataFrame:
+        return self._spark.read.parquet(str(self._folder / "copy"))
+
+    def _timed(
+        self, rows: Callable[[], DataFrame], write: Callable[[DataFrame], None] | None = None
+    ) -> Callable[[int], int]:
+        def work(messages: int) -> int:
+            (write or self.save)(rows())
+            return self._range[1] - self._range[0]
+
+        return work
+
     def discard(self, rows: DataFrame) -> None:
         """Read, and write nothing."""
         rows.write.format("noop").mode("overwrite").save()
@@ -143,13 +255,6 @@ class Pipeline:
     def save(self, rows: DataFrame) -> None:
         """Into Parquet files of Spark's own."""
         rows.write.parquet(str(self._folder / "parquet"))
-
-    def _timed_read(self, write: Callable[[DataFrame], None]) -> Callable[[int], int]:
-        def work(messages: int) -> int:
-            write(self._rows())
-            return self._range[1] - self._range[0]
-
-        return work
 
     def _rows(self) -> DataFrame:
         first, end = self._range

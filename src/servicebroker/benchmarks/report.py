@@ -142,7 +142,7 @@ def _conditions(conditions: Conditions) -> str:
 
 
 def _rounds(conditions: Conditions) -> str:
-    if PIPELINE in conditions.messages and conditions.rounds > PIPELINE_ROUNDS:
+    if any(name.startswith(PIPELINE) for name in conditions.messages) and conditions.rounds > PIPELINE_ROUNDS:
         return f"{conditions.rounds} rounds ({PIPELINE_ROUNDS} of the pipeline)"
     return f"{conditions.rounds} round{'' if conditions.rounds == 1 else 's'}"
 

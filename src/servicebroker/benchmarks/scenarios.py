@@ -52,4 +52,7 @@ SCENARIOS: dict[str, Scenario] = {
     "routing": Scenario("Choosing among 10,000 routes against 10", 50_000, {BASELINE: 0.5}),
     "forwarding": Scenario("Through one forwarder against straight", 50_000, {BASELINE: 0.7}),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
+    f"{PIPELINE}-batch": Scenario("Spark source to Parquet, batch", 1_000_000, {"spark": 0.9, "parquet": 0.5}),
+    f"{PIPELINE}-stream": Scenario("Spark source to Parquet, stream", 1_000_000, {"spark": 0.65, "parquet": 0.33}),
+    f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 500_000, {"spark": 0.45}),
 }

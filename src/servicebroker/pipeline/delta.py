@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
 
-_ATTEMPTS = 100
+ATTEMPTS = 100
 
 
 @dataclass
@@ -129,7 +129,7 @@ def land(
     from deltalake.exceptions import CommitFailedError
 
     flush(folder)
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         table = opened(folder, schema, partition_by)
         landed = table.transaction_version(query_id)
         if landed is not None and landed >= batch_id:

@@ -22,5 +22,5 @@ def reason(problem: PySparkException) -> str:
     return " ".join([*said[:2], *causes[-1:]]) or "no reason was given"
 
 
-_ERROR = re.compile(r"[\w.]+(Error|Exception): ")
+_ERROR = re.compile(r"([\w.]+(Error|Exception)|([a-z_]\w*\.)+[A-Z]\w+): ")
 _OURS = re.compile(r"servicebroker\.model\.errors\.\w+: (.+)")

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.delta import flush_log, land, opened
+from servicebroker.pipeline.delta import ATTEMPTS, flush_log, land, opened
 from servicebroker.pipeline.parquet import DataFile, flush, write_divided, write_parquet
 from servicebroker.pipeline.sorting import arrow_schema, columns_of
 
@@ -169,32 +170,46 @@ def _columns(path: Path, names: list[str] | None) -> pa.Table:
 def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
     """The newest row of each key replaces what the table has, unless that is newer."""
     import pyarrow as pa
-    from deltalake import CommitProperties, Transaction
+    from deltalake.exceptions import CommitFailedError
 
-    table = opened(target.folder, target.schema, target.partition_by)
-    landed = table.transaction_version(query_id)
-    if landed is None or landed < batch_id:
+    for _ in range(ATTEMPTS):
+        table = opened(target.folder, target.schema, target.partition_by)
+        landed = table.transaction_version(query_id)
+        if landed is not None and landed >= batch_id:
+            break
         rows = newest(pa.concat_tables([_columns(target.staged / file.name, None) for file in files]), target)
-        newer = (
-            'source."_message_enqueue_time" > target."_message_enqueue_time" or '
-            'source."_message_enqueue_time" = target."_message_enqueue_time" and '
-            'source."_queuing_order" > target."_queuing_order"'
-        )
-        (
-            table.merge(
-                rows,
-                " and ".join(f'target."{name}" = source."{name}"' for name in target.key),
-                source_alias="source",
-                target_alias="target",
-                commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
-            )
-            .when_matched_update_all(newer)
-            .when_not_matched_insert_all()
-            .execute()
-        )
+        try:
+            _merge_rows(target, table, rows, query_id, batch_id)
+        except CommitFailedError:  # another queue's batch, or a compaction, was faster
+            continue
         flush_log(target.folder)
+        break
+    else:
+        raise InstanceError(f"The Delta table '{target.folder}' is written by too many others at once: try again.")
     for file in files:
         (target.staged / file.name).unlink(missing_ok=True)
+
+
+def _merge_rows(target: Target, table: DeltaTable, rows: pa.Table, query_id: str, batch_id: int) -> None:
+    from deltalake import CommitProperties, Transaction
+
+    newer = (
+        'source."_message_enqueue_time" > target."_message_enqueue_time" or '
+        'source."_message_enqueue_time" = target."_message_enqueue_time" and '
+        'source."_queuing_order" > target."_queuing_order"'
+    )
+    (
+        table.merge(
+            rows,
+            " and ".join(f'target."{name}" = source."{name}"' for name in target.key),
+            source_alias="source",
+            target_alias="target",
+            commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
+        )
+        .when_matched_update_all(newer)
+        .when_not_matched_insert_all()
+        .execute()
+    )
 
 
 def newest(rows: pa.Table, target: Target) -> pa.Table:
