@@ -70,7 +70,8 @@ def rows(path, table):
 def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and_read_again(database, feed, write):
     other = Feed(database)
     feed.dialog(*(b'{"id": %d}' % number for number in range(20)))
-    other.dialog(b'{"id": 100}', b"\xff", b"", b'{"id": 1' + b"0" * 30 + b"}")
+    too_much = b'{"id": 1, "more": "%b"}' % (b"x" * 20_000_000)
+    other.dialog(b'{"id": 100}', b"\xff", b"", b'{"id": 1' + b"0" * 30 + b"}", too_much)
     ended = other.dialog(b'{"id": 200}')
     other.database.end_conversation(ended)
     path = write(feed, other)
@@ -79,22 +80,23 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     done = told("run", path, "--once")
     assert {queue["queue"]: queue["messages"] for queue in done["queues"]} == {
         f"Warehouse.{feed.queue}": 20,
-        f"Warehouse.{other.queue}": 6,
+        f"Warehouse.{other.queue}": 7,
     }
     assert sorted(row["id"] for row in rows(path, "lines")) == [*range(20), 100, 200]
-    assert len(rows(path, "bronze")) == 26
+    assert len(rows(path, "bronze")) == 27
     assert (feed.left(), other.left()) == (0, 0)  # the last batch is acknowledged too
     assert other.far_states() == {"CD": 1, "CO": 1}
     found = told("status", path)
-    assert {table["table"]: table["rows"] for table in found["tables"]} == {"bronze": 26, "lines": 22, "quarantine": 3}
-    assert found["quarantined"] == {f"{LINE}: wrong encoding": 1, f"{LINE}: empty": 1, f"{LINE}: wrong type": 1}
+    assert {table["table"]: table["rows"] for table in found["tables"]} == {"bronze": 27, "lines": 22, "quarantine": 4}
+    reasons = ("wrong encoding", "empty", "wrong type", "too large")
+    assert found["quarantined"] == {f"{LINE}: {reason}": 1 for reason in reasons}
     assert {queue["behind"]["messagesBehind"] for queue in found["queues"]} == {0}
     assert "in quarantine: Line: empty" in pipeline("status", path).stdout
 
     path = write(feed, other, columns='id = "decimal(38,0)"')
     assert "other columns" in pipeline("replay", path, code=1).stderr
     path = write(feed, other)
-    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 3}]
+    assert told("replay", path) == [{"message_type": LINE, "landed": 0, "left": 4}]
 
     feed.dialog(b'{"id": 300}')
     assert told("run", path, "--once")["queues"][0]["messages"] == 1

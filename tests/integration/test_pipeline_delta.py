@@ -135,3 +135,44 @@ def test_only_append_is_possible(tmp_path):
 def test_outside_a_streaming_query_a_task_has_no_query_id(tmp_path):
     with pytest.raises(InstanceError, match="only inside a streaming query"):
         DeltaSink({"path": str(tmp_path)}).streamWriter(StructType(), overwrite=False).write(iter(()))
+
+
+def read_back(folder, **options):
+    source = DeltaSink({"path": str(folder), **options})
+    reader = source.reader(source.schema())
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return sorted((row for batch in batches for row in batch.to_pylist()), key=lambda row: row["n"])
+
+
+def test_a_table_is_read_back_in_any_version(tmp_path):
+    land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+    land(tmp_path, SCHEMA, write(tmp_path, batch(2)), "q", 1)
+    assert read_back(tmp_path) == [{"n": n, "name": f"n{n}", "body": bytes([n]), "at": NOON} for n in (1, 2)]
+    assert [row["n"] for row in read_back(tmp_path, versionAsOf="1")] == [1]
+    assert read_back(tmp_path, versionAsOf="0") == []
+    assert DeltaSink({"path": str(tmp_path)}).schema().fieldNames() == ["n", "name", "body", "at"]
+
+
+def test_partitions_new_columns_and_merged_files_are_read_back(tmp_path):
+    rows = pa.table({"n": [1, 2, 3], "day": pa.array([NOON.date(), None, NOON.date()]), "name": ["a", "b", "a"]})
+    write_deltalake(tmp_path, rows, partition_by=["day", "name"])
+    write_deltalake(tmp_path, rows.append_column("more", pa.array([7, 8, 9])), mode="append", schema_mode="merge")
+    expected = sorted(DeltaTable(tmp_path).to_pyarrow_table().to_pylist(), key=str)
+    assert sorted(read_back(tmp_path), key=str) == expected
+    DeltaTable(tmp_path).optimize.compact()
+    assert sorted(read_back(tmp_path), key=str) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({}, "There is no Delta table in"),
+        ({"versionAsOf": "x"}, "whole number from 0"),
+        ({"versionAsOf": "9"}, "cannot"),
+    ],
+)
+def test_what_cannot_be_read_back_is_said(tmp_path, options, complaint):
+    if options:
+        land(tmp_path, SCHEMA, write(tmp_path, batch(1)), "q", 0)
+    with pytest.raises(InstanceError, match=complaint):
+        read_back(tmp_path, **options)

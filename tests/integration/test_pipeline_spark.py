@@ -183,6 +183,15 @@ def test_a_look_reads_the_queue_and_leaves_it(feed, spark):
     assert empty.count() == 0
 
 
+def test_a_delta_table_is_read_back(feed, land, spark, tmp_path):
+    feed.dialog(b"a", b"b", b"c")
+    land()
+    rows = spark.read.format("servicebroker_delta").option("path", str(tmp_path / "table")).load()
+    bodies = [bytes(row.message_body) for row in rows.orderBy("message_sequence_number").collect()]
+    assert bodies == [b"a", b"b", b"c"]
+    assert rows.where("message_sequence_number = 1").count() == 1
+
+
 def test_a_wrong_option_is_one_clear_sentence(feed, spark):
     with pytest.raises(Exception, match="The servicebroker source has no option 'color'"):
         spark.readStream.format("servicebroker").options(**feed.options, color="red").load()
