@@ -36,7 +36,7 @@ def describe(folder, feeds, **queue):
     more = "".join(f'{key} = "{value}"\n' for key, value in queue.items())
     queues = "".join(
         f'[[queue]]\ninstance = "{feed.options["instance"]}"\ndatabase = "Warehouse"\nqueue = "{feed.queue}"\n{more}'
-        "max_messages_per_trigger = 300\n"
+        "max_messages_per_trigger = 2000\n"
         for feed in feeds
     )
     path = folder / "pipeline.toml"
@@ -78,7 +78,7 @@ class Sender(threading.Thread):
     def send(self, numbers):
         with self.feed.database.transaction() as transaction:
             transaction.connection.execute("select pg_current_xact_id()")
-            time.sleep(self.chance.random() * 0.05)
+            time.sleep(self.chance.random() * 0.2)
             bodies = [json.dumps({"sender": self.number, "n": one}) for one in numbers]
             transaction.send_batch(self.chance.choice(self.handles), LINE, bodies)
             noted = [(self.number, one) for one in numbers]
@@ -191,11 +191,11 @@ def check(path, sent):
 
 def test_an_archive_survives_a_lost_checkpoint_and_doubles_nothing(tmp_path, instance):
     feed = Feed(warehouse(instance))
-    handle = feed.dialog(*(b'{"sender": 1, "n": %d}' % n for n in range(700)))
+    handle = feed.dialog(*(b'{"sender": 1, "n": %d}' % n for n in range(3000)))
     path = describe(tmp_path, [feed], ack="archive")
     once(path)
     shutil.rmtree(tmp_path / "tables" / "_checkpoints")
-    feed.database.send(handle, LINE, b'{"sender": 1, "n": 700}')
+    feed.database.send(handle, LINE, b'{"sender": 1, "n": 3000}')
     once(path)
-    check(path, [(1, n) for n in range(701)])
+    check(path, [(1, n) for n in range(3001)])
     assert feed.left() == 0
