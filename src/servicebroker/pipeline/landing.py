@@ -229,10 +229,11 @@ def newest(rows: pa.Table, target: Target) -> pa.Table:
 def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
     """Files get the name of their batch: a batch that comes again replaces what it has left the first time."""
     name = f"batch-{query_id}-{batch_id:010d}"
+    staged = [target.staged / file.name for file in files if (target.staged / file.name).exists()]
+    if not staged:
+        return  # they have their names already
     for old in target.folder.glob(f"{name}-*.parquet"):
-        if not any((target.staged / file.name).exists() for file in files):
-            return  # they were renamed already
         old.unlink()
-    for number, file in enumerate(files):
-        (target.staged / file.name).rename(target.folder / f"{name}-{number:04d}.parquet")
+    for number, file in enumerate(staged):
+        file.rename(target.folder / f"{name}-{number:04d}.parquet")
     flush(target.folder)

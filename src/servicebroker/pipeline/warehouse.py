@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -25,12 +25,13 @@ from servicebroker.store.running import run
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_ENDED = (8426, 8427)  # unknown handle, already ended by this side
 UNREADABLE = 1  # the code of the error that a conversation with an unreadable message ends with
 FULL = 128 * 1024 * 1024  # bytes of rows that a task keeps for one table before it writes a file
 
 
 @dataclass
-class Sorted(WriterCommitMessage):
+class Written(WriterCommitMessage):
     """What one task hands to the commit: for whom, the files of each table, and the conversations to end."""
 
     query_id: str
@@ -68,20 +69,20 @@ class WarehouseWriter(DataSourceStreamArrowWriter):
         self._pipeline = pipeline
         self._queue = queue
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sorted:  # type: ignore[override] # as in pyspark's own
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, in files of their tables."""
         return sort_rows(self._pipeline, self._queue, query_id("servicebroker_warehouse"), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Land the batch in every table that has not had it, then end the conversations that are to be ended."""
-        written = [message for message in messages if isinstance(message, Sorted)]
+        written = [message for message in messages if isinstance(message, Written)]
         land_rows(self._pipeline, self._queue, written, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""
 
 
-def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterator[pa.RecordBatch]) -> Sorted:
+def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterator[pa.RecordBatch]) -> Written:
     """Messages into files of their tables."""
     import pyarrow as pa
 
@@ -105,10 +106,10 @@ def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterato
                 write(table)
     for table in list(waiting):
         write(table)
-    return Sorted(query, files, bad)
+    return Written(query, files, bad)
 
 
-def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Sorted], batch_id: int) -> None:
+def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batch_id: int) -> None:
     """Make a batch count, table by table, each once; then end its conversations, which a second time does nothing."""
     for table in pipeline.table_names():
         files = [file for one in written for file in one.files.get(table, ())]
@@ -124,14 +125,9 @@ def _end(queue: QueueRule, bad: list[Bad]) -> None:
         for one in sorted(bad):
             error = (UNREADABLE, f"{one.reason}: {one.detail}"[:3000])
             steps = end_conversation(UUID(one.conversation_handle), now=datetime.now(UTC), error=error)
-            with suppress(_Over), database.connection.transaction():
-                try:
+            try:
+                with database.connection.transaction():
                     run(database.connection, steps)
-                except BrokerError as refused:
-                    if refused.number not in (8426, 8427):  # unknown handle, already ended by this side
-                        raise
-                    raise _Over from None
-
-
-class _Over(Exception):
-    """The conversation has ended already."""
+            except BrokerError as refused:
+                if refused.number not in _ENDED:
+                    raise
