@@ -7,8 +7,6 @@
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 100,000 conversations that leave nothing, a cut at every exchange
-# make soak      200,000 messages each way between two instances, under faults
-#                and double, 100,000 conversations that leave nothing
 # make soak      200,000 messages each way between two instances, under faults; 50 kills of a pipeline
 # make bench     every benchmark, written to docs/benchmarks.md
 
