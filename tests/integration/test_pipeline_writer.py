@@ -255,6 +255,7 @@ def test_rows_go_to_another_instance(pair):
         "contract": CONTRACT,
         "messageType": ORDER,
         "conversations": "1",
+        "encryption": "off",
     }
     chosen = writer_options(given)
     for batch in range(2):

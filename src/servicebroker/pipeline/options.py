@@ -104,6 +104,7 @@ class WriterOptions:
         send_id: name of a batch job, which is sent once under it; "" in a stream.
         end_of_stream: message type that tells the target to end a conversation.
         recycle_after, recycle_seconds: messages or age after which a conversation is replaced.
+        encryption: as BEGIN DIALOG has it: whether a conversation with another instance must be secured.
     """
 
     instance: str
@@ -118,6 +119,7 @@ class WriterOptions:
     end_of_stream: str = "EndOfStream"
     recycle_after: int = 100_000
     recycle_seconds: int = 3600
+    encryption: bool = True
 
 
 _WRITER_NEEDS = ("instance", "database", "fromService", "toService", "contract")
@@ -130,6 +132,7 @@ _WRITER_NAMES = (
     "endOfStream",
     "recycleAfter",
     "recycleSeconds",
+    "encryption",
 )
 
 
@@ -157,6 +160,7 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
         end_of_stream=values.get("endofstream", "EndOfStream"),
         recycle_after=whole_number(values, "recycleAfter", 100_000, 1),
         recycle_seconds=whole_number(values, "recycleSeconds", 3600, 1),
+        encryption=one_of(values, "encryption", ("on", "off")) == "on",
     )
 
 

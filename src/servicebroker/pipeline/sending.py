@@ -164,7 +164,12 @@ def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID,
 def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
     options = sender.options
     handle = yield from begin_dialog(
-        sender.database_id, options.from_service, options.to_service, contract=options.contract, now=now
+        sender.database_id,
+        options.from_service,
+        options.to_service,
+        contract=options.contract,
+        encryption=options.encryption,
+        now=now,
     )
     yield Statement(
         "insert into servicebroker.writer_conversations (conversation_handle, writer, slot, begun_at) "
