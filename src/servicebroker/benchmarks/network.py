@@ -147,8 +147,11 @@ class Passing:
         database.create_message_type(TYPE)
         database.create_contract(CONTRACT, {TYPE: "INITIATOR"})
         database.create_queue("Queue")
-        if name != "middle":
-            database.create_service(*((FROM, "Queue") if name == "west" else (TO, "Queue", [CONTRACT])))
+        if name == "west":
+            database.create_service(FROM, "Queue")
+        elif name == "east":
+            database.create_service(TO, "Queue", [CONTRACT])
+            database.grant("SEND", "public", service=TO)
         command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", url]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
         self.daemons.append(process.pid)
