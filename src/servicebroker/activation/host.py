@@ -54,6 +54,7 @@ from servicebroker.store.running import run, run_alone
 TICK = 1.0  # seconds between two looks at everything
 SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that
 RECONNECT = 1.0  # seconds between attempts to reach the database again
+PAUSE = 0.02  # seconds between two questions whether all is quiet
 PATIENCE = 30.0  # seconds that `stop` gives to the calls in progress
 _STARTED = "Started"
 
@@ -72,6 +73,11 @@ class _Watched:
     waiting: int = 0
     due: datetime | None = None
     shown: tuple[Any, ...] = ()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to do for a reader."""
+        return self.monitor.state != State.NOTIFIED and len(self.tasks) <= self.waiting
 
     @property
     def wants_to_be_told(self) -> bool:
@@ -105,6 +111,7 @@ class Host:
         self._rung: deque[int] = deque()
         self._listens_for: set[int] = set()
         self._look_at = 0.0  # when everything is looked at
+        self._looks = 0  # how often everything was
         self._patience = PATIENCE
         self._changed, self._bell, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
@@ -113,6 +120,16 @@ class Host:
         """Begin to watch; returns at once."""
         self._thread.start()
         return self
+
+    def settle(self, seconds: float) -> None:
+        """Wait until no reader has anything to do: each has ended, or waits for a message. At most `seconds`."""
+        deadline, first = time.monotonic() + seconds, self._looks + 2  # the look in progress may be too early
+        while time.monotonic() < deadline:
+            if self._looks >= first and all(watched.is_quiet for watched in list(self._watched.values())):
+                return
+            self._changed.set()
+            self._bell.set()
+            time.sleep(PAUSE)
 
     def stop(self, patience: float = PATIENCE) -> None:
         """Start nothing more, and wait for the calls in progress, `patience` seconds; what is left then is undone."""
@@ -163,16 +180,21 @@ class Host:
             run(connection, monitors.give_lease(queue_id))
 
     def _drain(self) -> None:
-        """Wait for the tasks, after they were asked to end."""
+        """Ask the tasks to end, and wait for those that are busy, not for those that wait for a message."""
         deadline = time.monotonic() + self._patience
-        tasks = [task for watched in self._watched.values() for task in watched.tasks.items()]
-        for _, stop in tasks:
-            stop.ask()
-        for thread, _ in tasks:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._collect()
-        if any(watched.tasks for watched in self._watched.values()):
+        for watched in self._watched.values():
+            for stop in watched.tasks.values():
+                stop.ask()
+        while self._is_busy() and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+        if self._is_busy():
             _log.warning("Activated procedures did not end in %g seconds: they are undone.", self._patience)
+
+    def _is_busy(self) -> bool:
+        self._collect()
+        return any(
+            len(watched.tasks) > self.instance.doorbell.waiting(number) for number, watched in self._watched.items()
+        )
 
     def _round(self, connection: psycopg.Connection[Any]) -> float:
         """Look at what has rung. Returns the seconds after which something is due by itself."""
@@ -189,6 +211,7 @@ class Host:
             rung.add(self._rung.popleft())
         for queue_id in rung & self._watched.keys():
             self._look(connection, self._watched[queue_id])
+        self._looks += rung >= self._watched.keys()
         self._show(connection)
         now = self.instance.clock()
         dues = [watched.due - now for watched in self._watched.values() if watched.due is not None]

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 
+import psycopg
+
 from servicebroker.activation.loop import AsyncTasks, Work
 from servicebroker.activation.order import Order
 from servicebroker.activation.output import said_by
@@ -14,7 +16,7 @@ from servicebroker.activation.procedures import Call, Procedure
 from servicebroker.api.instance import Instance
 from servicebroker.api.session import Observed, Session
 from servicebroker.engine import monitors
-from servicebroker.model.errors import BrokerError, ServiceBrokerError
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run
 
@@ -83,8 +85,15 @@ def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop,
         _LOG.error("%s", refused)
         return Outcome.NOT_STARTED
     except Exception as problem:
+        if _is_undone(stop, problem):
+            return Outcome.ENDED
         _fail(order, problem)
         return Outcome.ABORTED
+
+
+def _is_undone(stop: Stop, problem: Exception) -> bool:
+    """Whether it waited for a message when the process ended, which has closed its session."""
+    return stop.is_asked() and stop.reason is None and isinstance(problem, InstanceError | psycopg.Error)
 
 
 def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop: Stop, receives: int) -> Outcome:
@@ -94,6 +103,8 @@ def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop
         try:
             procedure(call)
         except Exception as problem:
+            if _is_undone(stop, problem):
+                raise
             return _failed(order, session, problem)
         if session.is_lent:
             observed.left_open = True

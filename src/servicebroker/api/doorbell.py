@@ -72,8 +72,8 @@ class Doorbell:
                 _wake_one(self._waiting.get(queue_id, ()), several=False)
 
     def waiting(self, queue_id: int) -> int:
-        """How many readers of this process wait for the queue."""
-        return len(self._waiting.get(queue_id, ()))
+        """How many readers of this process sleep until a message comes to the queue."""
+        return sum(bell.sleeps for bell in self._waiting.get(queue_id, ()))
 
     def close(self) -> None:
         """Stop listening; who still waits looks once more, and finds the instance closed."""

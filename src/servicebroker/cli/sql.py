@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -16,12 +17,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from servicebroker.activation.host import activate
+from servicebroker.activation.output import captured
+from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
 
 Teller = Callable[[Said], None]
+
+SETTLE = 3.0  # seconds that activated procedures have for what the script has sent last
+PATIENCE = 1.0  # seconds that they have to end then; the transaction of one that is still waiting is undone
 
 
 class Told:
@@ -40,7 +47,11 @@ class Told:
 def run_sql(instance: str, database: str, script: str | None, *, as_json: bool) -> bool:
     """Run a script, or what is typed when there is none; whether all of it went well."""
     told = Told(tell_json if as_json else tell_plainly)
-    with open_instance(instance) as opened, Session(opened.database(database, create=True), told) as session:
+    with (
+        open_instance(instance) as opened,
+        activated(opened),
+        Session(opened.database(database, create=True), told) as session,
+    ):
         if script is not None:
             session.run(script)
             return not told.failed
@@ -48,6 +59,22 @@ def run_sql(instance: str, database: str, script: str | None, *, as_json: bool) 
 
         prompt(session)
         return True
+
+
+@contextmanager
+def activated(instance: Instance) -> Iterator[None]:
+    """Queues start their readers while a script runs, and those get some time for what it has sent last.
+
+    What they have not done then is done by the daemon, or in the next session.
+    """
+    host = activate(instance)
+    with captured():
+        host.start()
+        try:
+            yield
+            host.settle(SETTLE)
+        finally:
+            host.stop(PATIENCE)
 
 
 def read_script(file: Path | None, text: str | None) -> str | None:
