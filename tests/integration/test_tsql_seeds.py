@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
+from daemons import Served
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.session import Session
 from support import eventually, far_handle, query, state
@@ -21,8 +22,11 @@ REPORT, OTHER = "//Adventure-Works.com/AccountsPayable/ExpenseReport", "//s/Othe
 @pytest.fixture
 def recycling(instance: sb.Instance, request: pytest.FixtureRequest) -> sb.Database:
     """Seed 000: its table, procedures and activation."""
+    return define_recycling(instance.database(f"Recycling{abs(hash(request.node.name)) % 10**6}", create=True))
+
+
+def define_recycling(made: sb.Database) -> sb.Database:
     text = listing("000", "-- This table associates", "[…] using Service Broker")
-    made = instance.database(f"Recycling{abs(hash(request.node.name)) % 10**6}", create=True)
     made.create_message_type(DATA)
     made.create_message_type(END)
     made.create_contract(STREAM, {DATA: "INITIATOR", END: "INITIATOR"})
@@ -97,6 +101,24 @@ def test_000_an_error_is_logged_and_ends_the_conversation(recycling, instance, c
         eventually(lambda: state(recycling, handle) is None)
         eventually(lambda: 'Received error Code:4711 Description:"no room"' in caplog.text)
     assert handles(recycling) == []
+
+
+def test_000_the_daemon_starts_the_procedure(make_url, tmp_path):
+    url = make_url()
+    with sb.open(url, upkeep=None) as instance:
+        made = define_recycling(instance.database("Daemon", create=True))
+        served = Served(url, tmp_path)
+        try:
+            served.says("serves the instance")
+            made.execute_tsql(SEND, {"body": b"data"})
+            (handle,) = handles(made)
+            (message,) = made.receive("target_queue")
+            made.end_conversation(message.conversation_handle, error=(4711, "no room"))
+            eventually(lambda: state(made, handle) is None, 30)
+            served.says('Received error Code:4711 Description:"no room"')
+        finally:
+            assert served.end() == 0
+        assert handles(made) == []
 
 
 # ---------------------------------------------------------------- 002

@@ -277,6 +277,14 @@ def test_strings_are_never_pasted(database):
     assert error.number == 137
 
 
+def test_what_no_database_can_hold_is_refused(database):
+    with pytest.raises(TsqlError) as caught:
+        database.execute_tsql("\nSELECT @half", {"half": "\ud800"})
+    assert (caught.value.number, caught.value.line) == (9402, 2)
+    for nested in ("SELECT " + "(" * 4000 + "1" + ")" * 4000, "IF " + "NOT " * 4000 + "1 = 1 PRINT 1"):
+        assert failing(database, nested).number == 191
+
+
 def test_what_is_not_supported_says_so(database):
     for script, word in [
         ("GOTO there", "GOTO"),

@@ -99,6 +99,8 @@ def test_receive_with_assignments_and_with_names():
         ("IF 1 = 1 " * 100 + "PRINT 'x'", 191),
         ("SELECT 1 ¤ 2", 102),
         ("CREATE NONSENSE n", 102),
+        ("DECLARE @a INT IF 1 = 1 DECLARE @A INT", 134),
+        ("CREATE PROC p @a INT AS DECLARE @a INT", 134),
         (")", 102),
         ("END", 102),
     ],

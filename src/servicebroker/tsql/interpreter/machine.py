@@ -159,6 +159,8 @@ class Machine:
             self._failed(from_broker(refused), statement)
         except psycopg.Error as problem:
             self._failed(from_postgres(problem), statement)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            self._failed(TsqlError(9402, "The text holds a character that cannot be stored."), statement)
         return None
 
     def _failed(self, error: TsqlError, statement: Statement) -> None:

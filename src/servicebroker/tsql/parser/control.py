@@ -38,7 +38,7 @@ from servicebroker.tsql.syntax import (
     Variable,
     While,
 )
-from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, unquoted
+from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, Tokens, unquoted
 
 MAXIMUM_DEPTH = 64
 _CURSOR_OPTIONS = words(
@@ -54,6 +54,10 @@ class Control(Dialogs):
     """Statements around the verbs."""
 
     depth = 0
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__(tokens)
+        self.declared: set[str] = set()  # a batch or procedure has each variable once, whatever block declares it
 
     def statement(self) -> Statement:
         """One statement; implemented where all kinds are known."""
@@ -188,7 +192,7 @@ class Control(Dialogs):
         if self.tokens.kinds[self.at] != VARIABLE:
             return [self._cursor(line)]
         while True:
-            name = self.variable()
+            name = self.declared_name()
             self.take("AS")
             if self.word == "TABLE":
                 self.at += 1
@@ -201,6 +205,21 @@ class Control(Dialogs):
                 made.append(DeclareVariable(line, name, kind, value))
             if not self.take(","):
                 return made
+
+    def declared_name(self) -> str:
+        """A variable that was not declared before.
+
+        Raises:
+            TsqlError: 134.
+        """
+        line, name = self.line, self.variable()
+        if name in self.declared:
+            text = (
+                f"The variable name '{name}' has already been declared. Variable names must be unique within a batch."
+            )
+            raise TsqlError(134, text, severity=15, line=line)
+        self.declared.add(name)
+        return name
 
     def _cursor(self, line: int) -> Statement:
         name = self.identifier().lower()

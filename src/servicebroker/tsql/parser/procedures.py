@@ -47,7 +47,7 @@ class Procedures(Control):
         enclosed = self.take("(")
         found: list[Parameter] = []
         while self.tokens.kinds[self.at] == VARIABLE:
-            name = self.variable()
+            name = self.declared_name()
             self.take("AS")
             kind = self.type_name()
             if self.take("VARYING"):
