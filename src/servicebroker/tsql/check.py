@@ -130,15 +130,10 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
 def _difference(statement: Statement) -> tuple[Verdict, str]:
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here."
-    if isinstance(statement, Permission) and statement.kind in (
-        "OBJECT",
-        "SCHEMA",
-        "ENDPOINT",
-        "USER",
-        "ROLE",
-        "LOGIN",
-    ):
-        return Verdict.DIFFERS, "Only permissions on the broker's objects are kept."
+    if isinstance(statement, Permission) and statement.kind in ("OBJECT", "SCHEMA", "USER", "ROLE", "LOGIN"):
+        if statement.kind == "OBJECT" and statement.permissions == ("RECEIVE",):
+            return Verdict.RUNS, ""  # nothing but a queue has it
+        return Verdict.DIFFERS, "On a queue it counts; permissions on tables, procedures and principals are not kept."
     if isinstance(statement, Definition):
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
         if ignored:
@@ -174,7 +169,7 @@ def title_of(statement: Statement) -> str:
     """What the report calls a statement: its words."""
     if isinstance(statement, Definition):
         return f"{statement.verb} {statement.kind}"
-    if isinstance(statement, Relational):
+    if isinstance(statement, Relational | Permission):
         return statement.verb
     if isinstance(statement, Unsupported):
         return statement.what
