@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from servicebroker.api.pool import ConversationPool
     from servicebroker.api.transaction import JoinedTransaction, Transaction
     from servicebroker.engine.activation import Activation
+    from servicebroker.tsql.errors import TsqlError
 
 __all__ = [
     "DEFAULT",
@@ -73,6 +74,7 @@ __all__ = [
     "ServiceBrokerError",
     "SetAside",
     "Transaction",
+    "TsqlError",
     "Verdict",
     "activate",
     "give_up_after",
@@ -96,6 +98,7 @@ _LATER = {
     "Instance": ("servicebroker.api.instance", "Instance"),
     "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
+    "TsqlError": ("servicebroker.tsql.errors", "TsqlError"),
     "activate": ("servicebroker.activation.host", "activate"),
     "open": ("servicebroker.api.open", "open_instance"),
     "open_async": ("servicebroker.api.open", "open_async"),
