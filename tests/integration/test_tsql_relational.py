@@ -275,6 +275,14 @@ def test_a_join_decides_what_is_changed(items: Session) -> None:
     assert items.run("SELECT Name, CAST(Price AS int) FROM Items ORDER BY Name") == [("a", 5), ("b", 6)]
 
 
+def test_a_variable_goes_on_from_row_to_row(items: Session) -> None:
+    items.run("INSERT Items (Name, Price) VALUES ('a', 1), ('b', 2), ('c', 3)")
+    assert items.run("SELECT @s = @s + ',' + Name, @n = @n + Price FROM Items ORDER BY Id DESC") == [("text,c,b,a", 11)]
+    joined = "SELECT @s = COALESCE(@s + '; ', '') + i.Name FROM Items i WHERE i.Price > 1 ORDER BY i.Name"
+    assert items.run(joined) == [("text; b; c",)]
+    assert items.run("SELECT @s = @s + Name FROM Items WHERE 1 = 0") == [("text",)]
+
+
 def test_merge_changes_and_inserts(items: Session) -> None:
     items.run("INSERT Items (Name, Price) VALUES ('a', 1), ('b', 2)")
     text = (

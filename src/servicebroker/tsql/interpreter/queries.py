@@ -82,7 +82,7 @@ class Queries:
                 for name, value in zip(done.assignments, result.rows[-1], strict=False):
                     machine.frame.values[name] = value
             machine.done(len(result.rows))
-        elif done.kind == "rows":
+        elif done.kind == "rows" and done.identity is None:
             machine.say(_result_set(done, result))
             machine.done(len(result.rows))
         else:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.translation.collecting import collected
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.functions import SPECIAL
 from servicebroker.tsql.translation.reading import MARK
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import query
-from servicebroker.tsql.translation.writer import Sql, Writer, refused, write_value
+from servicebroker.tsql.translation.writer import Sql, Writer, write_value
 
 
 def assignment(writer: Writer, node: exp.Select) -> Translated:
     """A SELECT of which every column is assigned to a variable.
 
     Raises:
-        TsqlError: 141 where one is not; 40515 for `@a = @a + column`, whose value would depend on the order of rows.
+        TsqlError: 141 where one is not.
     """
     targets: list[str] = []
     replaced = node.copy()
@@ -29,7 +30,8 @@ def assignment(writer: Writer, node: exp.Select) -> Translated:
                 severity=15,
             )
         targets.append("@" + each.this.name.lower())
-    _check_rows(replaced, targets)
+    if _collects(replaced, targets):
+        return collected(writer, replaced, targets)
     calls = [
         exp.Anonymous(this=MARK + "assigned", expressions=[each.this, each.expression]) for each in replaced.expressions
     ]
@@ -41,17 +43,12 @@ def assignment(writer: Writer, node: exp.Select) -> Translated:
     )
 
 
-def _check_rows(node: exp.Select, targets: list[str]) -> None:
-    """Over several rows the variable would collect them, in an order that nobody has promised."""
-    if node.args.get("from_") is None:
-        return
-    for each in node.expressions:
-        used = {"@" + parameter.name.lower() for parameter in each.expression.find_all(exp.Parameter)}
-        if used & set(targets) and each.expression.find(exp.Column) is not None and not _is_one_row(node):
-            raise refused(
-                f"SELECT {targets[0]} = ... that goes on with its own value row by row",
-                "Use STRING_AGG, SUM or another aggregate.",
-            )
+def _collects(node: exp.Select, targets: list[str]) -> bool:
+    """Whether a variable goes on with its own value over several rows."""
+    if node.args.get("from_") is None or _is_one_row(node):
+        return False
+    used = {"@" + each.name.lower() for part in node.expressions for each in part.expression.find_all(exp.Parameter)}
+    return bool(used & set(targets)) and any(part.expression.find(exp.Column) for part in node.expressions)
 
 
 def _is_one_row(node: exp.Select) -> bool:
