@@ -15,7 +15,7 @@ from servicebroker.benchmarks.report import Report
 from servicebroker.benchmarks.scenarios import SCENARIOS
 from servicebroker.model.errors import InstanceError
 
-ON_THE_SERVER = [name for name in SCENARIOS if not name.startswith(("pipeline", "storage-"))]
+ON_THE_SERVER = [name for name in SCENARIOS if not name.startswith(("pipeline", "storage-", "remote-"))]
 
 # Has the signatures of pgmq's functions that are measured, and the lines that only psql understands.
 STAND_IN = r"""
@@ -151,3 +151,15 @@ def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
         [("servicebroker", None), ("spark", 0.45)],
     ]
     assert all(line.figures and line.figures.per_second > 0 for line in lines)
+
+
+def test_between_two_instances() -> None:
+    """Encrypted in both layers, and not at all; every message is checked by the reader."""
+    report = benchmarks.run(["remote-100", "remote-latency"], scale=0.02, rounds=1)
+    found = [(line.scenario, line.system, line.label) for line in report.lines]
+    ways = [("servicebroker", "TLS and dialog security"), ("baseline", "encryption off")]
+    assert found == [(name, *way) for name in ("remote-100", "remote-latency") for way in ways]
+    assert all(line.figures is not None and line.figures.per_second > 0 for line in report.lines)
+    assert [line.ratio is None for line in report.lines] == [True, False] * 2
+    assert "µs of CPU per message" in report.lines[0].settings
+    assert "99th percentile" in report.lines[2].settings

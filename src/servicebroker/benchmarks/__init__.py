@@ -14,9 +14,10 @@ from pathlib import Path
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.measure import Meter
+from servicebroker.benchmarks.remote import compare_remote
 from servicebroker.benchmarks.report import Conditions, Line, Report
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, SCENARIOS, STORAGE
+from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, REMOTE, SCENARIOS, STORAGE
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
@@ -39,7 +40,7 @@ def run(
     """Run benchmarks on a fresh embedded server and return what they found.
 
     Args:
-        names: of `SCENARIOS`, "storage" for all whose names begin so, or "all".
+        names: of `SCENARIOS`, "storage" or "remote" for all whose names begin so, or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         scale: of the number of messages in each round; 1 is the standard, 1,000,000 for the pipeline.
         rounds: how often each line is measured; the pipeline takes three at most.
@@ -84,7 +85,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     Raises:
         InstanceError: an unknown name, or none at all.
     """
-    known = [*SCENARIOS, STORAGE, ALL]
+    known = [*SCENARIOS, STORAGE, REMOTE, ALL]
     for name in names:
         if name not in known:
             raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
@@ -93,7 +94,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     return [
         name
         for name in SCENARIOS
-        if name in names or ALL in names or (STORAGE in names and name.startswith(f"{STORAGE}-"))
+        if name in names or ALL in names or name.partition("-")[0] in {STORAGE, REMOTE}.intersection(names)
     ]
 
 
@@ -120,6 +121,8 @@ def _lines(
     progress: Progress,
 ) -> list[Line]:
     scenario = SCENARIOS[name]
+    if name.startswith(f"{REMOTE}-"):
+        return compare_remote(name, scenario, place, messages, rounds, progress)
     if not name.startswith(PIPELINE):
         return compare(name, scenario, field, meter, messages=messages, rounds=rounds, progress=progress)
     from servicebroker.benchmarks.pipeline import compare_pipeline

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 PIPELINE = "pipeline"
 STORAGE = "storage"  # stands for all scenarios whose names begin so
+REMOTE = "remote"  # likewise
 BASELINE = "baseline"  # ours in easier conditions
 PIPELINE_ROUNDS = 3  # at most: one takes a minute
 
@@ -51,6 +52,10 @@ SCENARIOS: dict[str, Scenario] = {
     "storage-readers-one": Scenario("4 readers against 1 on one group", 2_000, {BASELINE: 0.8}),
     "routing": Scenario("Choosing among 10,000 routes against 10", 50_000, {BASELINE: 0.5}),
     "forwarding": Scenario("Through one forwarder against straight", 50_000, {BASELINE: 0.7}),
+    "remote-100": Scenario("Between two instances, 100 messages per SEND transaction", 50_000, {BASELINE: 0.75}),
+    "remote-10": Scenario("Between two instances, 10 messages per SEND transaction", 20_000, {BASELINE: 0.75}),
+    "remote-1": Scenario("Between two instances, 16 senders with one message per transaction", 8_000, {BASELINE: 0.75}),
+    "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
     f"{PIPELINE}-batch": Scenario("Spark source to Parquet, batch", 1_000_000, {"spark": 0.9, "parquet": 0.5}),
     f"{PIPELINE}-stream": Scenario("Spark source to Parquet, stream", 1_000_000, {"spark": 0.65, "parquet": 0.33}),

@@ -1,0 +1,215 @@
+"""Between two instances: two servers, two daemons, one that sends and one that reads and checks every message."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from statistics import median, quantiles
+from uuid import UUID
+
+from servicebroker.api.database import Database
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
+from servicebroker.benchmarks.measure import Figures, Meter, figures
+from servicebroker.benchmarks.report import OURS, Line
+from servicebroker.benchmarks.scenarios import BASELINE, REMOTE, Scenario
+from servicebroker.model.errors import InstanceError
+
+Progress = Callable[[str], None]
+
+CONVERSATIONS = 16
+BODY = b"x" * 200
+TOP = 1_000  # messages of a RECEIVE
+PATIENCE = 60.0  # seconds without a message
+ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
+SERVICES = ("//bench/West", "//bench/East")
+PASSWORD = "of a benchmark"  # its data are deleted at the end
+LATENCY = "latency"
+TICKS = os.sysconf("SC_CLK_TCK")  # a second's, in /proc
+
+
+class Pair:
+    """Two instances with daemons of their own; secured by TLS and dialog security, or not at all."""
+
+    def __init__(self, place: Path, *, is_secured: bool) -> None:
+        self.is_secured = is_secured
+        self._stack = ExitStack()
+        try:
+            self._open(place)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, place: Path) -> None:
+        place.mkdir(mode=0o711)
+        folders = [place / "west", place / "east"]
+        instances = [self._stack.enter_context(open_instance(folder, upkeep=None)) for folder in folders]
+        ports = [_free_port() for _ in folders]
+        self.west, self.east = (
+            _define(instance, own, SERVICES[1 - own], ports[own], ports[1 - own], is_secured=self.is_secured)
+            for own, instance in enumerate(instances)
+        )
+        self.url = self.east.instance.url
+        if self.is_secured:
+            self._introduce(place)
+        self._handles = [
+            self.west.begin_dialog(*SERVICES, contract=CONTRACT, encryption=self.is_secured)
+            for _ in range(CONVERSATIONS)
+        ]
+        self._daemons = [self._serve(folder) for folder in folders]
+        self.carry(CONVERSATIONS, 1)  # every conversation has its target
+
+    def _introduce(self, place: Path) -> None:
+        """Certificates of the transport, and of the owners of the services, who are dbo."""
+        both = ((self.west, self.east, "West"), (self.east, self.west, "East"))
+        for database, other, name in both:
+            database.instance.create_certificate(name)
+            database.instance.backup_certificate(name, place / f"{name}.transport")
+            other.instance.create_certificate(name, file=place / f"{name}.transport")
+            database.create_master_key(PASSWORD)
+            database.create_certificate(name)
+            database.backup_certificate(name, place / name)
+        for _, other, name in both:
+            other.create_user(name)
+            other.create_certificate(name + " of the other", file=place / name, authorization=name)
+        self.west.create_remote_service_binding("There", to_service=SERVICES[1], user="East")
+        self.east.grant("SEND", "West", service=SERVICES[1])
+
+    def _serve(self, folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", str(folder)]
+        log = self._stack.enter_context((folder.parent / f"{folder.name}.log").open("wb"))
+        process = subprocess.Popen(command, stderr=log)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        return process
+
+    def carry(self, messages: int, batch: int) -> int:
+        """Send so many, so many in a transaction; with one in a transaction from a thread for each conversation."""
+        threads = CONVERSATIONS if batch == 1 else 1
+        share = len(self._handles) // threads
+        senders = [
+            threading.Thread(
+                target=self._send, args=(self._handles[n * share : (n + 1) * share], messages // threads, batch)
+            )
+            for n in range(threads)
+        ]
+        for sender in senders:
+            sender.start()
+        done = self._read(messages // threads * threads)
+        for sender in senders:
+            sender.join()
+        return done + messages % threads
+
+    def _send(self, handles: list[UUID], messages: int, batch: int) -> None:
+        for number, first in enumerate(range(0, messages, batch)):
+            handle = handles[number % len(handles)]
+            self.west.send_batch(handle, ORDER, [BODY] * min(batch, messages - first))
+
+    def _read(self, messages: int) -> int:
+        expected: defaultdict[UUID, int] | None = None
+        read = 0
+        while read < messages:
+            found = self.east.receive(QUEUE, top=TOP, wait=PATIENCE)
+            if not found:
+                raise InstanceError(f"{messages - read:,} messages have not arrived in {PATIENCE:g} seconds.")
+            expected = expected or defaultdict(int)
+            handle, first = found[0].conversation_handle, found[0].message_sequence_number
+            numbers = [message.message_sequence_number for message in found]
+            if numbers != list(range(first, first + len(found))) or first < expected[handle]:
+                raise InstanceError("Messages were lost, doubled or came out of order.")
+            expected[handle] = first + len(found)
+            read += len(found)
+        return read
+
+    def latencies(self, count: int) -> list[float]:
+        """Seconds from before SEND to after RECEIVE, of single messages on an idle system."""
+        found = []
+        for number in range(count):
+            begun = time.perf_counter()
+            self.west.send(self._handles[number % CONVERSATIONS], ORDER, BODY)
+            self._read(1)
+            found.append(time.perf_counter() - begun)
+        return found
+
+    def cpu(self) -> float:
+        """Seconds of processor time that both daemons have used; 0 where the system does not say."""
+        ticks = 0
+        for daemon in self._daemons:
+            with suppress(OSError):
+                fields = Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / TICKS
+
+    def close(self) -> None:
+        """End the daemons and the servers."""
+        self._stack.close()
+
+
+def compare_remote(
+    name: str, scenario: Scenario, place: Path, messages: int, rounds: int, progress: Progress
+) -> list[Line]:
+    """Ours as it is by default, encrypted in two layers, and without either as the baseline."""
+    what = name.removeprefix(f"{REMOTE}-")
+    lines = []
+    for system, is_secured in ((OURS, True), (BASELINE, False)):
+        label = "TLS and dialog security" if is_secured else "encryption off"
+        progress(f"{name}: two instances, {label}")
+        with closing(Pair(place / f"{name}-{system}", is_secured=is_secured)) as pair:
+            measured = _latency(pair, messages) if what == LATENCY else _throughput(pair, messages, rounds, int(what))
+        lines.append(Line(name, system, "", label, *measured))
+    ratio = lines[0].figures.per_second / lines[1].figures.per_second if lines[0].figures and lines[1].figures else None
+    lines[1] = Line(
+        name, BASELINE, "", lines[1].label, lines[1].settings, lines[1].figures, "", ratio, scenario.goals.get(BASELINE)
+    )
+    return lines
+
+
+def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+    messages -= messages % CONVERSATIONS
+    with closing(Meter(pair.url)) as meter:
+        before = pair.cpu()
+        samples = [meter.sample(lambda count: pair.carry(count, batch), messages) for _ in range(rounds)]
+        cpu = (pair.cpu() - before) / (messages * rounds)
+    return f"both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+
+
+def _latency(pair: Pair, messages: int) -> tuple[str, Figures]:
+    seconds = pair.latencies(messages)
+    half, most = median(seconds), quantiles(seconds, n=100)[98]
+    settings = f"single messages on an idle system: median {half * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms"
+    return settings, Figures(1 / half, 0.0, 0.0)
+
+
+def _define(instance: Instance, own: int, other: str, port: int, other_port: int, *, is_secured: bool) -> Database:
+    database = instance.database("Bench", create=True)
+    database.create_message_type(ORDER)
+    database.create_contract(CONTRACT, {ORDER: "ANY"})
+    database.create_queue(QUEUE)
+    database.create_service(SERVICES[own], QUEUE, [CONTRACT])
+    if not is_secured:
+        database.grant("SEND", "public", service=SERVICES[own])
+    database.create_route("There", service_name=other, address=f"TCP://127.0.0.1:{other_port}")
+    instance.create_endpoint(
+        "Broker",
+        state="STARTED",
+        listener_port=port,
+        listener_ip="127.0.0.1",
+        encryption="REQUIRED" if is_secured else "DISABLED",
+    )
+    return database
+
+
+def _free_port() -> int:
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
