@@ -9,8 +9,10 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.cli.main import app as command
 from servicebroker.store.embedded import EmbeddedServer, _programs
 from support import (
     ORDER,
@@ -23,6 +25,7 @@ from support import (
     errors,
     open_dialog,
     query,
+    queue_number,
     refused,
     state,
     waiting_messages,
@@ -123,3 +126,62 @@ def test_a_copy_whose_conversations_are_to_end(copied: tuple[sb.Instance, Copied
     for handle in (was.open, was.target, was.waits):
         assert state(database, handle) == "ER"
         database.end_conversation(handle)
+
+
+def adopted(instance: sb.Instance, identifier: str) -> str:
+    """What `servicebroker instance adopt` says of a copy that nobody uses."""
+    instance.close()
+    arguments = ["instance", "adopt", "--instance", instance.url, "--identifier", identifier]
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def stamps_ahead(database: sb.Database) -> int:
+    """How many messages carry a number of a transaction that this server has not begun yet."""
+    text = f"select count(*) from servicebroker.queue_{queue_number(database, STOCK_QUEUE)}"
+    count: int = query(database, f"{text} where stamp >= pg_snapshot_xmax(pg_current_snapshot())")[0][0]
+    return count
+
+
+@pytest.mark.feature(204)
+def test_a_copy_is_adopted_and_its_messages_are_within_the_reach_of_a_stream(
+    copied: tuple[sb.Instance, Copied],
+) -> None:
+    copy, was = copied
+    database = copy.database("Shop")
+    number = queue_number(database, STOCK_QUEUE)
+    with copy.connection() as connection:  # as from a server that has run for long
+        connection.execute(f"update servicebroker.queue_{number} set stamp = '1000000000'".encode())
+    assert stamps_ahead(database) == 1
+    busy = CliRunner().invoke(command, ["instance", "adopt", "--instance", copy.url, "--identifier", "keep"])
+    assert "other sessions use" in str(busy.exception)
+    assert "are of this server now" in adopted(copy, "keep")
+    with sb.open(copy.url, upkeep=None) as instance:
+        database = instance.database("Shop")
+        assert stamps_ahead(database) == 0
+        assert identifier(database) == was.broker
+        assert instance.check().findings == []
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"in the queue"]
+        assert database.send(was.open, ORDER, b"next") == 2
+
+
+@pytest.mark.feature(204)
+@pytest.mark.parametrize("way", ["new", "error"])
+def test_a_copy_is_adopted_with_its_identifier_decided(copied: tuple[sb.Instance, Copied], way: str) -> None:
+    copy, was = copied
+    known = query(copy.database("Shop"), "select instance_id from servicebroker.instance")
+    adopted(copy, way)
+    with sb.open(copy.url, upkeep=None) as instance:
+        database = instance.database("Shop")
+        assert (identifier(database) == was.broker) == (way == "error")
+        assert (query(database, "select instance_id from servicebroker.instance") == known) == (way == "error")
+        found = errors(database.receive(STOCK_QUEUE))
+        assert found == ([-9719] if way == "error" else [])
+
+
+def test_adopting_asks_what_to_do() -> None:
+    for arguments in ([], ["--identifier", "both"]):
+        done = CliRunner().invoke(command, ["instance", "adopt", "--instance", "nowhere", *arguments])
+        assert done.exit_code == 2
+        assert "--identifier" in done.output

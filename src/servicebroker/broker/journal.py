@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from servicebroker.broker import metrics
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header
@@ -17,6 +18,7 @@ _log = logging.getLogger("servicebroker.broker")
 
 def corrupted(problem: CorruptedMessage) -> None:
     """Broker:Corrupted Message: it is dropped and not acknowledged; its sender will send it again."""
+    metrics.CORRUPTED.inc()
     _log.warning("Broker:Corrupted Message: %s", problem)
 
 
@@ -36,6 +38,7 @@ def trouble(text: str) -> None:
 
 def undeliverable(dropped: Dropped, header: Header) -> None:
     """Broker:Message Undeliverable (Dropped)."""
+    metrics.DROPPED.inc()
     _log.info(
         "Broker:Message Undeliverable: %s (conversation %s, from %s to %s)",
         dropped.text,
@@ -47,11 +50,13 @@ def undeliverable(dropped: Dropped, header: Header) -> None:
 
 def forwarded(header: Header, address: object) -> None:
     """Broker:Forwarded Message Sent."""
+    metrics.FORWARDED.inc()
     _log.debug("Broker:Forwarded Message Sent: to %s at %s", header.to_service, address)
 
 
 def forwarded_dropped(error: BrokerError, header: Header) -> None:
     """Broker:Forwarded Message Dropped: its sender will send it again."""
+    metrics.DISCARDED.inc()
     _log.info(
         "Broker:Forwarded Message Dropped: %s (conversation %s, from %s to %s)",
         error,
@@ -77,11 +82,13 @@ AUDITED = {  # the subclass of Audit Broker Login, by the number of the refusal
 
 def connection(subclass: str, peer: str, error: str = "") -> None:
     """Broker:Connection: Connecting, Connected, Connect Failed, Accept, Closing or Closed."""
+    metrics.CONNECTIONS.labels(subclass).inc()
     _record(logging.INFO, "Broker:Connection", subclass=subclass, peer=peer, error=error)
 
 
 def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> None:
     """Audit Broker Login: a peer was let in, or refused."""
+    metrics.LOGINS.labels(subclass).inc()
     level = logging.WARNING if error else logging.INFO
     _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
 

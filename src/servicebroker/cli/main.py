@@ -21,6 +21,7 @@ from rich.table import Table
 
 from servicebroker.api.open import open_instance
 from servicebroker.cli import certificate, pipeline, poison, route, tsql
+from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
@@ -42,6 +43,7 @@ app.add_typer(route.app, name="route")
 app.add_typer(poison.app, name="poison")
 app.add_typer(pipeline.app, name="pipeline")
 app.command("doctor")(doctor)
+app.add_typer(whole_instance.app, name="instance")
 
 
 def main() -> NoReturn:
@@ -127,6 +129,9 @@ def serve(
         ),
     ] = None,
     alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C."""
@@ -141,6 +146,7 @@ def serve(
         procedures=procedures or (),
         interval=activation_interval,
         alert=Alert(alert_command, alert_webhook),
+        metrics=metrics,
         as_json=as_json,
     )
 

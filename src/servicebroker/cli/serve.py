@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from servicebroker.activation.output import captured
 from servicebroker.api.instance import utc_now
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.metrics import served
 from servicebroker.engine.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -47,6 +49,7 @@ def serve(
     procedures: Sequence[str] = (),
     interval: float = INTERVAL,
     alert: Alert | None = None,
+    metrics: str | None = None,
     as_json: bool,
 ) -> None:
     """Serve the instance until SIGTERM or SIGINT, through restarts of its database; then let procedures finish.
@@ -65,7 +68,12 @@ def serve(
             with open_instance(target, keys=keys) as instance:
                 daemon = Daemon(instance.url, utc_now, listener=listener, keys=instance.key_folder())
                 stopping.stops(daemon)
-                with captured(), alerts(instance, alert), activate(instance, procedures=procedures, interval=interval):
+                with (
+                    _measured(instance.url, metrics),
+                    captured(),
+                    alerts(instance, alert),
+                    activate(instance, procedures=procedures, interval=interval),
+                ):
                     daemon.run()
                 return
         except InstanceError as problem:
@@ -73,6 +81,30 @@ def serve(
                 raise
             _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
             stopping.wait(RETRY)
+
+
+@contextlib.contextmanager
+def _measured(url: str, metrics: str | None) -> Iterator[None]:
+    """Answer /metrics at HOST:PORT, when it is given."""
+    if metrics is None:
+        yield
+        return
+    host, port = parse_address("--metrics", metrics)
+    with served(url, host, port) as found:
+        _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", found)
+        yield
+
+
+def parse_address(option: str, text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; an empty host is every address of the machine.
+
+    Raises:
+        BrokerError: 402 no HOST:PORT.
+    """
+    found = _LISTEN.fullmatch(text)
+    if found is None or int(found["port"]) > HIGHEST_PORT:
+        raise BrokerError(402, option, repr(text), "HOST:PORT")
+    return found["v6"] or found["host"], int(found["port"])
 
 
 def parse_listener(text: str, encryption: str) -> NetworkEndpoint:

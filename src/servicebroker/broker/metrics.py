@@ -1,0 +1,88 @@
+"""The metrics of `servicebroker serve` for Prometheus: the daemon's own counts, and what PostgreSQL holds.
+
+One registry. What the daemon counts is told where it is logged (broker/journal.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import prometheus_client
+import psycopg
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from servicebroker.engine.counters import Counter, counters
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.connection import connect, one_line
+from servicebroker.store.running import run
+
+_log = logging.getLogger("servicebroker.broker")
+
+PREFIX = "servicebroker_"
+
+REGISTRY = prometheus_client.CollectorRegistry()
+
+
+def _counter(name: str, meaning: str, *labels: str) -> prometheus_client.Counter:
+    return prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
+
+
+CORRUPTED = _counter("corrupted_messages", "Corrupted Messages Total: dropped, and sent again by their sender.")
+DROPPED = _counter("dropped_messages", "Dropped Messages Total: received, and not deliverable to a queue.")
+FORWARDED = _counter("forwarded_messages", "Forwarded Messages Total.")
+DISCARDED = _counter("forwarded_messages_discarded", "Forwarded Msg Discarded Total.")
+CONNECTIONS = _counter("connection_events", "Broker:Connection events.", "subclass")
+LOGINS = _counter("login_events", "Audit Broker Login events.", "subclass")
+
+
+class StoredCounters(Collector):
+    """What PostgreSQL holds, read at each scrape on a connection of its own; nothing while it cannot be reached."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape."""
+        found: list[Counter] = []
+        try:
+            with connect(self._url) as connection:
+                found = run(connection, counters())
+        except (InstanceError, psycopg.Error) as problem:
+            _log.warning("The metrics cannot be read: %s", one_line(problem))
+        yield GaugeMetricFamily(PREFIX + "up", "1 when the instance's PostgreSQL answers.", value=bool(found))
+        for counter in found:
+            kind = CounterMetricFamily if counter.rises else GaugeMetricFamily
+            family = kind(PREFIX + counter.name, counter.meaning, labels=counter.labels)
+            for labels, value in counter.values:
+                family.add_metric(labels, float(value))
+            yield family
+
+
+@contextlib.contextmanager
+def served(url: str, host: str, port: int) -> Iterator[int]:
+    """Answer /metrics there as long as the block runs; yields the port, which is a free one for 0.
+
+    Raises:
+        InstanceError: nothing can listen there.
+    """
+    try:
+        server, thread = prometheus_client.start_http_server(port, host or "0.0.0.0", registry(url))
+    except OSError as problem:
+        raise InstanceError(f"The metrics cannot be served at {host}:{port}: {problem.strerror or problem}.") from None
+    try:
+        yield int(server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def registry(url: str) -> prometheus_client.CollectorRegistry:
+    """What this process counts and what the instance at that URL holds."""
+    both = prometheus_client.CollectorRegistry()
+    both.register(REGISTRY)
+    both.register(StoredCounters(url))
+    return both

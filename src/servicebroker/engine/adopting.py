@@ -1,0 +1,63 @@
+"""What a restored instance needs before it is used: numbers of transactions that its new server knows (decision 67)."""
+
+from __future__ import annotations
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.queue import quoted
+from servicebroker.store.statements import Statement, Steps
+
+
+def adopt(*, beside: bool) -> Steps[int]:
+    """Give everything stored stamps of this server; `beside`: the original lives on, so this is another instance.
+
+    Returns how many rows had a stamp. Nobody else may use the instance: see `check_alone`.
+    """
+    stamps = yield Statement(
+        "select table_name, column_name, is_nullable = 'YES' from information_schema.columns "
+        "where table_schema = 'servicebroker' and udt_name = 'xid8' order by 1, 2"
+    )
+    changed = 0
+    for table, column, _ in stamps:
+        rows = yield Statement(
+            f"with changed as (update servicebroker.{quoted(table)} set {quoted(column)} = pg_current_xact_id() "
+            f"where {quoted(column)} > '0' returning 1) select count(*) from changed",
+            prepared=False,
+        )
+        changed += rows[0][0]
+    unlogged = yield Statement(
+        "select relname from pg_class where relnamespace = 'servicebroker'::regnamespace and relkind = 'r' "
+        "and relpersistence = 'u' order by 1"
+    )
+    for (table,) in unlogged:  # what processes of the original have noted of themselves
+        yield Statement(f"truncate servicebroker.{quoted(table)}", prepared=False)
+    if beside:
+        yield Statement("update servicebroker.instance set instance_id = gen_random_uuid()")
+    return changed
+
+
+def check_alone() -> Steps[None]:
+    """Refuse when other sessions use the instance; those that are just leaving have two seconds.
+
+    Raises:
+        InstanceError: somebody does.
+    """
+    count = 0
+    for _ in range(20):
+        others = yield Statement(
+            "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
+            "and backend_type = 'client backend'"
+        )
+        count = others[0][0]
+        if not count:
+            return
+        yield Statement("select pg_sleep(0.1), pg_stat_clear_snapshot()")
+    raise InstanceError(
+        f"{count} other sessions use this PostgreSQL database: stop servicebroker serve and every application first; "
+        "an instance is adopted before it is used."
+    )
+
+
+def databases() -> Steps[list[str]]:
+    """The broker databases, by name."""
+    rows = yield Statement("select name from servicebroker.databases order by name")
+    return [name for (name,) in rows]

@@ -1,0 +1,116 @@
+"""`servicebroker serve --metrics`: counters that move with what they count."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+import prometheus_client
+import pytest
+
+import servicebroker as sb
+from servicebroker.broker import journal, metrics
+from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
+
+
+def scraped(url: str) -> dict[str, float]:
+    text = prometheus_client.generate_latest(metrics.registry(url)).decode()
+    return parsed(text)
+
+
+def parsed(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in re.findall(r"^([^#\s].*?) (\S+)$", text, flags=re.MULTILINE)}
+
+
+def test_what_postgresql_holds(fresh_database: sb.Database) -> None:
+    database, url = fresh_database, fresh_database.instance.url
+    of = f'{{database="{database.name}",queue="dbo.{STOCK_QUEUE}"}}'
+    before = scraped(url)
+    assert before["servicebroker_up"] == 1
+    assert before[f"servicebroker_queue_messages{of}"] == 0
+    database.send_batch(begin(database), ORDER, [b"1", b"2", b"3"])
+    database.send(database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT), ORDER, b"x")
+    with database.instance.connection() as connection:
+        connection.execute("select pg_stat_force_next_flush()")
+
+    def enqueued() -> bool:
+        found = scraped(url)
+        return found[f"servicebroker_enqueued_messages_total{of}"] == 3
+
+    eventually(enqueued)
+    found = scraped(url)
+    assert found[f"servicebroker_queue_messages{of}"] == 3
+    assert 0 <= found[f"servicebroker_queue_oldest_seconds{of}"] < 60
+    assert sum(value for name, value in found.items() if "transmission_queue_messages" in name) == 1
+    state = f'{{database="{database.name}",queue="dbo.{STOCK_QUEUE}",state="CO"}}'
+    assert found[f"servicebroker_conversations{state}"] == 1
+    database.process(STOCK_QUEUE, _fail, poison=lambda failure: sb.Retry(after=600))
+    assert scraped(url)[f"servicebroker_failing_messages{of}"] == 1
+    with refused(9617):
+        for _ in range(6):
+            with undone(database) as transaction:
+                transaction.receive(STOCK_QUEUE, conversation_handle=_handle(database))
+    assert scraped(url)[f"servicebroker_queue_off{of}"] == 1
+
+
+def _fail(transaction: sb.Transaction, messages: Any) -> None:
+    raise ValueError
+
+
+def _handle(database: sb.Database) -> Any:
+    with database.instance.connection() as connection:
+        text = f"select conversation_handle from {database.name}_dbo.stockqueue limit 1".encode()
+        row = connection.execute(text).fetchone()
+    return row[0] if row else None
+
+
+def test_what_the_daemon_counts() -> None:
+    def value(name: str, **labels: str) -> float:
+        return metrics.REGISTRY.get_sample_value(name, labels) or 0.0
+
+    connections = value("servicebroker_connection_events_total", subclass="Connected")
+    logins = value("servicebroker_login_events_total", subclass="Login Success")
+    corrupted = value("servicebroker_corrupted_messages_total")
+    journal.connection("Connected", "there")
+    journal.login("Login Success", "there")
+    journal.corrupted(ValueError("a bit"))  # type: ignore[arg-type]
+    assert value("servicebroker_connection_events_total", subclass="Connected") == connections + 1
+    assert value("servicebroker_login_events_total", subclass="Login Success") == logins + 1
+    assert value("servicebroker_corrupted_messages_total") == corrupted + 1
+
+
+def test_a_database_that_is_down_is_said_and_not_raised() -> None:
+    assert scraped("postgresql://127.0.0.1:1/none")["servicebroker_up"] == 0
+
+
+def test_a_port_that_is_taken(fresh_database: sb.Database) -> None:
+    url = fresh_database.instance.url
+    with (
+        metrics.served(url, "127.0.0.1", 0) as port,
+        pytest.raises(sb.InstanceError, match="cannot be served"),
+        metrics.served(url, "127.0.0.1", port),
+    ):
+        pass
+
+
+def test_the_daemon_serves_them(fresh_database: sb.Database) -> None:
+    command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", fresh_database.instance.url]
+    wrong = subprocess.run(
+        [*command, "--metrics", "everywhere"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (wrong.returncode, "--metrics" in wrong.stderr) == (1, True)
+    with subprocess.Popen([*command, "--metrics", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stderr is not None
+        try:
+            line = next(line for line in daemon.stderr if "/metrics" in line)
+            address = re.search(r"http://\S+/metrics", line)
+            assert address is not None
+            with urllib.request.urlopen(address[0], timeout=20) as answer:
+                assert parsed(answer.read().decode())["servicebroker_up"] == 1
+        finally:
+            daemon.terminate()
+            daemon.communicate(timeout=20)
+    assert daemon.returncode == 0
