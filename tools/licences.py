@@ -1,0 +1,101 @@
+"""Lists the licences of what servicebroker needs: docs/reference/licences.md, from the metadata of what is installed.
+
+python tools/licences.py           writes the page
+python tools/licences.py --check   fails when a dependency of pyproject.toml is not on it
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+PAGE = Path(__file__).parent.parent / "docs/reference/licences.md"
+NAME = "servicebroker"
+
+_HEAD = """\
+# Licences of the dependencies
+
+What `pip install servicebroker` brings, directly or through others, and what the extra `spark` adds; made by
+`python tools/licences.py` from what the packages say of themselves. servicebroker itself is under the Apache License
+2.0.
+
+| package | licence | needed by |
+|---|---|---|
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with --check only look; 1 when something is missing there."""
+    found = needed()
+    if "--check" in arguments:
+        text = PAGE.read_text(encoding="utf-8")
+        missing = [name for name, by in found.items() if NAME in by and f"| {name} |" not in text]
+        print("not on the page:" if missing else "the page is complete", *missing)
+        return 1 if missing else 0
+    rows = [f"| {name} | {licence(name)} | {', '.join(sorted(by))} |" for name, by in sorted(found.items())]
+    PAGE.write_text(_HEAD + "\n".join(rows) + "\n", encoding="utf-8")
+    return 0
+
+
+def needed() -> dict[str, set[str]]:
+    """Each package that is installed because of ours, and the packages that ask for it."""
+    found: dict[str, set[str]] = {}
+    waiting = [(NAME, frozenset[str]())]
+    seen = set(waiting)
+    while waiting:
+        name, extras = waiting.pop()
+        for requirement in requirements(name):
+            if not applies(requirement, extras):
+                continue
+            other = normal(re.split(r"[\s\[<>=!~;(]", requirement, maxsplit=1)[0])
+            wanted = re.search(r"\[([^]]*)\]", requirement.split(";")[0])
+            one = (other, frozenset(wanted[1].replace(" ", "").split(",")) if wanted else frozenset[str]())
+            if is_installed(other):
+                found.setdefault(other, set()).add(name)
+                if one not in seen:
+                    seen.add(one)
+                    waiting.append(one)
+    return found
+
+
+def requirements(name: str) -> list[str]:
+    """What a package asks for; of ours as pyproject.toml says now, with the extra `spark`."""
+    if name != NAME:
+        return distribution(name).requires or []
+    project = tomllib.loads((PAGE.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["spark"]]
+
+
+def applies(requirement: str, extras: frozenset[str]) -> bool:
+    """Whether a requirement is not of an extra, or of one of these."""
+    named = re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", requirement)
+    return not named or bool(extras.intersection(named))
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package is there."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def licence(name: str) -> str:
+    """What the package says of its licence, in a few words."""
+    said = distribution(name).metadata
+    classified = [one.split(" :: ")[-1] for one in said.get_all("Classifier") or [] if one.startswith("License ::")]
+    text = said.get("License-Expression") or ", ".join(classified) or (said.get("License") or "").split("\n")[0]
+    return text.strip() or "see its files"
+
+
+def normal(name: str) -> str:
+    """A package's name as the index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
