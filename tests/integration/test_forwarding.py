@@ -278,7 +278,7 @@ def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three)
     three.east.database.create_service(name, STOCK_QUEUE, [CONTRACT])
     database = three.west.database
     database.create_route("Dialled", address="TRANSPORT")
-    handle = database.begin_dialog(ORDERS, name, contract=CONTRACT)
+    handle = database.begin_dialog(ORDERS, name, contract=CONTRACT, encryption=False)
     database.send(handle, ORDER, b"dialled")
     three.west.round()
     assert len(three.west.out["east"].frames) == 1  # nobody between
