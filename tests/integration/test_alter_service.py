@@ -27,6 +27,7 @@ from support import (
     query,
     refused,
     state,
+    tried,
     waiting_messages,
     waiting_reader,
 )
@@ -178,7 +179,7 @@ def test_senders_and_readers_while_the_service_moves(database: sb.Database, seed
     def move() -> None:
         while not stop.is_set():
             for queue in ("Second", STOCK_QUEUE):
-                database.alter_service(STOCK, queue=queue)
+                tried(lambda queue=queue: database.alter_service(STOCK, queue=queue), 1205, 8493)
                 stop.wait(seeded_random.random() / 50)
 
     readers = [in_thread(read, queue) for queue in ("Second", STOCK_QUEUE) * 2]

@@ -22,6 +22,7 @@ CATALOG = {  # what definitions need, and nothing of a conversation
     "routes",
     "principals",
     "role_members",
+    "logins",
     "permissions",
     "xml_schema_collections",
     "instance",
