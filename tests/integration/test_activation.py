@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -662,3 +663,28 @@ def test_a_queue_that_was_switched_off_goes_on_where_it_was(active: sb.Database,
     assert seen.calls == before
     active.alter_queue(STOCK_QUEUE, status=True)
     eventually(lambda: seen.bodies[3:] == [b"11", b"12", b"13"])
+
+
+def test_a_procedure_has_a_message_within_milliseconds(active: sb.Database, seen: Seen) -> None:
+    """Of SEND's commit: 10 ms where a reader waits, 100 ms where one must be started; the best of some medians."""
+    times: list[float] = []
+
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        times.append(time.perf_counter())
+
+    def median(wait: float) -> float:
+        sb.procedure(PROCEDURE, wait=wait)(stock)
+        switch_on(active)
+        handle, delays = begin(active), []
+        for number in range(1, 10):
+            times.clear()
+            active.send(handle, ORDER, str(number))
+            sent = time.perf_counter()
+            eventually(lambda: bool(times))
+            delays.append(times[0] - sent)
+            time.sleep(0.05)
+        switch_on(active, status=False)
+        return statistics.median(delays)
+
+    assert min(median(5) for _ in range(3)) < 0.01
+    assert min(median(0) for _ in range(3)) < 0.1

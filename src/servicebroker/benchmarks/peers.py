@@ -198,6 +198,7 @@ class Procrastinate:
             ],
             "send-batch": [Way("batch_defer", f"{BATCH:,} a batch, {own}", self._clear, self._batch_defer)],
             "worker": [self._worker(1)],
+            "activation": [self._worker(1)],
             "workers": [self._worker(10)],
         }.get(scenario, [])
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.activation import activation_systems
 from servicebroker.benchmarks.measure import Meter, Sample, figures
 from servicebroker.benchmarks.network import network_systems
 from servicebroker.benchmarks.ours import ServiceBroker
@@ -56,6 +57,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
         except ImportError:
             missing[name] = NEEDS_EXTRA
     systems += [stack.enter_context(closing(measured)) for measured in network_systems(instance.url)]
+    systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
     for system in list(systems):
         if isinstance(system, ServiceBroker):
             systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]

@@ -34,6 +34,9 @@ SCENARIOS: dict[str, Scenario] = {
     "receive-batch": Scenario("RECEIVE TOP (1000)", 100_000, {"pgmq": 4.0}),
     "worker": Scenario("A worker that commits each message", 1_500, {"procrastinate": 10.0}),
     "workers": Scenario("Workers that commit each message, several at a time", 3_000, {"procrastinate": 10.0}),
+    "activation": Scenario(
+        "Activated readers answer 100 conversations", 10_000, {BASELINE: 5.0, "procrastinate": 10.0}
+    ),
     "poison": Scenario("A worker whose failures are tracked", 3_000, {BASELINE: 0.9}),
     "storage-depth": Scenario("RECEIVE from a queue 10,000,000 deep", 1_000, {BASELINE: 0.7}),
     "storage-groups": Scenario("RECEIVE among 1,000,000 groups", 1_000, {BASELINE: 0.7}),
