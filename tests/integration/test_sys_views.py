@@ -214,6 +214,7 @@ def test_the_setting_names_the_database_that_is_shown(database: sb.Database, ins
         one.create_broker_priority("Any")
         define_validation(one)
         define_security(one)
+        one.create_event_notification("Told", on_queue=STOCK_QUEUE, events="QUEUE_ACTIVATION", to_service=ORDERS)
         one.add_role_member("db_owner", "App")
     both = {database.name, other.name}
     for view in OF_DATABASES:
