@@ -33,6 +33,7 @@ SERVICES = """
     USE App
     CREATE QUEUE Q
     CREATE SERVICE [//{me}] ON QUEUE Q ([DEFAULT])
+    GRANT SEND ON SERVICE::[//{me}] TO public
     CREATE ROUTE Far WITH SERVICE_NAME = '//{peer}', ADDRESS = 'TCP://127.0.0.1:{peer_port}'
 """
 SENDING = """

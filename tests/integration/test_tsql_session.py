@@ -495,3 +495,29 @@ def test_a_cursor_goes_over_the_rows_it_found(database):
         ResultSet(("a",), [(1,)]),
         ResultSet(("a",), []),
     ]
+
+
+def test_defaults_ask_who_works(database):
+    """A table outlives the session that made it, and its defaults see each later one."""
+    database.execute_tsql(
+        "CREATE TABLE Audit (n INT, who sysname DEFAULT USER_NAME(), login sysname NOT NULL DEFAULT (SUSER_SNAME()))"
+        " CREATE USER clerk WITHOUT LOGIN"
+    )
+    script = """
+        INSERT Audit (n) VALUES (1)
+        BEGIN TRANSACTION
+        EXECUTE AS USER = 'clerk'
+        INSERT Audit (n) VALUES (2)
+        REVERT
+        ROLLBACK
+        EXECUTE AS USER = 'clerk'
+        INSERT Audit (n) VALUES (3)
+        REVERT
+        INSERT Audit (n) VALUES (4)
+        SELECT n, who FROM Audit ORDER BY n"""
+    assert database.execute_tsql(script).rows == [(1, "dbo"), (3, "clerk"), (4, "dbo")]
+    shown = (
+        "BEGIN TRANSACTION SELECT COUNT(*) FROM sys.services ROLLBACK SELECT DISTINCT broker_database FROM sys.services"
+    )
+    assert database.execute_tsql(shown).rows == [(database.name,)]
+    assert failing(database, "DECLARE @x INT = 1 CREATE TABLE t (n INT DEFAULT (@x))").number == 128

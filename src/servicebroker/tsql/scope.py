@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from servicebroker.tsql.types import SqlType
 
+# settings of the session's connection, for defaults of columns, which outlive the session that has written them
+USER, LOGIN = "servicebroker.tsql_user", "servicebroker.tsql_login"
+
 
 class Column(NamedTuple):
     """A column of a table or view: its name as it was written, and what is known of it."""

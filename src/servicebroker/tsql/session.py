@@ -88,6 +88,7 @@ class Session:
         self.machine = Machine(instance, connection, self._listener or (lambda said: None))
         self.machine.context = Context(self.machine, self._database)
         self.machine.queries = Queries(self.machine)
+        self.machine.transactions.when_undone = self.machine.queries.rolled_back
         if self._given is not None:
             self.machine.transactions.count = 1
             self.machine.transactions.outer = True

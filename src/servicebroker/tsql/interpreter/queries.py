@@ -20,11 +20,12 @@ from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.tables import Columns
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.scope import Column, Scope
+from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.types import SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
+_WRITES = re.compile(r"\b(?:insert|update|merge|into)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(", re.IGNORECASE)
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
 
@@ -36,6 +37,7 @@ class Queries:
         self.machine = machine
         self.columns = Columns(machine)
         self._shown: str | None = None  # the database that the views of sys show
+        self._told: tuple[str, str] | None = None  # the user and the login that defaults of columns ask for
         self._identity_insert: str | None = None
         self._settings: set[str] = set()
         self._made = 0
@@ -146,6 +148,7 @@ class Queries:
     def _execute(self, done: Translated, text: str) -> Result:
         machine = self.machine
         self._show_database(text)
+        self._tell_who(text)
         machine.transactions.guard()
         alone = bool(done.before) and not machine.transactions.count
         try:
@@ -180,6 +183,14 @@ class Queries:
             self.set("servicebroker.database", name)
             self._shown = name
 
+    def _tell_who(self, text: str) -> None:
+        """Defaults of columns ask who works; it is told before the first statement whose rows may have some."""
+        who = self.machine.database.user.name, self.machine.login
+        if self._told != who and _WRITES.search(text):
+            for setting, name in zip((USER, LOGIN), who, strict=True):
+                self.set(setting, name)
+            self._told = who
+
     def set(self, option: str, value: str) -> None:
         """A setting of the connection, given back when the session ends."""
         self._settings.add(option)
@@ -187,7 +198,7 @@ class Queries:
 
     def rolled_back(self) -> None:
         """What SET has set inside the transaction may be undone, and tables that it made are gone."""
-        self._shown = None
+        self._shown = self._told = None
         self.columns.forget()
 
     # ------------------------------------------------------------ temporary tables

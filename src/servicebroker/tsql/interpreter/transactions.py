@@ -7,6 +7,7 @@ that is refused has changed nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from servicebroker.api.transaction import release_kept
@@ -32,6 +33,7 @@ class Transactions:
         count: @@TRANCOUNT.
         doomed: whether it can only be rolled back: XACT_STATE() is -1.
         took: the transaction's id and the queue of each RECEIVE that found something.
+        when_undone: is called after PostgreSQL has undone something, with which settings of the connection go back.
     """
 
     connection: DirectConnection
@@ -39,6 +41,7 @@ class Transactions:
     doomed: bool = False
     took: set[tuple[int, int]] = field(default_factory=set)
     outer: bool = False  # the transaction belongs to the caller, who ends it
+    when_undone: Callable[[], None] = field(default=lambda: None)
     _name: str = ""
     _savepoints: list[tuple[str, str]] = field(default_factory=list)  # name in T-SQL, in PostgreSQL
     _made: int = 0
@@ -100,6 +103,7 @@ class Transactions:
         try:
             if begun:
                 run_command(self.connection, b"rollback")
+                self.when_undone()
         finally:
             self._ended()
 
@@ -148,6 +152,7 @@ class Transactions:
         self._guarded = False
         self.connection.ahead[:] = [one for one in self.connection.ahead if b"release" not in one.command]
         run_command(self.connection, f"rollback to savepoint {savepoint}".encode())
+        self.when_undone()
 
     # ------------------------------------------------------------ statements
 
@@ -183,3 +188,4 @@ class Transactions:
                 self._guarded = False
                 return
             run_command(self.connection, b"rollback to savepoint " + _GUARD)
+            self.when_undone()
