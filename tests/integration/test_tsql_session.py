@@ -119,7 +119,7 @@ def test_an_empty_receive_has_no_rows(database):
 def test_errors_say_number_level_and_line(database):
     error = failing(database, "PRINT 'x'\n\nSEND ON CONVERSATION '6d9a2f2e-8a4b-4b43-8f3e-0c9b3d0a4a52' (N'x')")
     assert error.number == 8426
-    assert str(error).startswith("Msg 8426, Level 16, State 1, Line 3\n")
+    assert str(error).startswith("Msg 8426, Level 16, State 1, Line 3: ")
     assert isinstance(error, sb.BrokerError)
 
 

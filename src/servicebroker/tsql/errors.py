@@ -34,15 +34,18 @@ class TsqlError(BrokerError):
         self.hint = ""
         self.line = line
         self.procedure = procedure
-        Exception.__init__(self, self.shown())
+        Exception.__init__(self, str(self))
 
     def shown(self) -> str:
-        """The familiar two parts: where and how bad, then the text."""
-        where = f", Procedure {self.procedure}" if self.procedure else ""
-        return f"Msg {self.number}, Level {self.severity}, State {self.state}{where}, Line {self.line}\n{self.text}"
+        """The familiar two lines: where and how bad, then the text."""
+        return f"{self._place()}\n{self.text}"
 
     def __str__(self) -> str:
-        return self.shown()
+        return f"{self._place()}: {self.text}"
+
+    def _place(self) -> str:
+        where = f", Procedure {self.procedure}" if self.procedure else ""
+        return f"Msg {self.number}, Level {self.severity}, State {self.state}{where}, Line {self.line}"
 
     def at(self, line: int, procedure: str) -> TsqlError:
         """The same error at a place, unless it has one."""
