@@ -521,3 +521,13 @@ def test_defaults_ask_who_works(database):
     )
     assert database.execute_tsql(shown).rows == [(database.name,)]
     assert failing(database, "DECLARE @x INT = 1 CREATE TABLE t (n INT DEFAULT (@x))").number == 128
+
+
+def test_names_in_errors_are_spelled_as_they_were_written(database):
+    for script, text in [
+        ("SELECT * FROM Nowhere", "Invalid object name 'Nowhere'."),
+        ("INSERT INTO dbo.[NoWhere] VALUES (1)", "Invalid object name 'dbo.NoWhere'."),
+        ("CREATE TABLE Twice (n INT) SELECT Other FROM Twice", "Invalid column name 'Other'."),
+        ("CREATE TABLE dbo.Thrice (n INT)\nCREATE TABLE dbo.Thrice (n INT)", "already an object named 'dbo.Thrice'"),
+    ]:
+        assert text in failing(database, script).text

@@ -60,8 +60,11 @@ _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 OTHER = 50000
 
 
-def from_postgres(problem: psycopg.Error) -> TsqlError:
-    """The error under its T-SQL number; one that has none says what PostgreSQL says."""
+def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
+    """The error under its T-SQL number; one that has none says what PostgreSQL says.
+
+    `source` is the statement, for the spelling of names.
+    """
     diagnosis = problem.diag
     message = (diagnosis.message_primary or str(problem) or type(problem).__name__).rstrip(".")
     table = diagnosis.table_name or ""
@@ -85,9 +88,16 @@ def from_postgres(problem: psycopg.Error) -> TsqlError:
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
-        name=quoted[1] if quoted else message,
+        name=_as_written(quoted[1], source) if quoted else message,
     )  # fmt: skip
     return TsqlError(number, filled, severity=severity)
+
+
+def _as_written(name: str, source: str) -> str:
+    """A name of PostgreSQL's as the statement has it: `shop_dbo.orders` as dbo.Orders."""
+    own = name.rsplit(".", 1)[-1]
+    found = re.search(rf"(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)
+    return re.sub(r"[\[\]]", "", found[0]) if found else own
 
 
 def from_broker(refused: BrokerError) -> TsqlError:

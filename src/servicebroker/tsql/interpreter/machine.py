@@ -158,7 +158,7 @@ class Machine:
         except BrokerError as refused:
             self._failed(from_broker(refused), statement)
         except psycopg.Error as problem:
-            self._failed(from_postgres(problem), statement)
+            self._failed(from_postgres(problem, getattr(statement, "text", "")), statement)
         except UnicodeEncodeError:  # half of a surrogate pair
             self._failed(TsqlError(9402, "The text holds a character that cannot be stored."), statement)
         return None
