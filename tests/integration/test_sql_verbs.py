@@ -493,7 +493,7 @@ def test_senders_of_both_kinds_and_the_background(make_url: Callable[[], str], s
     with sb.open(make_url(), upkeep=0.05) as instance:
         database = define_standard_set(instance.database("Both", create=True))
         handles = [begin(database) for _ in range(3)]
-        seconds, stop = 4.0, threading.Event()
+        seconds, stop, sent_all = 4.0, threading.Event(), threading.Event()
         seeds = [seeded_random.random() for _ in range(4)]
 
         def send(seed: float) -> None:
@@ -513,7 +513,7 @@ def test_senders_of_both_kinds_and_the_background(make_url: Callable[[], str], s
         numbers: dict[UUID, list[int]] = {}
 
         def read() -> None:
-            while not (stop.is_set() and waiting_messages(database) == 0):
+            while not (sent_all.is_set() and waiting_messages(database) == 0):
                 for message in database.receive(STOCK_QUEUE, wait=0.1):
                     numbers.setdefault(message.conversation_handle, []).append(message.message_sequence_number)
             for _ in handles:
@@ -526,6 +526,7 @@ def test_senders_of_both_kinds_and_the_background(make_url: Callable[[], str], s
         stop.set()
         for worker in workers:
             worker.result(30)
+        sent_all.set()
         reader.result(60)
         text = "select send_sequence from servicebroker.conversation_endpoints where conversation_handle = %s"
         for handle in handles:

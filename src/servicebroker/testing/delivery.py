@@ -266,15 +266,17 @@ def deliver_everything(session: Session) -> None:
             peer = session.peer(endpoint)
             if peer and endpoint.is_parked and not obstacle(endpoint, peer):
                 deliver_waiting(session, endpoint)
-            elif never_opened(session, endpoint) and _somebody_takes(session.memory, endpoint):
+            elif never_opened(session, endpoint) and _is_worth_a_try(session, endpoint):
                 _open_waiting(session, endpoint)
 
 
-def _somebody_takes(memory: Memory, initiator: Endpoint) -> bool:
-    """Whether it is worth a try."""
+def _is_worth_a_try(session: Session, initiator: Endpoint) -> bool:
+    """Whether somebody may take its messages, or one of them was not tried: an EndDialog behind those that wait."""
     name = initiator.far_service
-    services = [broker.services[name] for broker in memory.brokers if broker.is_enabled and name in broker.services]
-    return initiator.broker.is_enabled and any(service.queue.is_enqueue_enabled for service in services)
+    brokers = [broker for broker in session.memory.brokers if broker.is_enabled and name in broker.services]
+    is_taken = any(broker.services[name].queue.is_enqueue_enabled for broker in brokers)
+    is_untried = any(not message.status for message in session.waits_on(initiator.conversation_handle))
+    return initiator.broker.is_enabled and (is_taken or is_untried)
 
 
 def _open_waiting(session: Session, endpoint: Endpoint) -> None:
