@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
-from psycopg.types.json import Jsonb
 
+from servicebroker.broker.shown import show
 from servicebroker.store.running import execute
 
 
@@ -46,21 +46,8 @@ class Refusals(NamedTuple):
 
 
 def write(connection: psycopg.Connection[Any], connections: Sequence[Observed]) -> None:
-    """These are the connections now. No commit waits for the disk here: the table is unlogged."""
-    rows = [
-        {name: value if isinstance(value, int | None) else str(value) for name, value in one._asdict().items()}
-        for one in connections
-    ]
-    with connection.transaction():
-        execute(connection, "delete from servicebroker.broker_connections")
-        if rows:
-            execute(
-                connection,
-                f"insert into servicebroker.broker_connections (pid, {', '.join(Observed._fields)}) "
-                f"select pg_backend_pid(), {', '.join(Observed._fields)} "
-                "from jsonb_populate_recordset(null::servicebroker.broker_connections, $1)",
-                Jsonb(rows),
-            )
+    """These are the connections now."""
+    show(connection, "broker_connections", Observed._fields, connections)
 
 
 def count(connection: psycopg.Connection[Any], refused: Mapping[int, Refusals], now: datetime) -> None:

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 import psycopg
-from psycopg.types.json import Jsonb
 
 from servicebroker.broker import journal
 from servicebroker.broker.links import Links
+from servicebroker.broker.shown import show
 from servicebroker.engine.site import Here
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
-from servicebroker.store.running import execute
 
 LOOK = 1.0  # seconds between looks for what could not be passed on in time
 SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
@@ -110,21 +109,8 @@ _COLUMNS = (
 
 
 def write(connection: psycopg.Connection[tuple[object, ...]], rows: Sequence[Row]) -> None:
-    """These are held now. No commit waits for the disk here: the table is unlogged."""
-    told = [
-        {name: str(value) if isinstance(value, UUID) else value for name, value in zip(_COLUMNS, row, strict=True)}
-        for row in rows
-    ]
-    with connection.transaction():
-        execute(connection, "delete from servicebroker.forwarded_messages")
-        if told:
-            execute(
-                connection,
-                f"insert into servicebroker.forwarded_messages (pid, {', '.join(_COLUMNS)}) "
-                f"select pg_backend_pid(), {', '.join(_COLUMNS)} "
-                "from jsonb_populate_recordset(null::servicebroker.forwarded_messages, $1)",
-                Jsonb(told),
-            )
+    """These are held now."""
+    show(connection, "forwarded_messages", _COLUMNS, rows)
 
 
 def _dropped(refusal: Refusal) -> None:

@@ -203,6 +203,7 @@ class Bell:
 
 def _wake_one(bells: Sequence[Bell], *, several: bool) -> None:
     """The one that sleeps longest; where none sleeps, one that will look again or, when it leaves, ring the next."""
-    able = [bell for bell in bells if not bell.is_choosy]
-    for bell in sorted(able, key=lambda bell: not bell.sleeps)[:1]:
-        bell.ring(several=several)
+    able = (bell for bell in bells if not bell.is_choosy)
+    first = min(able, key=lambda bell: not bell.sleeps, default=None)
+    if first is not None:
+        first.ring(several=several)
