@@ -69,6 +69,7 @@ def test_without_an_endpoint_nothing_leaves(two: Two) -> None:
     two.west.endpoint(**PLAIN)
     two.arrives("a")
     two.west.daemon.says("Endpoint configuration change detected.")
+    eventually(two.west.connections)  # shown once a second: none shown yet would look like none left
     two.west.instance.drop_endpoint("broker")
     eventually(lambda: two.west.connections() == [])
     two.send("b")
