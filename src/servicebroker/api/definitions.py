@@ -1,0 +1,378 @@
+# Made from aio/definitions.py by tools/make_sync.py: change that file, then run `make sync`.
+"""CREATE, ALTER and DROP of a broker database's own objects as methods: what conversations are made of."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from uuid import UUID
+
+from servicebroker.engine import alter, catalog, message_types, principals, priorities, schemas, services, transmission
+from servicebroker.engine import authorization as rights
+from servicebroker.engine.activation import Activation, set_activation
+from servicebroker.engine.catalog import Catalog, Queue
+from servicebroker.engine.event_notifications import drop_notifications_on
+from servicebroker.model.arguments import ANY, check_switch
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
+from servicebroker.store.statements import Steps
+
+if TYPE_CHECKING:
+    from servicebroker.api.instance import Instance
+
+T = TypeVar("T")
+Given = TypeVar("Given")
+
+
+class Definitions(ABC):
+    """Message types, XML schema collections, contracts, queues, services and broker priorities."""
+
+    instance: Instance
+    database_id: int
+    user: User
+    catalog: Catalog
+
+    @abstractmethod
+    def _alone(self, steps: Steps[T]) -> T:
+        """Run the steps of DDL."""
+
+    @abstractmethod
+    def _do(self, steps: Steps[T]) -> T:
+        """Run steps that are a transaction each."""
+
+    def create_message_type(
+        self,
+        name: str,
+        validation: str = "NONE",
+        *,
+        schema_collection: str | None = None,
+        authorization: str | None = None,
+    ) -> None:
+        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
+
+        `authorization` is the owner, a user or a role; without it the user that this object works as.
+
+        Raises:
+            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
+        """
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from message_types.create_message_type(self.user, name, validation, schema_collection, owner)
+
+        self._define(steps(), "CREATE MESSAGE TYPE")
+
+    def create_xml_schema_collection(self, name: str, documents: schemas.Schemas) -> None:
+        """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
+
+        Raises:
+            BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
+        """
+        self._alone(schemas.create_xml_schema_collection(self.user, name, documents))
+
+    def alter_xml_schema_collection(self, name: str, add: schemas.Schemas) -> None:
+        """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
+
+        Raises:
+            BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
+        """
+        self._alone(schemas.alter_xml_schema_collection(self.user, name, add))
+
+    def drop_xml_schema_collection(self, name: str) -> None:
+        """DROP XML SCHEMA COLLECTION.
+
+        Raises:
+            BrokerError: 3716 a message type uses it, 15151 no such collection.
+        """
+        self._alone(schemas.drop_xml_schema_collection(self.user, name))
+
+    def create_contract(
+        self,
+        name: str,
+        sent_by: Mapping[str, str] | Iterable[tuple[str, str]],
+        *,
+        authorization: str | None = None,
+    ) -> None:
+        """CREATE CONTRACT; `sent_by` maps each message type to INITIATOR, TARGET or ANY.
+
+        Raises:
+            BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262.
+        """
+        given = _read_once(sent_by)
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            yield from catalog.create_contract(self.database_id, name, given, owner)
+
+        self._define(steps(), "CREATE CONTRACT", rights.message_types(given))
+
+    def create_queue(
+        self,
+        name: str,
+        *,
+        status: bool = True,
+        retention: bool = False,
+        poison_message_handling: bool = True,
+        activation: Activation | None = None,
+        filegroup: str = "DEFAULT",
+    ) -> None:
+        """CREATE QUEUE; readable by SELECT as `<database>_<schema>.<queue>` in lower case.
+
+        Args:
+            name: `queue` or `schema.queue`.
+            status: False makes it OFF.
+            retention: what its services receive and send stays visible there until the conversation ends.
+            poison_message_handling: False lets no number of rollbacks switch it off.
+            activation: the procedure that reads it; on unless its `status` says otherwise.
+            filegroup: only DEFAULT.
+
+        Raises:
+            BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
+                9609, 9611, 9613, 9614, 9742, 15517.
+        """
+
+        def steps() -> Steps[BrokerError | None]:
+            yield from catalog.create_queue(
+                self.database_id,
+                name,
+                status=status,
+                retention=retention,
+                poison_message_handling=poison_message_handling,
+                filegroup=filegroup,
+                owner=self.user.principal_id,
+            )
+            if not isinstance(activation, Activation | None):
+                raise BrokerError(402, "ACTIVATION", repr(activation), "an Activation")
+            if activation is None:
+                return None
+            is_on = activation.status is None or activation.status
+            return (yield from set_activation(self.user, name, activation._replace(status=is_on)))
+
+        _warn(self._define(steps(), "CREATE QUEUE"))
+
+    def create_service(
+        self, name: str, queue: str, contracts: Iterable[str] = (), *, authorization: str | None = None
+    ) -> None:
+        """CREATE SERVICE on a queue, as a target of `contracts`. Messages that wait for it are delivered.
+
+        Raises:
+            BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
+        """
+        given = _read_once(contracts)
+
+        def steps() -> Steps[None]:
+            owner = yield from principals.find_owner(self.user, authorization)
+            found = yield from alter.find_queue_now("find", self.database_id, queue)
+            yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
+            yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
+
+        self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
+
+    def alter_message_type(self, name: str, validation: str, *, schema_collection: str | None = None) -> None:
+        """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
+
+        Raises:
+            BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
+        """
+        self._define(
+            message_types.alter_message_type(self.user, name, validation, schema_collection),
+            "ALTER MESSAGE TYPE",
+            rights.message_types([name]),
+        )
+
+    def drop_message_type(self, name: str) -> None:
+        """DROP MESSAGE TYPE.
+
+        Raises:
+            BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
+        """
+        self._define(
+            message_types.drop_message_type(self.database_id, name), "DROP MESSAGE TYPE", rights.message_types([name])
+        )
+
+    def drop_contract(self, name: str) -> None:
+        """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
+
+        Raises:
+            BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
+        """
+        self._define(alter.drop_contract(self.database_id, name), "DROP CONTRACT", rights.contracts([name]))
+
+    def alter_queue(
+        self,
+        name: str,
+        *,
+        status: bool | None = None,
+        retention: bool | None = None,
+        poison_message_handling: bool | None = None,
+        activation: Activation | Literal["DROP"] | None = None,
+        rebuild: bool = False,
+        reorganize: bool = False,
+        move_to: str | None = None,
+    ) -> None:
+        """ALTER QUEUE WITH STATUS = ON (True) or OFF (False) and the other options; REBUILD; REORGANIZE; MOVE TO.
+
+        OFF: RECEIVE raises 9617, and what is sent waits in the transmission queue. ON delivers that in order.
+        Retention keeps what is received and sent from now on visible until the conversation ends; off again, what is
+        kept stays until then.
+        With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
+        Of an activation, what is given changes; "DROP" takes it away.
+        REBUILD gives the table's unused space back; readers and senders wait meanwhile. REORGANIZE gives back what
+        lies at its end, and nobody waits. MOVE TO knows only the filegroup DEFAULT.
+
+        Raises:
+            BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
+                15517.
+        """
+        check_switch("REORGANIZE", reorganize)
+        said: list[BrokerError | None] = []
+
+        def steps() -> Steps[list[UUID]]:
+            if activation is not None:
+                said.append((yield from set_activation(self.user, name, activation)))
+            return (
+                yield from alter.alter_queue(
+                    self.catalog,
+                    self.database_id,
+                    name,
+                    status=status,
+                    retention=retention,
+                    poison_message_handling=poison_message_handling,
+                    rebuild=rebuild,
+                    move_to=move_to,
+                    now=self.instance.clock(),
+                )
+            )
+
+        self._deliver(steps(), "ALTER QUEUE", rights.queue(name))
+        for warning in said:
+            _warn(warning)
+        if reorganize:
+            queue = self._do(alter.find_user_queue("alter", self.database_id, name))
+            self._do(alter.reorganize_queue(queue.queue_id))
+
+    def drop_queue(self, name: str) -> None:
+        """DROP QUEUE; readers that wait there get 15151. Returns when no open transaction has its table in use.
+
+        Raises:
+            BrokerError: 3716 a service uses it, 15151 no such queue.
+        """
+
+        def steps() -> Steps[Queue]:
+            yield from drop_notifications_on(self.database_id, name, self.instance.clock())
+            return (yield from alter.drop_queue(self.database_id, name))
+
+        dropped = self._define(steps(), "DROP QUEUE", rights.queue(name))
+        self.catalog.forget_queue(dropped.queue_id)
+        self._remove_dropped_queues()
+
+    def alter_service(
+        self,
+        name: str,
+        *,
+        queue: str | None = None,
+        add_contracts: Iterable[str] = (),
+        drop_contracts: Iterable[str] = (),
+    ) -> None:
+        """ALTER SERVICE ON QUEUE (ADD CONTRACT, DROP CONTRACT). Its messages move to the other queue with it.
+
+        Conversations on a dropped contract go on; readers that wait at its queue get 8468.
+
+        Raises:
+            BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
+        """
+        to_add = _read_once(add_contracts)
+        new = [] if queue is None else [rights.queue(queue)]
+        self._define(
+            services.alter_service(
+                self.database_id, name, queue=queue, add_contracts=to_add, drop_contracts=drop_contracts
+            ),
+            "ALTER SERVICE",
+            rights.service(name),
+            rights.contracts(to_add),
+            *new,
+        )
+        self._deliver_left(self._alone(transmission.deliver_free(self.catalog, self.instance.clock())))
+
+    def drop_service(self, name: str) -> None:
+        """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
+
+        Raises:
+            BrokerError: 15151 no such service, 3716 a conversation priority names it.
+        """
+        self._define(services.drop_service(self.database_id, name), "DROP SERVICE", rights.service(name))
+
+    def create_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str = ANY,
+        local_service_name: str = ANY,
+        remote_service_name: str = ANY,
+        priority_level: int | str = "DEFAULT",
+    ) -> None:
+        """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
+
+        Where several match, the contract counts most, then the local service, then the remote one; without any,
+        the level is 5. `priority_level` may be "DEFAULT", a criterion "ANY".
+
+        Raises:
+            BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
+        """
+        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
+        self._define(priorities.create_broker_priority(self.database_id, name, criteria), "CREATE BROKER PRIORITY")
+
+    def alter_broker_priority(
+        self,
+        name: str,
+        *,
+        contract_name: str | None = None,
+        local_service_name: str | None = None,
+        remote_service_name: str | None = None,
+        priority_level: int | str | None = None,
+    ) -> None:
+        """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
+
+        Raises:
+            BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
+        """
+        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
+        self._define(priorities.alter_broker_priority(self.database_id, name, criteria), "ALTER BROKER PRIORITY")
+
+    def drop_broker_priority(self, name: str) -> None:
+        """DROP BROKER PRIORITY; conversations keep the level they have.
+
+        Raises:
+            BrokerError: 15151 no such priority.
+        """
+        self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
+
+    def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+        """Do what delivers waiting messages, then the conversations that somebody was sending on."""
+        self._deliver_left(self._define(steps, statement, *objects))
+
+    def _deliver_left(self, handles: list[UUID]) -> None:
+        for handle in handles:
+            remembered, now = self.catalog, self.instance.clock()
+            self._alone(transmission.deliver_conversation(remembered, handle, now))
+
+    def _define(self, steps: Steps[T], statement: str, *objects: rights.Lookup) -> T:
+        """DDL that is authorized by what `NEEDS` says of the statement."""
+        return self._alone(rights.authorized(steps, self.user, statement, *objects))
+
+    def _remove_dropped_queues(self) -> None:
+        """The second half of DROP QUEUE, also for a process that died between the two."""
+        for queue_id in self._alone(alter.dropped_queues()):
+            self._alone(alter.remove_dropped_queue(queue_id))
+
+
+def _warn(said: BrokerError | None) -> None:
+    if said is not None:
+        warnings.warn(str(said), stacklevel=3)
+
+
+def _read_once(given: Given) -> Given | list[Any]:
+    """What an iterator gives, kept: it is read by who checks permissions and again by the statement."""
+    return list(given) if isinstance(given, Iterator) else given
