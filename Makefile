@@ -6,7 +6,7 @@
 # make coverage  every test, and which lines none of them reaches; takes twice as long
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
-#                and double, 100,000 conversations that leave nothing, a cut at every exchange
+#                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange
 # make soak      200,000 messages each way between two instances, under faults; 50 kills of a pipeline
 # make bench     every benchmark, written to docs/benchmarks.md
 
@@ -66,7 +66,7 @@ conformance: install
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
 	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
-	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_leaks.py tests/integration/test_cut.py --model-steps 500000 --leak-conversations 100000 --cuts 1000
+	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py tests/integration/test_cut.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000 --cuts 1000
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000

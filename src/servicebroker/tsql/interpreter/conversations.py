@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID
 
 from servicebroker.model import names
@@ -29,12 +30,13 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, VARBINARY
 
 _STRINGS = ("nvarchar", "nchar", "ntext", "sysname", "varchar", "char", "text", "xml")
+_NEEDS_BRACKETS = re.compile(r"[.\[\]]")
 
 
 def written(name: Name) -> str:
-    """A queue's name as the API wants it, without the database."""
+    """A queue's name as the API wants it, without the database; in brackets only where it must be."""
     parts = [part for part in (name.schema, name.own) if part]
-    return ".".join("[" + part.replace("]", "]]") + "]" for part in parts)
+    return ".".join("[" + part.replace("]", "]]") + "]" if _NEEDS_BRACKETS.search(part) else part for part in parts)
 
 
 @runs(BeginDialog)

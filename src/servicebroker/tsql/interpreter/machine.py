@@ -165,9 +165,10 @@ class Machine:
 
     def _failed(self, error: TsqlError, statement: Statement) -> None:
         error.at(statement.line, self.frame.procedure)
-        if error.number == 1205 and self.transactions.count and not self.transactions.outer:
-            self.context.roll_back()  # the victim's transaction is gone
-        aborts = (self.xact_abort and not error.is_raised) or error.number in _ABORTING
+        lost = error.number == 1205 or self.transactions.is_lost
+        if lost and self.transactions.count and not self.transactions.outer:
+            self.transactions.restart()
+        aborts = lost or (self.xact_abort and not error.is_raised) or error.number in _ABORTING
         if self.tries:
             if aborts and self.transactions.count:
                 self.transactions.doomed = True

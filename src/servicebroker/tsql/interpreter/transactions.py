@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import psycopg
+
 from servicebroker.api.transaction import release_kept
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
 from servicebroker.tsql.errors import TsqlError
@@ -113,6 +115,21 @@ class Transactions:
         self._savepoints.clear()
         self._name = ""
         release_kept(self.connection)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether PostgreSQL accepts nothing but its end: it has refused a verb, which runs without a savepoint."""
+        return self.count > 0 and self.connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+
+    def restart(self) -> None:
+        """All of it is undone and its locks are free; it stays open, doomed, so that CATCH can read and roll back."""
+        self.connection.ahead.clear()
+        run_command(self.connection, b"rollback")
+        self.when_undone()
+        release_kept(self.connection)
+        self.connection.ahead.append(Ahead(b"begin"))
+        self._guarded = False
+        self.doomed = True
 
     def save(self, name: str) -> None:
         """SAVE TRANSACTION name.

@@ -1,0 +1,55 @@
+"""Random histories in T-SQL text beside the in-memory double."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from random_histories import Model, run_histories
+from side_by_side import DOCUMENT, PLAIN, Pair
+from spoken_tsql import Spoken
+
+
+class TsqlModel(Model):
+    """Every verb of the engine's is a statement, alone or between BEGIN TRANSACTION and COMMIT."""
+
+    spoken = Spoken
+
+    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
+        """T-SQL does not say the sequence numbers that SEND returns."""
+        said = unsaid(verb) if kind in ("send", "multicast", "send batch") else verb
+        super().step(kind, pair, said, in_order=in_order)
+
+    @precondition(Model.has_conversations)
+    @rule(which=Model.number, other=Model.number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
+    def send_batch(self, which: int, other: int, kind: str, count: int) -> None:
+        """T-SQL has no such verb: a loop of SEND, each a transaction of its own where none is open."""
+
+        def send(speaker: Any, handle: UUID) -> None:
+            if isinstance(speaker, Spoken):
+                speaker.send_in_a_loop(handle, kind, count)
+            else:
+                for n in range(count):
+                    speaker.send(handle, kind, b"<a>%d</a>" % n)
+
+        self.step_on("send batch", which, other, send)
+
+
+def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def run(database: Any) -> None:
+        verb(database)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_tsql_and_the_double_agree(
+    make_url: Callable[[], str], request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
+    run_histories(TsqlModel, make_url(), request.config.option.tsql_steps, record_property)

@@ -1,0 +1,396 @@
+"""Random histories through the engine and through the in-memory double: after every step both show the same.
+
+The engine is spoken to through the Python API, or, in T-SQL text, by `spoken_tsql`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+from uuid import UUID
+
+import psycopg
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+import servicebroker as sb
+import servicebroker.testing
+from servicebroker.api.upkeep import upkeep
+from servicebroker.model import names
+from servicebroker.model.poison import Rollbacks
+from servicebroker.store.direct import DirectConnection
+from servicebroker.testing.receiving import is_due
+from side_by_side import (
+    ANSWER,
+    ASK,
+    CONTRACT,
+    DATABASES,
+    DOCUMENT,
+    EXTRA,
+    LATE,
+    MARK,
+    PLAIN,
+    SMALL,
+    UNUSED,
+    Pair,
+    Rows,
+    compare,
+    define,
+    forget_everything,
+    identity,
+    outcome,
+    shown,
+)
+
+STEPS = 80  # of one history
+LOCK_TIMEOUT = 40  # milliseconds, after which the engine is said to wait for another transaction
+NOBODY = UUID(int=7)
+DEFINITIONS = ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
+
+
+class Model(RuleBasedStateMachine):
+    """`spoken` makes what has the verbs of a database from a database of the engine."""
+
+    real: ClassVar[sb.Instance]
+    clock: ClassVar[servicebroker.testing.Clock]
+    steps: ClassVar[Counter[str]]
+    outcomes: ClassVar[Counter[str]]
+    spoken: ClassVar[Callable[[sb.Database], Any]] = staticmethod(lambda database: database)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double = servicebroker.testing.Instance(self.clock, self.identify)
+        self.databases = {
+            name: Pair(self.spoken(self.real.database(name)), define(self.double.database(name, create=True)))
+            for name in DATABASES
+        }
+        self.open: list[Pair] = []
+        self.acting = self.databases["A"]
+        self.begun: UUID | None = None
+        self.real.poison._rollbacks = Rollbacks()
+        self.events = len(self.real.events.recent())
+
+    # ------------------------------------------------------------ a step on both
+
+    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
+        """The same result, the same refusal, or both would wait; and then both show the same."""
+        self.steps[kind] += 1
+        self.acting = pair
+        real = outcome(lambda: verb(pair.real))
+        self.begun = real[1] if kind == "begin" and real[0] == "done" else None
+        double = outcome(lambda: verb(pair.double))
+        assert double == real, f"{kind}: {double} in the double, {real}"
+        self.outcomes[str(real[1]) if real[0] == "refused" else real[0]] += 1
+        if real[0] == "waits" and pair in self.open:  # PostgreSQL has undone the transaction
+            self.finish(pair, undo=True)
+        self.compare(in_order=in_order)
+
+    def step_on(self, kind: str, which: int, other: int, verb: Callable[[Any, UUID], Any]) -> None:
+        """A step on a conversation: where both its sides have one queue, two Errors come in no order that is said."""
+        handle, pair = self.handle(other), self.session(which)
+        endpoint = (pair.double._session if pair in self.open else self.double._memory).endpoints.get(handle)
+        services = self.databases["A"].double.broker.services
+        far = services.get(endpoint.far_service) if endpoint else None
+        in_order = far is None or far.queue is not endpoint.service.queue
+        self.step(kind, pair, lambda tx: verb(tx, handle), in_order=in_order)
+
+    def finish(self, pair: Pair, *, undo: bool) -> None:
+        while pair.contexts:
+            pair.leave(undo=undo)
+        self.open.remove(pair)
+        self.acting = self.databases["A"]
+
+    def compare(self, *, in_order: bool = True) -> None:
+        """As the transaction sees it that has done the last step."""
+        seen = {name: pair.double for name, pair in self.databases.items()}
+        if self.acting in self.open:
+            session = self.acting.double._session
+            seen = {name: servicebroker.testing.Transaction(database, session) for name, database in seen.items()}
+        compare(self.see, seen, in_order=in_order)
+        events = [event.text for event in self.real.events.recent()[self.events :]]
+        assert events == [event.text for event in self.double.events.recent()]
+
+    def see(self, text: str, *parameters: object) -> Rows:
+        """Rows as the acting transaction of the engine sees them."""
+        with self.connection() as connection:
+            return connection.run_prepared(text, parameters)
+
+    @contextmanager
+    def connection(self) -> Iterator[DirectConnection]:
+        if self.acting in self.open:
+            yield self.acting.real.connection
+        else:
+            with self.real.connection() as connection:
+                yield connection
+
+    def identify(self, peer: UUID | None) -> tuple[UUID, UUID, UUID]:
+        """The double's endpoints are named as the engine's: the order within a group goes by handle."""
+        handle = peer or self.begun
+        assert handle is not None
+        return identity(self.see, handle, of_target=peer is not None)
+
+    # ------------------------------------------------------------ what is chosen from
+
+    number = st.integers(0, 60)
+
+    def session(self, which: int) -> Pair:
+        """An open transaction, or a database, where each verb is a transaction of its own."""
+        choice = [*self.open, self.databases["A"]]
+        return choice[which % len(choice)]
+
+    def handle(self, which: int) -> UUID:
+        """One of the handles that anybody knows, newest first; seldom one that is none."""
+        known = list(self.double._memory.endpoints)
+        for pair in self.open:
+            known += [handle for handle in pair.double._session.endpoints.changes if handle not in known]
+        known.reverse()
+        return known[which % len(known)] if known and which % 23 != 22 else NOBODY
+
+    def group(self, which: int) -> UUID:
+        known = list(self.double._memory.groups)
+        return known[which % len(known)] if known and which % 23 != 22 else NOBODY
+
+    def has_conversations(self) -> bool:
+        return bool(self.double._memory.endpoints)
+
+    # ------------------------------------------------------------ verbs
+
+    @initialize(texts=st.lists(st.sampled_from(["//far", "//far", "//second", "//other"]), min_size=2, max_size=5))
+    def begin_some(self, texts: list[str]) -> None:
+        for to in texts:
+            self.step("begin", self.databases["A"], lambda db, to=to: db.begin_dialog("//near", to, contract=CONTRACT))
+            self.step("send", self.databases["A"], lambda db: db.send(self.handle(0), PLAIN, b"first"))
+
+    @rule(
+        which=number,
+        source=st.sampled_from(["//near", "//near", "//near", "//far", "//missing"]),
+        to=st.sampled_from(["//far", "//far", "//second", "//other", LATE, "//near", "//nowhere"]),
+        related=st.sampled_from(["", "", "conversation", "group"]),
+        other=number,
+        lifetime=st.sampled_from([2**31 - 1, 2**31 - 1, 10, 100]),
+        contract=st.sampled_from([CONTRACT, CONTRACT, CONTRACT, SMALL, names.DEFAULT, "//none"]),
+        broker_instance=st.sampled_from([None, None, None, "CURRENT DATABASE"]),
+    )
+    def begin(self, which: int, source: str, to: str, related: str, other: int, **options: Any) -> None:
+        if related == "conversation":
+            options["related_conversation"] = self.handle(other)
+        elif related == "group":
+            options["related_conversation_group"] = self.group(other)
+        self.step("begin", self.session(which), lambda tx: tx.begin_dialog(source, to, **options))
+
+    @precondition(has_conversations)
+    @rule(
+        which=number,
+        other=number,
+        kind=st.sampled_from([PLAIN, PLAIN, PLAIN, PLAIN, DOCUMENT, MARK, ASK, ANSWER, EXTRA, UNUSED, "//unknown"]),
+        body=st.sampled_from([b"x", b"", b"<a/>", b"<a", "text"]),
+    )
+    def send(self, which: int, other: int, kind: str, body: Any) -> None:
+        self.step_on("send", which, other, lambda tx, handle: tx.send(handle, kind, body))
+
+    @precondition(has_conversations)
+    @rule(which=number, other=number)
+    def send_plain(self, which: int, other: int) -> None:
+        self.step_on("send", which, other, lambda tx, handle: tx.send(handle, PLAIN, b"plain"))
+
+    @precondition(has_conversations)
+    @rule(
+        which=number,
+        others=st.lists(number, min_size=1, max_size=3),
+        kind=st.sampled_from([PLAIN, PLAIN, PLAIN, DOCUMENT, MARK, ANSWER]),
+        body=st.sampled_from([b"x", b"", b"<a/>"]),
+    )
+    def send_to_several(self, which: int, others: list[int], kind: str, body: bytes) -> None:
+        handles = [self.handle(other) for other in others]
+        self.step("multicast", self.session(which), lambda tx: tx.send(handles, kind, body), in_order=False)
+
+    @precondition(has_conversations)
+    @rule(which=number, other=number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
+    def send_batch(self, which: int, other: int, kind: str, count: int) -> None:
+        bodies = [b"<a>%d</a>" % n for n in range(count)]
+        self.step_on("send batch", which, other, lambda tx, handle: tx.send_batch(handle, kind, bodies))
+
+    @rule(
+        which=number,
+        queue=st.sampled_from(["Near", "Far", "Far", "Other", "Missing"]),
+        top=st.sampled_from([None, None, 1, 2, 0]),
+        where=st.sampled_from(["", "", "", "handle", "group"]),
+        other=number,
+    )
+    def receive(self, which: int, queue: str, top: int | None, where: str, other: int) -> None:
+        options: dict[str, Any] = {"top": top}
+        if where == "handle":
+            options["conversation_handle"] = self.handle(other)
+        elif where == "group":
+            options["conversation_group_id"] = self.group(other)
+        pair = self.databases["B"] if queue == "Other" else self.session(which)
+        self.step("receive", pair, lambda tx: shown(tx.receive(queue, **options)))
+
+    @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
+    def receive_all(self, which: int, queue: str) -> None:
+        self.step("receive", self.session(which), lambda tx: shown(tx.receive(queue)))
+
+    @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
+    def get_conversation_group(self, which: int, queue: str) -> None:
+        self.step("get", self.session(which), lambda tx: tx.get_conversation_group(queue))
+
+    @precondition(has_conversations)
+    @rule(which=number, other=number, form=st.sampled_from([{}, {}, {"error": (5, "no")}, {"cleanup": True}]))
+    def end(self, which: int, other: int, form: dict[str, Any]) -> None:
+        handle = self.handle(other)
+        self.step("end", self.session(which), lambda tx: tx.end_conversation(handle, **form))
+
+    @precondition(has_conversations)
+    @rule(which=number, other=number, seconds=st.sampled_from([5, 60]))
+    def begin_conversation_timer(self, which: int, other: int, seconds: int) -> None:
+        handle = self.handle(other)
+        self.step("timer", self.session(which), lambda tx: tx.begin_conversation_timer(handle, seconds))
+
+    @precondition(has_conversations)
+    @rule(which=number, other=number, to=number)
+    def move(self, which: int, other: int, to: int) -> None:
+        handle, group = self.handle(other), self.group(to)
+        self.step("move", self.session(which), lambda tx: tx.move_conversation(handle, group))
+
+    # ------------------------------------------------------------ transactions
+
+    @precondition(lambda self: len(self.open) < 2)
+    @rule()
+    def begin_transaction(self) -> None:
+        self.steps["transaction"] += 1
+        contexts = self.databases["A"].real.transaction(), self.databases["A"].double.transaction()
+        self.open.append(Pair(contexts[0].__enter__(), contexts[1].__enter__(), [contexts]))
+
+    @precondition(lambda self: self.open)
+    @rule(which=number, undo=st.booleans())
+    def end_transaction(self, which: int, undo: bool) -> None:
+        self.steps["rollback" if undo else "commit"] += 1
+        self.finish(self.open[which % len(self.open)], undo=undo)
+        self.compare()
+
+    @precondition(lambda self: self.open)
+    @rule(which=number)
+    def set_savepoint(self, which: int) -> None:
+        self.steps["savepoint"] += 1
+        pair = self.open[which % len(self.open)]
+        contexts = pair.real.savepoint(), pair.double.savepoint()
+        for context in contexts:
+            context.__enter__()
+        pair.contexts.append(contexts)
+
+    @precondition(lambda self: self.open and self.has_conversations())
+    @rule(which=number, queue=st.sampled_from(["Near", "Far"]))
+    def receive_and_put_back(self, which: int, queue: str) -> None:
+        """To a savepoint: the group stays locked, and the next reader gets another one."""
+        self.set_savepoint(which)
+        pair = self.open[which % len(self.open)]
+        self.step("receive", pair, lambda tx: shown(tx.receive(queue)))
+        self.steps["rollback to savepoint"] += 1
+        pair.leave(undo=True)
+        self.compare()
+        self.step("receive", self.databases["A"], lambda db: shown(db.receive(queue)))
+
+    @precondition(lambda self: any(len(pair.contexts) > 1 for pair in self.open))
+    @rule(undo=st.sampled_from([True, True, False]))
+    def leave_savepoint(self, undo: bool) -> None:
+        self.steps["rollback to savepoint" if undo else "release"] += 1
+        self.acting = next(pair for pair in self.open if len(pair.contexts) > 1)
+        self.acting.leave(undo=undo)
+        self.compare()
+
+    # ------------------------------------------------------------ time and definitions
+
+    @precondition(lambda self: not self.open)
+    @rule(seconds=st.sampled_from([3, 8, 61, 1801]))
+    def jump(self, seconds: int) -> None:
+        """What is due alone in its queue is left to the next RECEIVE; more would come in no order that is said."""
+        self.clock.jump(seconds=seconds)
+        endpoints = self.double._memory.endpoints.values()
+        due = Counter(endpoint.service.queue for endpoint in endpoints if is_due(endpoint, self.clock()))
+        if seconds == 1801 or any(count > 1 for count in due.values()):
+            self.upkeep()
+
+    def upkeep(self) -> None:
+        self.steps["upkeep"] += 1
+        with self.real.connection() as connection:
+            upkeep(connection, self.clock())
+        self.double.upkeep()
+        self.compare(in_order=False)
+
+    @precondition(lambda self: not self.open)
+    @rule(
+        what=st.sampled_from(
+            ["off", "on", "on", "type", "late", "rehouse", "disable", "enable", "enable", "new", "error", "priority"]
+        ),
+        which=number,
+    )
+    def define(self, what: str, which: int) -> None:
+        self.upkeep()
+        name = ("A", "A", "A", "B")[which % 4]
+        queue = "Other" if name == "B" else ("Near", "Far", "Far")[which % 3]
+        verbs: dict[str, Callable[[Any], None]] = {
+            "off": lambda db: db.alter_queue(queue, status=False),
+            "on": lambda db: db.alter_queue(queue, status=True, poison_message_handling=which % 7 > 0),
+            "type": lambda db: db.alter_message_type(PLAIN, ("NONE", "NONE", "EMPTY", "WELL_FORMED_XML")[which % 4]),
+            "late": lambda db: toggle_service(db, which),
+            "rehouse": lambda db: db.alter_service("//second", queue=("Far", "Near")[which % 2]),
+            "disable": lambda db: db.alter(disable_broker=True),
+            "enable": lambda db: db.alter(enable_broker=True),
+            "new": lambda db: db.alter(new_broker=True),
+            "error": lambda db: db.alter(error_broker_conversations=True),
+            "priority": lambda db: toggle_priority(db, which),
+        }
+        self.step(what, self.databases[name], verbs[what], in_order=False)
+
+    def teardown(self) -> None:
+        """Nothing of this history is left for the next one."""
+        while self.open:
+            self.finish(self.open[0], undo=True)
+        with self.real.connection() as connection:
+            for name in self.databases:
+                forget_everything(self.real.database(name), connection)
+
+
+def toggle_service(database: Any, which: int) -> None:
+    try:
+        database.create_service(LATE, "Other" if database.name == "B" else "Far", [CONTRACT][: which % 5])
+    except sb.BrokerError as refused:
+        if refused.number != 2714:
+            raise
+        database.drop_service(LATE)
+
+
+def toggle_priority(database: Any, which: int) -> None:
+    try:
+        remote = {"remote_service_name": "//far"} if which % 3 else {}
+        database.create_broker_priority("p", contract_name=CONTRACT, priority_level=which % 12, **remote)
+    except sb.BrokerError as refused:
+        if refused.number != 33303:
+            raise
+        database.drop_broker_priority("p")
+
+
+def run_histories(model: type[Model], url: str, steps: int, record_property: Callable[[str, object], None]) -> None:
+    """So many random steps on a new instance."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        # a vacuum that truncates a table locks it for a moment, which would look like another transaction
+        for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):
+            connection.execute(f"alter database {connection.info.dbname} set {setting}")  # type: ignore[call-overload]
+    model.clock, model.steps, model.outcomes = servicebroker.testing.Clock(), Counter(), Counter()
+    with sb.open(url, clock=model.clock, upkeep=None) as model.real:
+        for name in DATABASES:
+            define(model.real.database(name, create=True))
+        histories = settings(
+            max_examples=max(1, steps * 5 // (STEPS * 4)),
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        run_state_machine_as_test(model, settings=histories)
+    record_property("steps", f"{model.steps.total()} steps: {dict(model.steps)}, {dict(model.outcomes)}")
+    assert model.steps.total() >= steps

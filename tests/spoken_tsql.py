@@ -1,0 +1,206 @@
+"""A database of the engine that is spoken to in T-SQL text, with the verbs of the Python API around it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+import servicebroker as sb
+from servicebroker.model import names
+from servicebroker.tsql.results import Results
+from servicebroker.tsql.session import Session
+from support import Undo
+
+LOCK_TIMEOUT = 1222
+
+
+class Refused(sb.BrokerError):
+    """What T-SQL has refused, without the line."""
+
+    def __init__(self, error: sb.TsqlError) -> None:
+        self.number = error.number
+        Exception.__init__(self, f"Msg {error.number}, Level {error.severity}, State {error.state}: {error.text}")
+
+
+class Spoken:
+    """The verbs, each as the statement of that name; every other one with its values as variables."""
+
+    def __init__(self, database: sb.Database, session: Session | None = None) -> None:
+        self.database = database
+        self.name = database.name
+        self._session = session
+        self._numbers = itertools.count()
+
+    @property
+    def connection(self) -> Any:
+        """The session's connection, on which what it has not committed can be seen."""
+        assert self._session is not None
+        return self._session.machine.connection
+
+    def _run(self, text: str, **values: object) -> Results:
+        """Run a text with {name} for each value: as a variable, or written where it stands."""
+        if next(self._numbers) % 2:
+            parameters, script = {}, text.format(**{name: literal(value) for name, value in values.items()})
+        else:
+            parameters, script = values, text.format(**{name: "@" + name for name in values})
+        try:
+            if self._session is not None:
+                return self._session.execute(script, parameters)
+            return self.database.execute_tsql(script, parameters)
+        except sb.TsqlError as refused:
+            if refused.number == LOCK_TIMEOUT:
+                raise psycopg.errors.LockNotAvailable from None
+            raise Refused(refused) from None
+
+    # ------------------------------------------------------------ verbs
+
+    def begin_dialog(self, from_service: str, to_service: str, **options: Any) -> UUID:
+        """BEGIN DIALOG."""
+        text = f"DECLARE @h UNIQUEIDENTIFIER; BEGIN DIALOG @h FROM SERVICE [{from_service}] TO SERVICE {{to}}"
+        values: dict[str, object] = {"to": to_service}
+        if options.get("broker_instance"):
+            text += ", {broker}"
+            values["broker"] = options["broker_instance"]
+        if options.get("contract", names.DEFAULT) != names.DEFAULT:
+            text += f" ON CONTRACT [{options['contract']}]"
+        clauses = ["ENCRYPTION = OFF"]
+        for clause in ("related_conversation", "related_conversation_group", "lifetime"):
+            if clause in options:
+                clauses.append(f"{clause.upper()} = {{{clause}}}")
+                values[clause] = options[clause]
+        text += f" WITH {', '.join(clauses)}; SELECT @h"
+        return self._run(text, **values).rows[0][0]  # type: ignore[no-any-return]
+
+    def send(self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Any = None) -> None:
+        """SEND, on one conversation or several."""
+        handles = [handle] if isinstance(handle, UUID) else list(handle)
+        places = ", ".join(f"{{h{number}}}" for number in range(len(handles)))
+        values = {f"h{number}": one for number, one in enumerate(handles)}
+        on = places if len(handles) == 1 else f"({places})"
+        given = body.encode() if isinstance(body, str) else body
+        self._run(f"SEND ON CONVERSATION {on} MESSAGE TYPE [{message_type}] ({{body}})", body=given, **values)
+
+    def send_in_a_loop(self, handle: UUID, message_type: str, count: int) -> None:
+        """A loop of SEND; the first refusal ends it."""
+        self._run(
+            "DECLARE @n INT = 0, @text VARCHAR(20); BEGIN TRY WHILE @n < {count} BEGIN "
+            "SET @text = '<a>' + CAST(@n AS VARCHAR(9)) + '</a>'; "
+            f"SEND ON CONVERSATION {{handle}} MESSAGE TYPE [{message_type}] (@text); SET @n += 1 END END TRY "
+            "BEGIN CATCH THROW END CATCH",
+            handle=handle,
+            count=count,
+        )
+
+    def receive(self, queue: str, *, top: int | None = None, **where: UUID) -> list[sb.Message]:
+        """RECEIVE."""
+        text = f"RECEIVE {'' if top is None else 'TOP ({top})'} * FROM {queue}"
+        values: dict[str, object] = {} if top is None else {"top": top}
+        for column, wanted in where.items():
+            text += f" WHERE {column} = {{wanted}}"
+            values["wanted"] = wanted
+        return [sb.Message(*row) for row in self._run(text, **values).rows]
+
+    def get_conversation_group(self, queue: str) -> UUID | None:
+        """GET CONVERSATION GROUP."""
+        text = f"DECLARE @g UNIQUEIDENTIFIER; GET CONVERSATION GROUP @g FROM {queue}; SELECT @g"
+        return self._run(text).rows[0][0]  # type: ignore[no-any-return]
+
+    def end_conversation(self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False) -> None:
+        """END CONVERSATION."""
+        if error is not None:
+            text = "END CONVERSATION {handle} WITH ERROR = {code} DESCRIPTION = {said}"
+            self._run(text, handle=handle, code=error[0], said=error[1])
+        else:
+            self._run("END CONVERSATION {handle}" + " WITH CLEANUP" * cleanup, handle=handle)
+
+    def begin_conversation_timer(self, handle: UUID, seconds: int) -> None:
+        """BEGIN CONVERSATION TIMER."""
+        self._run("BEGIN CONVERSATION TIMER ({handle}) TIMEOUT = {seconds}", handle=handle, seconds=seconds)
+
+    def move_conversation(self, handle: UUID, group: UUID) -> None:
+        """MOVE CONVERSATION."""
+        self._run("MOVE CONVERSATION {handle} TO {group}", handle=handle, group=group)
+
+    # ------------------------------------------------------------ transactions
+
+    @contextmanager
+    def transaction(self) -> Iterator[Spoken]:
+        """BEGIN TRANSACTION in a session of its own; COMMIT, or ROLLBACK when the block is undone."""
+        with self.database.tsql_session() as session:
+            inside = Spoken(self.database, session)
+            inside._run("BEGIN TRANSACTION")
+            try:
+                yield inside
+            except Undo:
+                inside._run("ROLLBACK TRANSACTION")
+            else:
+                inside._run("COMMIT TRANSACTION")
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """SAVE TRANSACTION, and back to it when the block is undone."""
+        name = f"place{next(self._numbers)}"
+        self._run(f"SAVE TRANSACTION {name}")
+        try:
+            yield
+        except Undo:
+            self._run(f"ROLLBACK TRANSACTION {name}")
+
+    # ------------------------------------------------------------ definitions
+
+    def alter_queue(self, queue: str, *, status: bool, poison_message_handling: bool | None = None) -> None:
+        """ALTER QUEUE."""
+        text = f"ALTER QUEUE {queue} WITH STATUS = {_switch(status)}"
+        if poison_message_handling is not None:
+            text += f", POISON_MESSAGE_HANDLING (STATUS = {_switch(poison_message_handling)})"
+        self._run(text)
+
+    def alter_message_type(self, name: str, validation: str) -> None:
+        """ALTER MESSAGE TYPE."""
+        self._run(f"ALTER MESSAGE TYPE [{name}] VALIDATION = {validation}")
+
+    def create_service(self, name: str, queue: str, contracts: Sequence[str]) -> None:
+        """CREATE SERVICE."""
+        listed = f" ({', '.join(f'[{one}]' for one in contracts)})" if contracts else ""
+        self._run(f"CREATE SERVICE [{name}] ON QUEUE {queue}{listed}")
+
+    def drop_service(self, name: str) -> None:
+        """DROP SERVICE."""
+        self._run(f"DROP SERVICE [{name}]")
+
+    def alter_service(self, name: str, *, queue: str) -> None:
+        """ALTER SERVICE."""
+        self._run(f"ALTER SERVICE [{name}] ON QUEUE {queue}")
+
+    def alter(self, **options: bool) -> None:
+        """ALTER DATABASE."""
+        self._run(f"ALTER DATABASE {self.name} SET {', '.join(options).upper()}")
+
+    def create_broker_priority(self, name: str, *, priority_level: int, **clauses: str) -> None:
+        """CREATE BROKER PRIORITY."""
+        said = [f"CONTRACT_NAME = [{clauses['contract_name']}]", f"PRIORITY_LEVEL = {priority_level}"]
+        if "remote_service_name" in clauses:
+            said.append(f"REMOTE_SERVICE_NAME = {literal(clauses['remote_service_name'])}")
+        self._run(f"CREATE BROKER PRIORITY {name} FOR CONVERSATION SET ({', '.join(said)})")
+
+    def drop_broker_priority(self, name: str) -> None:
+        """DROP BROKER PRIORITY."""
+        self._run(f"DROP BROKER PRIORITY {name}")
+
+
+def literal(value: object) -> str:
+    """A value as T-SQL writes it."""
+    if isinstance(value, bytes):
+        return "0x" + value.hex()
+    if isinstance(value, int):
+        return str(value)
+    return "N'" + str(value).replace("'", "''") + "'"
+
+
+def _switch(on: bool) -> str:
+    return "ON" if on else "OFF"
