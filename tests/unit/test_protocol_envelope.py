@@ -21,12 +21,13 @@ from servicebroker.protocol.envelope import (
     Opening,
     Part,
     Payload,
+    check_addresses,
     encode,
     open_payload,
     parse,
     refusal,
 )
-from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
 from servicebroker.protocol.security import CHECKSUM, SessionKey
 
 CONVERSATION, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -156,18 +157,37 @@ def test_a_target_may_begin_with_an_end() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"to_service": ""},
-        {"to_service": "x" * 257},
         {"number": -1},
         {"number": 2**62 + 1},
         {"acknowledgement": Acknowledgement(0, ((1, 1),) * (MAXIMUM_RANGES + 1))},
-        {"opening": Opening("", 1)},
         {"opening": Opening("c", -1)},
     ],
 )
 def test_fields_out_of_bounds(changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptedMessage, match="11235"):
         parse(encode(header(**changes), (DATA,), CHECKSUM))
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({"from_service": ""}, 11201),
+        ({"from_service": "x" * 257}, 11202),
+        ({"to_service": ""}, 11205),
+        ({"to_service": "x" * 257}, 11206),
+        ({"opening": Opening("", 1)}, 11207),
+        ({"opening": Opening("x" * 129, 1)}, 11208),
+        ({"is_from_initiator": False, "to_broker": None}, 11220),
+    ],
+)
+def test_who_talks_to_whom_is_said(changes: dict[str, Any], number: int) -> None:
+    with pytest.raises(Undeliverable, match=f"Msg {number}") as refused:
+        check_addresses(parse(encode(header(**changes), (DATA,), CHECKSUM)).header)
+    assert len(refused.value.text) < 600
+
+
+def test_the_longest_names_are_allowed() -> None:
+    check_addresses(header(from_service="x" * 256, to_service="x" * 256, opening=Opening("x" * 128, 1)))
 
 
 def test_fields_of_a_later_version_are_skipped() -> None:

@@ -8,12 +8,23 @@ from __future__ import annotations
 import logging
 
 from servicebroker.broker import metrics
-from servicebroker.model.errors import BrokerError
+from servicebroker.engine.arriving import Failed
+from servicebroker.engine.remote import Remote
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header
-from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
 
 _log = logging.getLogger("servicebroker.broker")
+
+
+def not_taken(problem: CorruptedMessage) -> None:
+    """Broker:Corrupted Message or Broker:Message Undeliverable: it is dropped and not acknowledged."""
+    if isinstance(problem, Undeliverable):
+        metrics.DROPPED.inc()
+        _log.info("Broker:Message Undeliverable: %s", problem.text)
+    else:
+        corrupted(problem)
 
 
 def corrupted(problem: CorruptedMessage) -> None:
@@ -45,6 +56,25 @@ def undeliverable(dropped: Dropped, header: Header) -> None:
         header.conversation_id,
         header.from_service,
         header.to_service,
+    )
+
+
+_REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # the event for the Error that both sides get
+
+
+def rejected(failed: Failed, endpoint: Remote) -> None:
+    """Broker:Message Undeliverable for a message that the contract or the validation of the endpoint does not allow."""
+    metrics.DROPPED.inc()
+    number = _REJECTIONS.get(failed.code)
+    text = failed.description
+    if number is not None:
+        text = RULES[number].text.format(failed.message_type, endpoint.contract)
+    _log.info(
+        "Broker:Message Undeliverable: %s (conversation %s, from %s to %s)",
+        text,
+        endpoint.conversation_id,
+        endpoint.far_service,
+        endpoint.own_service,
     )
 
 

@@ -23,6 +23,7 @@ from servicebroker.protocol.envelope import (
     Header,
     Kind,
     Payload,
+    check_addresses,
     encode,
     open_payload,
     parse,
@@ -89,21 +90,22 @@ class Reception:
         header = envelope.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
         if header.kind not in (Kind.RUN, Kind.FRAGMENT):
+            _drop(header, 11209, header.from_broker)
             return None
         if not header.is_from_initiator or header.opening is None:
-            if header.is_secured:
-                _drop(header, 11213)
-            else:
+            _drop(header, 11213)
+            if not header.is_secured:
                 refuse(link, header, Failure(-8462, RULES[8462].text))
             return None
         place = do(arriving.find_place(self._catalog, header, self._clock(), self._chance.randrange))
         if isinstance(place, Place):
             return self._admit(do, link, envelope, place, payload)
         if isinstance(place, Unroutable):
-            _drop(header, place.number, header.to_service)
-        elif header.is_secured:
-            journal.undeliverable(Dropped(-place.code, place.description), header)
-        else:
+            why = RULES[place.number].text.format(header.to_service)
+            _drop(header, 11210, header.to_service, header.from_broker, why)
+            return None
+        _drop(header, 11210, header.to_service, header.from_broker, place.description)
+        if not header.is_secured:
             refuse(link, header, Failure(place.code, place.description))
         return None
 
@@ -118,6 +120,7 @@ class Reception:
             refuse(link, header, admitted.failure, admitted.session)
             return None
         if place.failure is not None:
+            _drop(header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, Failure(place.failure.code, place.failure.description), admitted.session)
             return None
         handle = do(arriving.insert_target(header, place.home, admitted.security, self._clock()))
@@ -138,6 +141,7 @@ def parsed(body: bytes) -> Envelope:
     """
     envelope = parse(body)
     header = envelope.header
+    check_addresses(header)
     _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
     return envelope
 

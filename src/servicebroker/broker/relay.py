@@ -205,7 +205,7 @@ class Relay:
             try:
                 came.append(_parsed(arrival))
             except CorruptedMessage as problem:
-                journal.corrupted(problem)
+                journal.not_taken(problem)
         keys = {(one.header.conversation_id, not one.header.is_from_initiator) for one in came}
         unknown = [key for key in keys if self._memory.find(*key) is None]
         if unknown:
@@ -216,7 +216,7 @@ class Relay:
             try:
                 received = self._reception.open(do, one.link, one.envelope)
             except CorruptedMessage as problem:
-                journal.corrupted(problem)
+                journal.not_taken(problem)
                 continue
             if received is not None:
                 self._take_one(one.link, received)
@@ -294,6 +294,8 @@ class Relay:
                 entry.dialog.close()
         for handle, failed in result.failures.items():
             if entry := self._memory.get(handle):
+                if failed.message_type:
+                    journal.rejected(failed, entry.endpoint)
                 entry.dialog.refuse(Failure(failed.code, failed.description))
                 self._line_up(handle)
 

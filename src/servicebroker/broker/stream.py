@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from datetime import datetime
@@ -17,6 +16,7 @@ from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Event, Greeted, Online, Phase
+from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.routing import Address
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
 LINGER = 1.0  # seconds that a refused peer has to read why
 
-_log = logging.getLogger("servicebroker.broker")
 
 _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
 
@@ -228,7 +227,7 @@ class Stream(asyncio.Protocol):
                     self._fragments[1] += 1
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
-                    _log.warning("Broker:Corrupted Message: %d bytes were changed under way.", event.size)
+                    journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"))
                 case Greeted():
                     self._greeted(event)
                 case Online():

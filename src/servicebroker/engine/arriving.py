@@ -40,10 +40,14 @@ class Unroutable(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Not taken: the Error that the peer is to get, with its number below zero."""
+    """Not taken: the Error that the peer is to get, with its number below zero.
+
+    `message_type` is that of the message that has just been refused, '' when the whole conversation is.
+    """
 
     code: int
     description: str
+    message_type: str = ""
 
 
 class Result(NamedTuple):
@@ -192,13 +196,17 @@ class Arrived(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one batch does to its endpoint. `event` is what it means for the endpoint's state."""
+    """What one batch does to its endpoint. `event` is what it means for the endpoint's state.
+
+    `failure` is why a message of the type `refused_type` is not taken.
+    """
 
     endpoint: Endpoint
     batch: Batch
     messages: list[Arrived]
     event: Event | None = None
     failure: Rejection | None = None
+    refused_type: str = ""
 
     @property
     def changes(self) -> bool:
@@ -277,7 +285,7 @@ def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
 def _told(plan: Plan) -> Failed | None:
     """The error that the peer gets, now or again."""
     if plan.failure is not None:
-        return _failed(plan.failure.to_sender)
+        return _failed(plan.failure.to_sender)._replace(message_type=plan.refused_type)
     endpoint = plan.endpoint
     return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
 
@@ -304,7 +312,7 @@ def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
         if endpoint.state in _LIVE[:2]:
             failure = yield from rejection(sender, usages, part.message_type, step.number, part.body)
             if failure is not None:
-                return Plan(endpoint, batch, taken, None, failure)
+                return Plan(endpoint, batch, taken, None, failure, part.message_type)
             usage = usages[part.message_type]
             taken.append(
                 Arrived(endpoint.conversation_handle, step, part, usage.message_type_id, usage.validation, RANK_DATA)

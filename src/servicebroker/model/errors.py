@@ -337,8 +337,35 @@ RULES: dict[int, Rule] = {
         10,
     ),
     9797: Rule("Classification has been delayed because the routing information is currently being updated.", 10),
+    11201: Rule(_UNDELIVERABLE + "the FROM service name is missing. The message origin is: '{0}'."),
+    11202: Rule(
+        "This message has been dropped because the FROM service name exceeds the maximum size of {0} bytes. "
+        'Service name: "{1}". Message origin: "{2}".'
+    ),
+    11205: Rule(_UNDELIVERABLE + "the TO service name is missing. The message origin is: '{0}'."),
+    11206: Rule(
+        "This message has been dropped because the TO service name exceeds the maximum size of {0} bytes. "
+        'Service name: "{1}". Message origin: "{2}".'
+    ),
+    11207: Rule(_UNDELIVERABLE + "the service contract name is missing. The message origin is: '{0}'."),
+    11208: Rule(
+        "This message has been dropped because the service contract name exceeds the maximum size of {0} bytes. "
+        'Contract name: "{1}". Message origin: "{2}".'
+    ),
+    11209: Rule(
+        _UNDELIVERABLE + "the conversation ID could not be associated with an active conversation. "
+        "The message origin is: '{0}'."
+    ),
+    11210: Rule(
+        "This message has been dropped because the TO service could not be found. "
+        'Service name: "{0}". Message origin: "{1}". {2}'
+    ),
     11212: Rule(_UNDELIVERABLE + "the conversation endpoint has already been closed."),
     11213: Rule(_UNDELIVERABLE + "this is not the first message in the conversation."),
+    11214: Rule(
+        _UNDELIVERABLE + "the '{0}' contract could not be found or the service does not accept conversations for the "
+        "contract."
+    ),
     11215: Rule(
         _UNDELIVERABLE + "the user with ID {0} in database ID {1} does not have permission to send to the service. "
         "Service name: '{2}'."
@@ -348,6 +375,7 @@ RULES: dict[int, Rule] = {
         "Conversation receive sequence number: {0}, Message sequence number: {1}."
     ),
     11218: Rule(_UNDELIVERABLE + "it is a duplicate."),
+    11220: Rule(_UNDELIVERABLE + "the TO broker instance is missing."),
     11221: Rule(_UNDELIVERABLE + "there is an inconsistency in the message header: {0}."),
     11222: Rule(
         _UNDELIVERABLE + "the TO service name '{0}' in the message does not match the name in the conversation "
@@ -359,6 +387,19 @@ RULES: dict[int, Rule] = {
     ),
     11224: Rule(
         _UNDELIVERABLE + "another instance of this service program has already started conversing with this endpoint."
+    ),
+    11225: Rule(_UNDELIVERABLE + "the message type name could not be found. Message type name: '{0}'."),
+    11226: Rule(
+        _UNDELIVERABLE + "the message type is not part of the service contract. Message type name: '{0}'. "
+        "Service contract name: '{1}'."
+    ),
+    11227: Rule(
+        _UNDELIVERABLE + "the initiator service has sent a message with a message type that can only be sent by the "
+        "target. Message type name: '{0}'. Service contract name: '{1}'."
+    ),
+    11228: Rule(
+        _UNDELIVERABLE + "the target service has sent a message with a message type that can only be sent by the "
+        "initiator. Message type name: '{0}'. Service contract name: '{1}'."
     ),
     11230: Rule(_UNDELIVERABLE + "the message could not be decrypted and validated."),
     11231: Rule(_UNDELIVERABLE + "the conversation endpoint is not secured, however the message is secured."),

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from servicebroker.model.names import MAXIMUM_NAME, MAXIMUM_SERVICE_NAME
-from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
 from servicebroker.protocol.security import Protection
 
 MAXIMUM_NUMBER = 2**62
@@ -27,7 +27,6 @@ MAXIMUM_SIZE = 2**31 - 1  # bytes of a message
 
 Number = Annotated[int, Meta(ge=0, le=MAXIMUM_NUMBER)]
 FragmentNumber = Annotated[int, Meta(ge=0, le=MAXIMUM_FRAGMENTS)]
-ServiceName = Annotated[str, Meta(min_length=1, max_length=MAXIMUM_SERVICE_NAME)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=MAXIMUM_NAME)]
 
 
@@ -65,7 +64,7 @@ class Opening(Struct, array_like=True, frozen=True):
     `lifetime` is what is left of the conversation's, in seconds.
     """
 
-    contract: ObjectName
+    contract: str
     lifetime: Annotated[int, Meta(ge=0, le=MAXIMUM_SIZE)]
     encryption: bool = True
 
@@ -90,15 +89,18 @@ class Exchange(Struct, array_like=True, frozen=True):
 
 
 class Header(Struct, array_like=True, frozen=True):
-    """The clear part. `number` is the first message of a run, or the one that the fragment is of."""
+    """The clear part. `number` is the first message of a run, or the one that the fragment is of.
+
+    Names may be anything that fits into a header, until `check_addresses` has looked at them.
+    """
 
     conversation_id: UUID
     is_from_initiator: bool
     kind: Kind
     is_secured: bool
-    to_service: ServiceName
+    to_service: str
     to_broker: UUID | None
-    from_service: ServiceName
+    from_service: str
     from_broker: UUID
     number: Number = 0
     fragment: FragmentNumber = 0
@@ -188,16 +190,38 @@ def parse(body: bytes) -> Envelope:
     return Envelope(header, clear, body[end:])
 
 
+def check_addresses(header: Header) -> None:
+    """Whether the header says who talks to whom.
+
+    Raises:
+        Undeliverable: 11201, 11205 or 11207 when a name is missing; 11202, 11206 or 11208 when it is too long; 11220
+            when a target does not say whom it answers.
+    """
+    origin = header.from_broker
+    for missing, name, most in (
+        (11201, header.from_service, MAXIMUM_SERVICE_NAME),
+        (11205, header.to_service, MAXIMUM_SERVICE_NAME),
+        (11207, header.opening.contract if header.opening else None, MAXIMUM_NAME),
+    ):
+        if name == "":
+            raise Undeliverable(missing, origin)
+        if name is not None and len(name) > most:
+            raise Undeliverable(missing + 1, 2 * most, name[:most], origin)
+    if not header.is_from_initiator and header.to_broker is None:
+        raise Undeliverable(11220)
+
+
 def open_payload(envelope: Envelope, protection: Protection) -> Payload:
     """The payload, once it is proven that neither it nor the header was changed.
 
     Raises:
-        CorruptedMessage: 11230 when something was; 11231 or 11232 when only one of the message and the conversation
-            is secured; 11221, 11235, 11277 or 11299 when no broker makes such a message.
+        CorruptedMessage: 11230 when something was; 11235, 11277 or 11299 when no broker makes such a message.
+        Undeliverable: 11231 or 11232 when only one of the message and the conversation is secured; 11221 when the
+            header does not fit the payload.
     """
     header = envelope.header
     if header.is_secured != protection.is_secured:
-        raise CorruptedMessage(11231 if header.is_secured else 11232)
+        raise Undeliverable(11231 if header.is_secured else 11232)
     plain = protection.open(envelope.clear, envelope.sealed)
     try:
         payload = _decode(header.kind, plain)
@@ -221,10 +245,10 @@ def _check(header: Header, payload: Payload) -> None:
     if header.is_from_initiator and header.number == 0 and payload[0].content is not Content.DATA:
         raise CorruptedMessage(11277)
     if any(part.content is not Content.DATA for part in payload[:-1]):
-        raise CorruptedMessage(11221, "messages follow the end of the conversation")
+        raise Undeliverable(11221, "messages follow the end of the conversation")
     whole = header.kind is Kind.RUN
     if (header.fragment, header.fragments) != (0, 1) if whole else not _is_fragment(header, payload):
-        raise CorruptedMessage(11221, "the fragment numbers do not fit the message")
+        raise Undeliverable(11221, "the fragment numbers do not fit the message")
 
 
 def _is_fragment(header: Header, payload: tuple[Part, ...]) -> bool:

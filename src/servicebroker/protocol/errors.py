@@ -14,3 +14,10 @@ class CorruptedMessage(BrokerError):
 
     It becomes the event Broker:Corrupted Message.
     """
+
+
+class Undeliverable(CorruptedMessage):
+    """One message arrived as it was sent, and no endpoint here can take it: drop it as well.
+
+    It becomes the event Broker:Message Undeliverable.
+    """

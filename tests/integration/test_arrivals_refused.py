@@ -1,0 +1,375 @@
+"""What a broker does not take from another one: which event says so, who is told, and that nothing else suffers."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import prometheus_client
+import pytest
+from msgspec.structs import replace
+
+from remote_support import Pair, begin, leftovers
+from servicebroker.broker import metrics
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    Content,
+    Failure,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+    encode,
+    open_payload,
+    parse,
+)
+from servicebroker.protocol.security import CHECKSUM, SessionKey
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    errors,
+    query,
+    state,
+    waiting_messages,
+)
+
+UNDELIVERABLE = "Broker:Message Undeliverable: "
+Change = Callable[[Header, Any], tuple[Header, Payload]]
+
+
+@pytest.fixture(autouse=True)
+def everything_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "servicebroker.broker")
+
+
+def frames_of(pair: Pair) -> list[bytes]:
+    """What west has sent in its last round, which the test has in its hands now."""
+    pair.west.round([])
+    frames, pair.west.out.frames = list(pair.west.out.frames), deque()
+    return frames
+
+
+def forged(frame: bytes, change: Change) -> bytes:
+    """The same message of an unsecured conversation, sealed rightly, but with something else in it."""
+    envelope = parse(frame)
+    header, payload = change(envelope.header, open_payload(envelope, CHECKSUM))
+    return encode(header, payload, CHECKSUM)
+
+
+def dropped() -> float:
+    value = prometheus_client.CollectorRegistry.get_sample_value
+    return value(metrics.REGISTRY, "servicebroker_dropped_messages_total") or 0.0
+
+
+def corrupted() -> float:
+    value = prometheus_client.CollectorRegistry.get_sample_value
+    return value(metrics.REGISTRY, "servicebroker_corrupted_messages_total") or 0.0
+
+
+def in_header(**changes: Any) -> Change:
+    return lambda header, payload: (replace(header, **changes), payload)
+
+
+def with_opening(**changes: Any) -> Change:
+    return lambda header, payload: (replace(header, opening=replace(header.opening, **changes)), payload)
+
+
+def with_part(content: Content = Content.DATA, name: str = ORDER, body: bytes | None = b"x") -> Change:
+    return lambda header, payload: (header, (Part(name, content, body),))
+
+
+# ---------------------------------------------------------------- the first message of a conversation
+
+
+@pytest.mark.feature(139)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (in_header(from_service=""), "the FROM service name is missing"),
+        (in_header(from_service="x" * 257), "the FROM service name exceeds the maximum size of 512 bytes"),
+        (in_header(to_service=""), "the TO service name is missing"),
+        (in_header(to_service="x" * 257), "the TO service name exceeds the maximum size of 512 bytes"),
+        (with_opening(contract=""), "the service contract name is missing"),
+        (with_opening(contract="x" * 129), "the service contract name exceeds the maximum size of 256 bytes"),
+        (in_header(to_service=STOCK.lower()), "the TO service could not be found"),
+        (in_header(to_broker=UUID(int=7)), "Could not find the target broker"),
+        (in_header(opening=None), "this is not the first message in the conversation"),
+        (in_header(is_from_initiator=False, to_broker=UUID(int=7)), "this is not the first message"),
+        (in_header(is_from_initiator=False, to_broker=None), "the TO broker instance is missing"),
+        (with_opening(contract="//test/none"), "contract could not be found"),
+        (in_header(kind=Kind.FRAGMENT), "the fragment numbers do not fit the message"),
+        (lambda h, p: (replace(h, number=1), (Part("t", Content.END, None), *p)), "messages follow the end"),
+        (lambda h, _: (replace(h, kind=Kind.ACKNOWLEDGEMENT), None), "not be associated with an active conversation"),
+        (lambda h, _: (replace(h, kind=Kind.FAILURE), Failure(-1, "")), "not be associated with an active conv"),
+    ],
+)
+def test_a_first_message_that_is_not_taken(
+    pair: Pair, caplog: pytest.LogCaptureFixture, change: Change, words: str
+) -> None:
+    begin(pair)
+    (frame,) = frames_of(pair)
+    before = dropped()
+    pair.east.round([forged(frame, change)])
+    assert words in caplog.text.split(UNDELIVERABLE)[-1]
+    assert dropped() == before + 1
+    assert leftovers(pair.east) == {}
+    assert not any(parse(one).header.acknowledgement for one in pair.east.out.frames)
+    pair.east.out.frames.clear()
+    pair.east.round([frame])  # the one that was really sent
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"0"]
+
+
+@pytest.mark.feature(139)
+def test_public_may_not_send(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.east.database.revoke("SEND", "public", service=STOCK)
+    begin(pair)
+    pair.rounds()
+    assert "does not have permission to send to the service" in caplog.text
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8494]
+    assert leftovers(pair.east) == {}
+
+
+@pytest.mark.feature(139)
+def test_the_service_is_not_in_the_database_that_was_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    east = query(pair.east.database, "select service_broker_guid from sys.databases where name = 'Test'")[0][0]
+    pair.west.database.create_route("Nowhere", service_name="//test/Nowhere", address="TCP://east:4022")
+    handle = pair.west.database.begin_dialog(
+        ORDERS, "//test/Nowhere", broker_instance=east, contract=CONTRACT, encryption=False
+    )
+    pair.west.database.send(handle, ORDER, b"x")
+    pair.rounds()
+    assert "the TO service could not be found" in caplog.text
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8490]
+
+
+# ---------------------------------------------------------------- in a conversation
+
+
+@pytest.mark.feature(139)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (in_header(to_service=ORDERS), "does not match the name in the conversation endpoint"),
+        (in_header(opening=Opening("//test/other", 1)), "the service contract name '//test/other' in the message"),
+        (in_header(from_broker=UUID(int=7)), "another instance of this service program has already started"),
+        (in_header(number=100_000), "it is out of sequence with respect to the conversation"),
+        (in_header(number=0), "it is a duplicate"),
+        (with_part(name="//test/none"), "the message type name could not be found. Message type name: '//test/none'"),
+        (with_part(name="//test/Unused"), "the message type is not part of the service contract"),
+        (with_part(name=REPLY), "the initiator service has sent a message with a message type that can only be sent"),
+    ],
+)
+def test_a_later_message_that_is_not_taken(
+    pair: Pair, caplog: pytest.LogCaptureFixture, change: Change, words: str
+) -> None:
+    pair.east.database.create_message_type("//test/Unused")
+    handle = begin(pair)
+    pair.rounds()
+    (first,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.west.database.send(handle, ORDER, b"1")
+    (frame,) = frames_of(pair)
+    before = dropped()
+    pair.east.round([forged(frame, change)])
+    assert words in caplog.text.split(UNDELIVERABLE)[-1]
+    assert dropped() == before + 1
+    pair.east.round([frame])
+    if state(pair.east.database, first.conversation_handle) == "ER":  # what the contract does not allow ends it
+        assert [one.is_error for one in pair.east.database.receive(STOCK_QUEUE)] == [True]
+        pair.rounds()
+        assert [one.is_error for one in pair.west.database.receive(ORDERS_QUEUE)] == [True]
+    else:
+        assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1"]
+        pair.rounds()
+        assert waiting_messages(pair.west.database) == 0
+
+
+@pytest.mark.feature(139)
+def test_what_only_the_initiator_may_send(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    begin(pair)
+    pair.rounds()
+    (first,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.send(first.conversation_handle, REPLY, b"a")
+    pair.east.round([])
+    (frame,) = pair.east.out.frames
+    pair.west.round([forged(frame, with_part(name=ORDER))])
+    assert "the target service has sent a message with a message type that can only be sent by the init" in caplog.text
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8437]
+
+
+@pytest.mark.feature(139)
+def test_a_closed_endpoint_takes_nothing_new(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    (first,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.west.database.send(handle, ORDER, b"1")
+    (late,) = frames_of(pair)
+    pair.west.database.end_conversation(handle)
+    pair.east.database.end_conversation(first.conversation_handle)
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(5)
+    assert state(pair.east.database, first.conversation_handle) == "CD"
+    pair.east.round([forged(late, in_header(number=7))])
+    assert "the conversation endpoint has already been closed" in caplog.text
+    assert pair.east.database.receive(STOCK_QUEUE) == []
+
+
+@pytest.mark.feature(139)
+@pytest.mark.parametrize("is_opening", [True, False])
+def test_a_secured_message_in_a_conversation_that_is_not(
+    pair: Pair, caplog: pytest.LogCaptureFixture, *, is_opening: bool
+) -> None:
+    handle = begin(pair)
+    if not is_opening:
+        pair.rounds()
+        pair.east.database.receive(STOCK_QUEUE)
+        pair.west.database.send(handle, ORDER, b"1")
+    (frame,) = frames_of(pair)
+    envelope = parse(frame)
+    key = SessionKey(bytes(32), lambda: bytes(16))
+    header = replace(envelope.header, is_secured=True)
+    pair.east.round([encode(header, open_payload(envelope, CHECKSUM), key)])
+    said = "No Security Header" if is_opening else "the conversation endpoint is not secured, however the message is"
+    assert said in caplog.text
+    pair.east.round([frame])
+    assert len(pair.east.database.receive(STOCK_QUEUE)) == 1
+
+
+# ---------------------------------------------------------------- sequenced and unsequenced messages
+
+
+@pytest.mark.feature(129)
+@pytest.mark.parametrize("kind", [Kind.ACKNOWLEDGEMENT, Kind.FAILURE])
+def test_an_unsequenced_message_has_the_number_zero(pair: Pair, caplog: pytest.LogCaptureFixture, kind: Kind) -> None:
+    handle = begin(pair)
+    pair.west.round([])
+    pair.east.round(list(pair.west.out.frames))
+    (frame,) = pair.east.out.frames
+    payload = Failure(-8462, "gone") if kind is Kind.FAILURE else None
+    before = corrupted()
+    for number in (1, 2**62):
+        pair.west.round([forged(frame, lambda h, _, n=number: (replace(h, kind=kind, number=n), payload))])
+    assert caplog.text.count("an unsequenced message had a non-zero sequence number") == 2
+    assert corrupted() == before + 2
+    assert waiting_messages(pair.west.database) == 1  # it acknowledges nothing, and ends nothing
+    assert state(pair.west.database, handle) == "CO"
+    pair.west.round([frame])
+    assert waiting_messages(pair.west.database) == 0
+
+
+@pytest.mark.feature(129)
+@pytest.mark.parametrize("content", [Content.END, Content.ERROR])
+def test_the_first_sequenced_message_of_an_initiator_is_no_end(
+    pair: Pair, caplog: pytest.LogCaptureFixture, content: Content
+) -> None:
+    begin(pair)
+    (frame,) = frames_of(pair)
+    pair.east.round([forged(frame, with_part(content, body=None if content is Content.END else b"<x/>"))])
+    assert "may not be set in the first sequenced message" in caplog.text
+    assert leftovers(pair.east) == {}
+
+
+@pytest.mark.feature(129)
+def test_only_sequenced_messages_are_numbered_kept_and_sent_again(pair: Pair) -> None:
+    """Messages, ends and errors of applications have numbers; acknowledgements and broker's errors have none."""
+    handle = begin(pair, 2)
+    (frame,) = frames_of(pair)
+    assert (parse(frame).header.kind, parse(frame).header.number) == (Kind.RUN, 0)
+    pair.east.round([frame])
+    (acknowledgement,) = pair.east.out.frames
+    header = parse(acknowledgement).header
+    assert (header.kind, header.number, header.acknowledgement) == (Kind.ACKNOWLEDGEMENT, 0, Acknowledgement(2))
+    pair.east.out.frames.clear()  # it is lost; nobody sends it again by itself
+    for _ in range(3):
+        pair.pass_time(1)
+        pair.east.round([])
+    assert not pair.east.out.frames
+    assert query(pair.east.database, "select count(*) from servicebroker.transmission_queue") == [(0,)]
+    pair.pass_time(5)  # the original travels again, and that makes another one
+    pair.rounds()
+    assert waiting_messages(pair.west.database) == 0
+    (first, _) = pair.east.database.receive(STOCK_QUEUE)
+    pair.west.database.end_conversation(handle, error=(5, "no more"))
+    (frame,) = frames_of(pair)
+    assert (parse(frame).header.kind, parse(frame).header.number) == (Kind.RUN, 2)
+    pair.east.round([frame])
+    assert errors(pair.east.database.receive(STOCK_QUEUE)) == [5]
+    assert state(pair.east.database, first.conversation_handle) == "ER"
+
+
+@pytest.mark.feature(129)
+def test_a_lost_error_of_the_broker_is_made_anew_by_the_next_attempt(pair: Pair) -> None:
+    pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
+    begin(pair)
+    pair.east.round(frames_of(pair))
+    (failure,) = pair.east.out.frames
+    assert (parse(failure).header.kind, parse(failure).header.number) == (Kind.FAILURE, 0)
+    pair.east.out.frames.clear()
+    pair.pass_time(5)
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8408]
+
+
+# ---------------------------------------------------------------- integrity
+
+
+@pytest.mark.feature(136)
+def test_a_changed_bit_anywhere_is_found_and_the_message_is_sent_again(
+    pair: Pair, caplog: pytest.LogCaptureFixture, seeded_random: Any
+) -> None:
+    """Of a conversation without security; with keys test_dialog_security.py does the same."""
+    handle = begin(pair)
+    pair.rounds()
+    pair.east.database.receive(STOCK_QUEUE)
+    pair.west.database.send(handle, ORDER, b"the one and only")
+    (frame,) = frames_of(pair)
+    before = corrupted() + dropped()
+    bits = seeded_random.sample(range(8 * len(frame)), 200)
+    pair.east.round([_flipped(frame, bit) for bit in bits])
+    assert pair.east.database.receive(STOCK_QUEUE) == []
+    assert not any(
+        one.acknowledgement and one.acknowledgement.below > 1
+        for one in (parse(answer).header for answer in pair.east.out.frames)
+    )
+    assert "Broker:Corrupted Message" in caplog.text
+    assert corrupted() + dropped() >= before + len(bits)
+    pair.east.out.frames.clear()
+    pair.pass_time(70)
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"the one and only"]
+    assert waiting_messages(pair.west.database) == 0
+
+
+def _flipped(frame: bytes, bit: int) -> bytes:
+    changed = bytearray(frame)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.feature(136)
+def test_what_belongs_to_another_message_is_no_integrity(pair: Pair) -> None:
+    """The header of one message and the payload of another, both whole: nobody takes that."""
+    handle = begin(pair)
+    pair.rounds()
+    pair.east.database.receive(STOCK_QUEUE)
+    frames = []
+    for body in (b"1", b"2"):
+        pair.west.database.send(handle, ORDER, body)
+        frames += frames_of(pair)
+    one, other = map(parse, frames)
+    swapped = [len(a.clear).to_bytes(2, "big") + a.clear + b.sealed for a, b in ((one, other), (other, one))]
+    before = corrupted()
+    pair.east.round(swapped)
+    assert corrupted() == before + 2
+    pair.east.round(frames)
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"1", b"2"]
