@@ -357,8 +357,8 @@ RULES: dict[int, Rule] = {
         "The message origin is: '{0}'."
     ),
     11210: Rule(
-        "This message has been dropped because the TO service could not be found. "
-        'Service name: "{0}". Message origin: "{1}". {2}'
+        "This message has been dropped because the TO service could not be found. {2} "
+        'Service name: "{0}". Message origin: "{1}".'
     ),
     11212: Rule(_UNDELIVERABLE + "the conversation endpoint has already been closed."),
     11213: Rule(_UNDELIVERABLE + "this is not the first message in the conversation."),
