@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.store.embedded import EmbeddedServer, _programs
+from servicebroker.store.embedded import EmbeddedServer, programs
 from support import (
     ORDER,
     ORDERS_QUEUE,
@@ -53,12 +53,12 @@ class Copied:
 def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Instance, Copied]]:
     """A copy in a server of its own, and what it was made of."""
     dump = tmp_path / "dump"
-    programs = _programs()
+    folder_of_programs = programs()
     url = make_url()
     with sb.open(url, upkeep=None) as original:
         was = Copied(define_standard_set(original.database("Shop", create=True)))
         done = subprocess.run(
-            [programs / "pg_dump", "-Fc", "-f", dump, url], capture_output=True, text=True, check=False
+            [folder_of_programs / "pg_dump", "-Fc", "-f", dump, url], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
     with (  # not under pytest's own folder, as in conftest.py
@@ -66,7 +66,7 @@ def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Ins
         EmbeddedServer.start(folder) as server,
     ):
         done = subprocess.run(
-            [programs / "pg_restore", "--no-owner", "--exit-on-error", "-d", server.url, dump],
+            [folder_of_programs / "pg_restore", "--no-owner", "--exit-on-error", "-d", server.url, dump],
             capture_output=True,
             text=True,
             check=False,
@@ -185,3 +185,30 @@ def test_adopting_asks_what_to_do() -> None:
         done = CliRunner().invoke(command, ["instance", "adopt", "--instance", "nowhere", *arguments])
         assert done.exit_code == 2
         assert "--identifier" in done.output
+
+
+def said(*arguments: object) -> str:
+    """What `servicebroker instance` says, also when it refuses."""
+    done = CliRunner().invoke(command, ["instance", *map(str, arguments)])
+    return done.output if done.exit_code == 0 else str(done.exception)
+
+
+@pytest.mark.feature(204)
+def test_dump_and_restore_as_commands(make_url: Callable[[], str], tmp_path: Path) -> None:
+    url, other, file = make_url(), make_url(), tmp_path / "copy"
+    with sb.open(url, upkeep=None) as original:
+        was = Copied(define_standard_set(original.database("Shop", create=True)))
+        assert "The instance is in" in said("dump", file, "--instance", url)  # it may be in use
+    assert "exists already" in said("dump", file, "--instance", url)
+    assert "There is no instance" in said("dump", tmp_path / "x", "--instance", tmp_path / "nowhere")
+    assert "pg_dump failed" in said("dump", tmp_path / "no/folder", "--instance", url)
+    (tmp_path / "bad").write_text("bad")
+    assert "pg_restore failed" in said("restore", tmp_path / "bad", "--instance", other, "--identifier", "keep")
+    assert "There is no file" in said("restore", tmp_path / "none", "--instance", other, "--identifier", "keep")
+    assert "is adopted" in said("restore", file, "--instance", other, "--identifier", "error")
+    assert "already: restore into another place" in said("restore", file, "--instance", other, "--identifier", "keep")
+    with sb.open(other, upkeep=None) as instance:
+        database = instance.database("Shop")
+        assert identifier(database) == was.broker
+        assert errors(database.receive(STOCK_QUEUE)) == [-9719]
+        assert instance.check().findings == []

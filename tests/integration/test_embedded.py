@@ -333,7 +333,7 @@ def test_another_user_cannot_connect(folder: Path, opened: bool) -> None:
             for parent in (folder / "postgresql", *folder.parents):
                 parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o001)
             (folder / "postgresql" / embedded.SOCKET).chmod(0o777)
-        psql = [embedded._programs() / "psql", server.url, "-Atc", "SELECT 'in'"]
+        psql = [embedded.programs() / "psql", server.url, "-Atc", "SELECT 'in'"]
         assert subprocess.check_output(psql) == b"in\n"
         for name in ("nobody", embedded.ROOT_STAND_IN):
             if not opened and name == embedded.ROOT_STAND_IN:

@@ -6,14 +6,16 @@ from servicebroker.engine.databases import ensure_system_objects
 from servicebroker.store.connection import connect
 from servicebroker.store.migrations import migrate
 from servicebroker.store.running import run_alone
+from servicebroker.store.server import check_server
 
 
 def prepare(url: str) -> None:
     """Bring the schema up to date, and what every instance has; the first time this makes both.
 
     Raises:
-        InstanceError: the server cannot be reached or used.
+        InstanceError: the server cannot be reached or used, or is not fit for an instance.
     """
     with connect(url) as connection:
+        check_server(connection, url)
         migrate(connection)
         run_alone(connection, ensure_system_objects())

@@ -1,10 +1,12 @@
-"""`servicebroker instance adopt`: a restored copy becomes an instance of its own server."""
+"""`servicebroker instance`: a copy in a file, another instance from it, and what makes it one of its own server."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,8 +19,8 @@ from servicebroker.engine.adopting import check_alone, databases
 from servicebroker.engine.databases import SYSTEM_DATABASE
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.connection import connect, is_url
-from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.running import in_transaction, run
+from servicebroker.store.embedded import EmbeddedServer, programs
+from servicebroker.store.running import execute, in_transaction, run
 
 KEEP, NEW, ERROR = "keep", "new", "error"
 
@@ -30,25 +32,60 @@ def whole() -> None:
     """An instance as a whole."""
 
 
+IdentifierOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="keep|new|error",
+        help="keep: it takes the original's place, which lost nothing; error: it does, and what came after the "
+        "dump is lost (ERROR_BROKER_CONVERSATIONS); new: it stands beside the original (NEW_BROKER).",
+    ),
+]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The copy, as pg_dump -Fc makes it.")]
+
+
 @app.command()
-def adopt(
-    identifier: Annotated[
-        str | None,
-        typer.Option(
-            metavar="keep|new|error",
-            help="keep: it takes the original's place, which lost nothing; error: it does, and what came after the "
-            "dump is lost (ERROR_BROKER_CONVERSATIONS); new: it stands beside the original (NEW_BROKER).",
-        ),
-    ] = None,
-    instance: InstanceOption = DEFAULT_INSTANCE,
-) -> None:
+def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Copy all of it at one moment into a file: conversations, messages and your own tables; it may be in use."""
+    if file.exists():
+        raise InstanceError(f"'{file}' exists already: name another file.")
+    _must_exist(instance)
+    with _server(instance) as url:
+        _run("pg_dump", "--format=custom", f"--file={file}", url)
+    typer.echo(f"The instance is in {file}. Copy its key folder too: it opens the master keys.")
+
+
+@app.command()
+def restore(file: FileArgument, instance: InstanceOption, identifier: IdentifierOption = None) -> None:
+    """Make an instance of what dump has written, also by another version of PostgreSQL, and adopt it."""
+    chosen = _chosen(identifier)
+    if not file.is_file():
+        raise InstanceError(f"There is no file '{file}'.")
+    with _server(instance) as url:
+        with connect(url) as connection:
+            ((taken,),) = execute(connection, "select to_regnamespace('servicebroker') is not null")
+        if taken:
+            raise InstanceError(f"There is an instance in '{instance}' already: restore into another place.")
+        _run("pg_restore", "--no-owner", "--single-transaction", "--exit-on-error", f"--dbname={url}", str(file))
+    _adopt(instance, chosen)
+
+
+@app.command()
+def adopt(identifier: IdentifierOption = None, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
     """After a restore, before anything uses the copy: give it stamps of its server, and decide on its identifiers."""
+    _adopt(instance, _chosen(identifier))
+
+
+def _chosen(identifier: str | None) -> str:
     if identifier is None:
         if not sys.stdin.isatty():
             raise typer.BadParameter("say --identifier keep, new or error")
-        identifier = typer.prompt("Broker identifiers: keep, new or error")
+        identifier = str(typer.prompt("Broker identifiers: keep, new or error"))
     if identifier not in (KEEP, NEW, ERROR):
         raise typer.BadParameter("--identifier is keep, new or error")
+    return identifier
+
+
+def _adopt(instance: str, identifier: str) -> None:
     with _reached(instance) as url, connect(url) as connection:
         run(connection, check_alone())
         changed = in_transaction(connection, adopting(beside=identifier == NEW))
@@ -69,15 +106,36 @@ def adopt(
     typer.echo("A Spark pipeline begins with a new checkpoint.")
 
 
+def _run(program: str, *arguments: str) -> None:
+    """A program of PostgreSQL's.
+
+    Raises:
+        InstanceError: it failed.
+    """
+    done = subprocess.run([programs() / program, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InstanceError(f"{program} failed: {' '.join(done.stderr.split())}")
+
+
+@contextmanager
+def _server(target: str) -> Iterator[str]:
+    """The URL of a server, in a data folder one that is made when it is missing."""
+    if is_url(target):
+        yield target
+        return
+    with EmbeddedServer.start(target) as server:
+        yield server.url
+
+
+def _must_exist(target: str) -> None:
+    if not is_url(target) and not EmbeddedServer.exists(target):
+        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
+
+
 @contextmanager
 def _reached(target: str) -> Iterator[str]:
     """The URL of an instance that exists, its schema up to date, without a connection that stays."""
-    if is_url(target):
-        prepare(target)
-        yield target
-        return
-    if not EmbeddedServer.exists(target):
-        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
-    with EmbeddedServer.start(target) as server:
-        prepare(server.url)
-        yield server.url
+    _must_exist(target)
+    with _server(target) as url:
+        prepare(url)
+        yield url

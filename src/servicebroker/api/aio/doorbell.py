@@ -22,9 +22,9 @@ from servicebroker.store.aio.running import execute
 _LOOK = 0.5  # seconds between looks at whether the instance was closed
 _REGISTER = (
     "with gone as (delete from servicebroker.waiting_readers "
-    "where pid = $1 and queue_id <> all ($2::int[]) or pid <> all (select pid from pg_stat_activity)) "
-    "insert into servicebroker.waiting_readers (queue_id, pid) select queue_id, $1 from unnest($2::int[]) as queue_id "
-    "on conflict do nothing"
+    "where pid = pg_backend_pid() and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
+    "insert into servicebroker.waiting_readers (queue_id, pid) "
+    "select queue_id, pg_backend_pid() from unnest($1::int[]) as queue_id on conflict do nothing"
 )
 
 
@@ -120,7 +120,7 @@ class Doorbell:
                 return
             try:
                 registrar = self._registrar = self._registrar or await self._connect()
-                await execute(registrar, _REGISTER, registrar.info.backend_pid, list(self._waiting))
+                await execute(registrar, _REGISTER, list(self._waiting))
                 self._registered = set(self._waiting)
                 return
             except (psycopg.Error, InstanceError):

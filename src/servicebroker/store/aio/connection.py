@@ -10,9 +10,14 @@ import psycopg
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 
-# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is
-_OPTIONS = r"-c timezone=UTC -c default_transaction_isolation=read\ committed"
+# UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
+# seconds where the verb takes milliseconds
+_OPTIONS = r"-c timezone=UTC -c jit=off -c default_transaction_isolation=read\ committed"
 _MINIMUM_SERVER = 150000
+_PROXY = (
+    "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
+    "(pgbouncer: pool_mode = session, ignore_startup_parameters = options)."
+)
 
 
 def is_url(target: str) -> bool:
@@ -29,11 +34,13 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
     try:
         connection = await AsyncDirectConnection.connect(url, **_settings(application_name))
     except psycopg.Error as problem:
-        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}") from None
+        advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
+        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
     if connection.info.server_version < _MINIMUM_SERVER:
         version = connection.info.server_version // 10000
         await connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
+    await _set_up(connection)
     return connection
 
 
@@ -46,9 +53,18 @@ def pool(url: str, size: int) -> AsyncDirectPool:
         min_size=1,
         max_size=size,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
+        configure=_set_up,
         open=False,
         name="servicebroker",
     )
+
+
+async def _set_up(connection: AsyncDirectConnection) -> None:
+    """The settings of a session again, where PGTZ or a proxy that ignores options stood before them."""
+    if connection.info.parameter_status("TimeZone") != "UTC":
+        await connection.execute("set timezone = 'UTC'")
+        await connection.execute("set default_transaction_isolation = 'read committed'")
+        await connection.execute("set jit = off")
 
 
 def _settings(application_name: str) -> dict[str, Any]:

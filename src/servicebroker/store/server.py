@@ -1,0 +1,65 @@
+"""What a PostgreSQL server must be to hold an instance: reached without shared sessions, and one that keeps commits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.connection import connect
+from servicebroker.store.running import execute
+
+ALLOW_LOSS = "servicebroker.allow_data_loss"  # on for a database whose messages may be lost, as in tests
+
+_ADVICE = "connect to PostgreSQL itself, or through a proxy that gives each connection a session of its own"
+_DURABILITY = ("fsync", "full_page_writes", "synchronous_commit")
+
+
+def check_server(connection: psycopg.Connection[Any], url: str) -> None:
+    """Refuse a server that would lose messages or locks; one statement where there is no proxy.
+
+    Raises:
+        InstanceError: a proxy lends its sessions by the transaction, or drops the isolation we ask for; commits do not
+            wait for the disk, and the database does not allow that.
+    """
+    ((backend, isolation, allowed, *durable),) = execute(
+        connection,
+        "select pg_backend_pid(), current_setting('default_transaction_isolation'), "
+        f"coalesce(current_setting('{ALLOW_LOSS}', true), ''), "
+        + ", ".join(f"current_setting('{name}')" for name in _DURABILITY),
+    )
+    if backend != connection.info.backend_pid and _shares_sessions(connection, url):
+        raise InstanceError(
+            "A proxy stands before PostgreSQL that lends its sessions by the transaction: group locks, LISTEN and "
+            f"prepared statements would belong to somebody else; {_ADVICE} (pgbouncer: pool_mode = session)."
+        )
+    if isolation != "read committed":
+        raise InstanceError(
+            f"A proxy drops the settings of a session, and transactions are {isolation} by default, with which readers "
+            f"fail: {_ADVICE}, or ALTER ROLE ... SET default_transaction_isolation = 'read committed'."
+        )
+    off = [name for name, value in zip(_DURABILITY, durable, strict=True) if value == "off"]
+    if off and allowed not in ("on", "true", "1", "yes"):
+        raise InstanceError(
+            f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off: a crash would lose messages that were "
+            "already acknowledged. Switch on what is off, or, where messages may be lost, "
+            f"ALTER DATABASE ... SET {ALLOW_LOSS} = on."
+        )
+
+
+def _shares_sessions(connection: psycopg.Connection[Any], url: str) -> bool:
+    """Whether another connection gets our session while we have no transaction open, or we another one meanwhile."""
+    sessions = {_session(connection)}
+    with connect(url) as other:
+        for _ in range(3):
+            with other.transaction():
+                if _session(other) in sessions:
+                    return True
+                sessions.add(_session(connection))
+    return len(sessions) > 1
+
+
+def _session(connection: psycopg.Connection[Any]) -> int:
+    ((pid,),) = execute(connection, "select pg_backend_pid()")
+    return int(pid)

@@ -1,0 +1,104 @@
+"""What a PostgreSQL server must be: no proxy that lends its sessions, commits that wait for the disk; UTC or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+import servicebroker as sb
+from pooling_proxy import PoolingProxy
+from servicebroker.store.embedded import EmbeddedServer
+from support import ORDER, REPLY, STOCK_QUEUE, bodies, define_standard_set, open_dialog, query
+
+MAY_LOSE = "servicebroker.allow_data_loss"
+
+
+def alter(url: str, setting: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        name = conninfo_to_dict(url)["dbname"]
+        connection.execute(f"alter role servicebroker in database {name} set {setting}")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("sessions", [1, 3])
+def test_a_proxy_that_lends_its_sessions_is_refused(make_url: Callable[[], str], sessions: int) -> None:
+    url = make_url()
+    with (
+        PoolingProxy(url, sessions) as proxied,
+        pytest.raises(sb.InstanceError, match="lends its sessions by the transaction") as caught,
+    ):
+        sb.open(proxied)
+    assert "\n" not in str(caught.value)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]
+
+
+def test_commits_that_do_not_wait_for_the_disk_are_refused(make_url: Callable[[], str], server: EmbeddedServer) -> None:
+    """The server of the tests has fsync off, and allows that."""
+    url = make_url()
+    alter(url, f"{MAY_LOSE} = off")
+    with pytest.raises(sb.InstanceError, match=f"fsync is off.*SET {MAY_LOSE} = on"):
+        sb.open(url)
+    alter(url, "synchronous_commit = off")
+    with pytest.raises(sb.InstanceError, match="fsync and synchronous_commit are off"):
+        sb.open(url)
+    alter(url, f"{MAY_LOSE} = on")
+    sb.open(url).close()
+
+
+def test_a_proxy_that_ignores_our_options(make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = make_url()
+    alter(url, "timezone = 'Asia/Kolkata'")
+    alter(url, "default_transaction_isolation = 'serializable'")
+    monkeypatch.setattr("servicebroker.store.connection._OPTIONS", "")
+    with sb.open(url) as instance, instance.connection() as connection:  # it sets them itself
+        assert connection.execute("show timezone").fetchall() == [("UTC",)]
+        assert connection.execute("show default_transaction_isolation").fetchall() == [("read committed",)]
+        assert connection.execute("show jit").fetchall() == [("off",)]
+    alter(url, "timezone = 'UTC'")  # then nothing shows that they were ignored
+    with pytest.raises(sb.InstanceError, match="transactions are serializable by default"):
+        sb.open(url)
+
+
+def test_times_are_utc_whatever_the_server_and_the_client_have(
+    make_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "America/St_Johns")
+    monkeypatch.setenv("PGTZ", "Pacific/Chatham")
+    url = make_url()
+    alter(url, "timezone = 'Asia/Kolkata'")
+    with sb.open(url) as instance:
+        database = define_standard_set(instance.database("Zones", create=True))
+        began = datetime.now(UTC)
+        initiator, target = open_dialog(database)
+        database.send(initiator, ORDER, b"x")
+        database.begin_conversation_timer(target, 3600)
+        (message,) = database.receive(STOCK_QUEUE)
+        assert message.message_enqueue_time.utcoffset() == timedelta(0)
+        assert timedelta(0) <= message.message_enqueue_time - began < timedelta(minutes=5)
+        ((timer, text),) = query(
+            database,
+            "select dialog_timer, dialog_timer::text from sys.conversation_endpoints where conversation_handle = %s",
+            target,
+        )
+        assert text.endswith("+00")
+        assert timedelta(hours=1) <= timer - began < timedelta(hours=1, minutes=5)
+        waits = database.begin_dialog("//test/Orders", "//nowhere", contract="//test/Contract")
+        database.send(waits, ORDER, b"x")
+        # another session, in the zone of the server
+        with psycopg.connect(url) as connection:
+            connection.execute("set timezone = 'Asia/Kolkata'")
+            ((enqueued,),) = connection.execute("select enqueue_time from sys.transmission_queue").fetchall()
+            assert timedelta(0) <= enqueued - began < timedelta(minutes=5)
+            joined = database.join(connection)
+            joined.send(target, REPLY, b"joined")
+            connection.commit()
+        with psycopg.connect(url) as connection:
+            connection.execute("set timezone = 'Asia/Kolkata'")
+            (answer,) = database.join(connection).receive("OrdersQueue")
+        assert answer.message_body == b"joined"
+        assert timedelta(0) <= answer.message_enqueue_time - began < timedelta(minutes=5)
+        assert bodies(database.receive(STOCK_QUEUE)) == []
