@@ -160,12 +160,13 @@ def test_create_needs_all_of_an_activation_that_is_on(database: sb.Database) -> 
 
 
 def test_filegroups_are_refused(database: sb.Database) -> None:
-    for wrong in ("PRIMARY", "fast disks"):
+    for wrong in ("SECONDARY", "fast disks"):
         with refused(15151, "filegroup", wrong, "TABLESPACE"):
             database.create_queue("Filed", filegroup=wrong)
         with refused(15151, "filegroup", wrong):
             database.alter_queue(STOCK_QUEUE, move_to=wrong)
-    database.alter_queue(STOCK_QUEUE, move_to="Default")
+    for right in ("Default", "primary"):
+        database.alter_queue(STOCK_QUEUE, move_to=right)
     with refused(15151, "nowhere"):
         database.alter_queue("nowhere", reorganize=True)
 

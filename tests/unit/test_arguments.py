@@ -53,7 +53,6 @@ def begin_dialog(**changes: Any) -> None:
         ({"to_service": "x" * 257}, 15151),
         ({"from_service": ""}, 15151),
         ({"broker_instance": "x" * 257}, 8413),
-        ({"broker_instance": "current database"}, 1093),
         ({"broker_instance": "no guid"}, 1093),
         ({"broker_instance": "\ud800"}, 1093),
         ({"broker_instance": 5}, 402),

@@ -126,7 +126,7 @@ class Definitions(ABC):
             retention: what its services receive and send stays visible there until the conversation ends.
             poison_message_handling: False lets no number of rollbacks switch it off.
             activation: the procedure that reads it; on unless its `status` says otherwise.
-            filegroup: only DEFAULT.
+            filegroup: PRIMARY, which is DEFAULT.
 
         Raises:
             BrokerError: 2714 name taken, 9609, 15151 name with # or another filegroup, 402, 262, and for the activation
@@ -220,7 +220,7 @@ class Definitions(ABC):
         With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
         Of an activation, what is given changes; "DROP" takes it away.
         REBUILD gives the table's unused space back; readers and senders wait meanwhile. REORGANIZE gives back what
-        lies at its end, and nobody waits. MOVE TO knows only the filegroup DEFAULT.
+        lies at its end, and nobody waits. MOVE TO knows only the filegroup PRIMARY, or DEFAULT.
 
         Raises:
             BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,

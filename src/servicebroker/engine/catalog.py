@@ -184,13 +184,13 @@ def create_queue(
 
 
 def check_filegroup(name: object) -> None:
-    """There is one filegroup.
+    """There is one filegroup, PRIMARY, which is the default one.
 
     Raises:
         BrokerError: 15151 for any other.
     """
-    if names.checked("filegroup", name).upper() != "DEFAULT":
-        hint = "An instance has only DEFAULT. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."
+    if names.checked("filegroup", name).upper() not in ("DEFAULT", "PRIMARY"):
+        hint = "An instance has only PRIMARY. PostgreSQL's ALTER TABLE ... SET TABLESPACE moves a queue's table."
         raise BrokerError(15151, "find", "filegroup", name, hint=hint)
 
 

@@ -235,8 +235,8 @@ def broker_instance(given: object) -> str | None:
         raise BrokerError(402, "the broker instance", type(given).__name__, "str or uuid.UUID")
     if len(given.encode(errors="replace")) > 256:
         raise BrokerError(8413, given)
-    if given == CURRENT_DATABASE:
-        return given
+    if given.upper() == CURRENT_DATABASE:
+        return CURRENT_DATABASE
     try:
         return str(UUID(given))
     except ValueError:

@@ -12,6 +12,7 @@ from servicebroker.tsql.interpreter.functions import KNOWN
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import DEFINERS, OPTIONS
 from servicebroker.tsql.interpreter.options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
+from servicebroker.tsql.interpreter.principals import OF_NOTHING_HERE
 from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.relational import translate, translate_expression
@@ -32,6 +33,7 @@ from servicebroker.tsql.syntax import (
     Unsupported,
 )
 from servicebroker.tsql.tokens import Batch, batches
+from servicebroker.tsql.translation.documents import UnknownColumns
 from servicebroker.tsql.types import SqlType, parse_type
 
 _ = Session  # the module registers what runs each statement
@@ -88,13 +90,15 @@ def _refused(error: TsqlError, statement: str, line: int = 0) -> Finding:
 def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
     """The statement, then those inside it."""
     if isinstance(statement, Procedure):
-        declared = Declared({one.name: _type(one.type) for one in statement.parameters}, {})
+        declared = Declared({}, {})
     elif isinstance(statement, Trigger):
         declared = Declared({}, {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"})
     title = title_of(statement)
     try:
         verdict, note = _judged(statement, declared)
         yield Finding(statement.line, title, verdict, note)
+    except UnknownColumns:  # a star over a table: only the database knows its columns
+        yield Finding(statement.line, title, Verdict.RUNS)
     except TsqlError as error:
         yield _refused(error, title, statement.line)
     for inner in _inside(statement):
@@ -109,7 +113,9 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
     if type(statement) not in RUNNERS:
         return Verdict.REFUSED, "There is nothing like it here."
     scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN))
-    if isinstance(statement, DeclareVariable):
+    if isinstance(statement, Procedure):
+        declared.variables.update((one.name, _type(one.type)) for one in statement.parameters)
+    elif isinstance(statement, DeclareVariable):
         declared.variables.setdefault(statement.name, _type(statement.type))
     elif isinstance(statement, DeclareTable):
         declared.tables[statement.name] = f'pg_temp."{statement.name}"'
@@ -134,6 +140,8 @@ def _difference(statement: Statement) -> tuple[Verdict, str]:
         if statement.kind == "OBJECT" and statement.permissions == ("RECEIVE",):
             return Verdict.RUNS, ""  # nothing but a queue has it
         return Verdict.DIFFERS, "On a queue it counts; permissions on tables, procedures and principals are not kept."
+    if isinstance(statement, Permission) and OF_NOTHING_HERE.issuperset(statement.permissions):
+        return Verdict.DIFFERS, "Nothing here asks for this permission: it is not kept."
     if isinstance(statement, Definition):
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
         if ignored:

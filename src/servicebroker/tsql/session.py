@@ -19,6 +19,7 @@ from servicebroker.store.direct import send_ahead
 from servicebroker.tsql.context import Context
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import (
+    applocks,
     calls,
     control,
     conversations,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from servicebroker.store.direct import DirectConnection
 
 _RUNNERS = (
+    applocks,
     calls,
     control,
     conversations,
@@ -112,6 +114,7 @@ class Session:
         if self._given is not None and machine.transactions.has_begun():
             send_ahead(machine.connection)
         try:
+            applocks.release_all(machine)
             machine.queries.close()
         except psycopg.Error:
             if self._given is None:

@@ -119,3 +119,25 @@ create or replace function tsql.get_transmission_status(handle text) returns tex
 begin atomic
     select tsql.get_transmission_status(tsql.to_uniqueidentifier(handle));
 end;
+
+-- 1 or 0; null where there is no such role. A role may be a member of another one.
+create or replace function tsql.is_member(database text, principal text, role text) returns integer language sql stable parallel safe
+begin atomic
+    with recursive known as (
+        select p.* from servicebroker.principals p join servicebroker.databases d using (database_id)
+         where lower(d.name) = lower(is_member.database)
+    ), roles (principal_id) as (
+        select p.principal_id from known p where lower(p.name) = lower(is_member.principal)
+         union
+        select m.role_id from roles r join servicebroker.role_members m
+               on m.member_id = r.principal_id and m.database_id = (select database_id from known limit 1)
+    )
+    select case when wanted.principal_id = 0 or wanted.principal_id in (select principal_id from roles)
+                  or (wanted.name = 'db_owner' and 1 in (select principal_id from roles)) then 1 else 0 end
+      from known wanted where lower(wanted.name) = lower(is_member.role) and wanted.is_role;
+end;
+create or replace function tsql.cert_id(database text, name text) returns integer language sql stable parallel safe
+begin atomic
+    select c.certificate_id from servicebroker.certificates c join servicebroker.databases d using (database_id)
+     where lower(d.name) = lower(cert_id.database) and lower(c.name) = lower(cert_id.name);
+end;

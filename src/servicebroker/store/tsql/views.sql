@@ -133,16 +133,25 @@ select s.broker_database as catalog_name, s.name as schema_name from tsql.schema
 
 -- --- of the instance ---
 
+-- Null for a role that may not see master keys; it may see databases.
+create or replace function tsql.has_open_master_key(id integer) returns boolean language plpgsql stable parallel safe as $$
+begin
+    if not has_table_privilege('servicebroker.master_keys', 'select') then return null; end if;
+    return exists (select from servicebroker.master_keys k where k.database_id = id and k.by_service_master_key is not null);
+end $$;
+
 create or replace view tsql.databases with (security_invoker = true) as
 select d.name, d.database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
        'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
        0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
        d.service_broker_guid, d.is_broker_enabled::integer::smallint as is_broker_enabled,
-       d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on
+       d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on, d.create_date,
+       1::smallint as is_trustworthy_on,
+       tsql.has_open_master_key(d.database_id)::integer::smallint as is_master_key_encrypted_by_server
   from servicebroker.databases d
  union all
 select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::smallint, 'MULTI_USER', 0::smallint, 0::smallint, 'ONLINE',
-       1::smallint, 'FULL', null, 0::smallint, 0::smallint
+       1::smallint, 'FULL', null, 0::smallint, 0::smallint, null, 1::smallint, 0::smallint
   from (values ('master', 32761), ('tempdb', 32762), ('model', 32763)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
 create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;

@@ -26,7 +26,7 @@ from servicebroker.tsql.syntax import (
 )
 from servicebroker.tsql.types import INT
 
-SystemProcedure = Callable[[Machine, Execute], None]
+SystemProcedure = Callable[[Machine, Execute], int | None]  # its return code, or nothing for 0
 SYSTEM: dict[str, SystemProcedure] = {}
 
 
@@ -47,9 +47,10 @@ def _execute(machine: Machine, statement: Execute) -> None:
         machine.frame.type_of(statement.returned)
     known = SYSTEM.get(name.own.lower())
     if known is not None and name.schema.lower() in ("", "sys", "dbo"):
-        known(machine, statement)
+        machine.error = 0
+        code = known(machine, statement)
         if statement.returned is not None:
-            machine.frame.assign(statement.returned, 0, INT)
+            machine.frame.assign(statement.returned, code or 0, INT)
         return
     found = find_procedure(machine, name)
     if found is None:
@@ -163,6 +164,29 @@ def _value(machine: Machine, module: Module, parameter: Parameter, given: dict[s
     )  # fmt: skip
 
 
+def named_arguments(machine: Machine, statement: Execute, names: Sequence[str], required: int = 0) -> dict[str, Value]:
+    """The values that a system procedure is given, by the names of its parameters in lower case.
+
+    Raises:
+        TsqlError: 201 one of the first `required` is missing, 8144 too many, 8145 another name.
+    """
+    procedure = str(statement.procedure)
+    given: dict[str, Value] = {}
+    for place, argument in enumerate(statement.arguments):
+        if not argument.name and place >= len(names):
+            raise TsqlError(8144, f"Procedure or function {procedure} has too many arguments specified.", state=2)
+        name = argument.name or names[place]
+        if name not in names:
+            raise TsqlError(8145, f"{name} is not a parameter for procedure {procedure}.")
+        if argument.value is not None:
+            given[name] = operand_value(machine, argument.value)
+    for name in names[:required]:
+        if name not in given:
+            text = f"Procedure or function '{procedure}' expects parameter '{name}', which was not supplied."
+            raise TsqlError(201, text, state=4)
+    return given
+
+
 # ---------------------------------------------------------------- text
 
 
@@ -199,8 +223,6 @@ def _sp_executesql(machine: Machine, statement: Execute) -> None:
     run_text(machine, "" if script is None else str(script), frame)
     for parameter, variable in outputs.items():
         machine.frame.assign(variable, frame.values[parameter], frame.types[parameter])
-    if statement.returned is not None:
-        machine.frame.assign(statement.returned, 0, INT)
 
 
 def _declared(text: str) -> Procedure:

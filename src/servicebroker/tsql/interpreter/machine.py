@@ -87,6 +87,7 @@ class Machine:
         caught: the errors that CATCH blocks are working on, the innermost last.
         tries: in how many TRY blocks this is.
         options: what SET has set.
+        app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
     """
 
     def __init__(self, instance: Instance, connection: DirectConnection, listener: Listener) -> None:
@@ -110,6 +111,7 @@ class Machine:
         self.nocount = False
         self.xact_abort = False
         self.options: dict[str, str] = {}
+        self.app_locks: list[tuple[str, bool]] = []
         self.last_error: TsqlError | None = None
 
     @property

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 # they say how text, NULL and errors are treated, and this is how they are treated; or they ask for figures
-ALWAYS_ON = frozenset(
-    {"ANSI_NULLS", "ANSI_PADDING", "ANSI_WARNINGS", "QUOTED_IDENTIFIER", "ANSI_NULL_DFLT_ON", "ARITHABORT"}
-)
+ALWAYS_ON = frozenset({"ANSI_NULLS", "ANSI_WARNINGS", "QUOTED_IDENTIFIER", "ANSI_NULL_DFLT_ON", "ARITHABORT"})
 ALWAYS_ON |= {"CONCAT_NULL_YIELDS_NULL", "ANSI_DEFAULTS"}
 ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "IMPLICIT_TRANSACTIONS", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
 ALWAYS_OFF |= {"CURSOR_CLOSE_ON_COMMIT", "NOEXEC", "PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
@@ -26,6 +24,7 @@ WITHOUT_EFFECT |= {
     "TEXTSIZE",
     "QUERY_GOVERNOR_COST_LIMIT",
     "CONTEXT_INFO",
+    "ANSI_PADDING",
 }
 _LEVELS = {
     "READ UNCOMMITTED": "read committed",

@@ -23,6 +23,27 @@ _OBJECTS = {
     "CERTIFICATE": "certificate",
 }
 # permissions on what is not the broker's: tables, procedures, schemas, the instance
+# those that every database has in SQL Server, and nothing here asks for: tables are PostgreSQL's to guard
+_ROLES_OF_TABLES = frozenset(
+    {"db_datareader", "db_datawriter", "db_denydatareader", "db_denydatawriter", "db_accessadmin"}
+    | {"db_securityadmin", "db_backupoperator"}
+)
+# permissions on a database or an instance that nothing here asks for
+OF_NOTHING_HERE = frozenset(
+    {"SELECT", "INSERT", "UPDATE", "DELETE", "EXECUTE", "SHOWPLAN", "UNMASK", "AUTHENTICATE", "AUTHENTICATE SERVER"}
+    | {"SUBSCRIBE QUERY NOTIFICATIONS", "CONTROL SERVER", "ALTER TRACE", "UNSAFE ASSEMBLY", "CONNECT SQL"}
+    | {"EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "ALTER SETTINGS", "SHUTDOWN", "CHECKPOINT"}
+    | {"IMPERSONATE ANY LOGIN", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG"}
+    | {f"VIEW {what}" for what in ("SERVER STATE", "DATABASE STATE", "ANY DEFINITION", "ANY DATABASE")}
+    | {f"CREATE {what}" for what in ("TABLE", "VIEW", "PROCEDURE", "FUNCTION", "TYPE", "DEFAULT", "RULE", "SYNONYM")}
+    | {f"CREATE {what}" for what in ("SCHEMA", "DATABASE", "ANY DATABASE", "ASSEMBLY", "DDL EVENT NOTIFICATION")}
+    | {f"CREATE {what}" for what in ("ENDPOINT", "DATABASE DDL EVENT NOTIFICATION", "TRACE EVENT NOTIFICATION")}
+    | {f"ALTER ANY {what}" for what in ("LOGIN", "DATABASE", "ENDPOINT", "EVENT NOTIFICATION", "SYMMETRIC KEY")}
+    | {f"ALTER ANY {what}" for what in ("CONNECTION", "CREDENTIAL", "LINKED SERVER", "ASSEMBLY", "ASYMMETRIC KEY")}
+    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER", "DATABASE EVENT NOTIFICATION", "DATASPACE")}
+)
+
+
 _NOT_KEPT = frozenset({"OBJECT", "SCHEMA", "TYPE", "XML SCHEMA COLLECTION", "USER", "ROLE", "LOGIN"})
 
 
@@ -88,10 +109,18 @@ def _create_role(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "ROLE")
 def _alter_role(machine: Machine, statement: Definition) -> None:
-    if "add_member" in statement.clauses:
-        machine.database.add_role_member(statement.name.own, statement.clauses["add_member"])
+    clauses, role = statement.clauses, statement.name.own
+    change_member(machine, role, clauses.get("add_member") or clauses["drop_member"], add="add_member" in clauses)
+
+
+def change_member(machine: Machine, role: str, member: str, *, add: bool) -> None:
+    """ALTER ROLE role ADD or DROP MEMBER member."""
+    if role.lower() in _ROLES_OF_TABLES:
+        machine.say(Message(f"The role {role} changes nothing: PostgreSQL's own rights on tables count.", 0, 0))
+    elif add:
+        machine.database.add_role_member(role, member)
     else:
-        machine.database.drop_role_member(statement.name.own, statement.clauses["drop_member"])
+        machine.database.drop_role_member(role, member)
 
 
 @defines("DROP", "ROLE")
@@ -110,7 +139,8 @@ def _create_schema(machine: Machine, statement: Definition) -> None:
         (database.database_id, name),
     ):
         raise TsqlError(2714, f"There is already an object named '{name}' in the database.")
-    machine.queries.define(f'create schema if not exists "{schema}"')
+    spelled = name.replace("'", "''")  # which sys.schemas shows
+    machine.queries.define(f'create schema if not exists "{schema}"; comment on schema "{schema}" is \'{spelled}\'')
     machine.connection.run_prepared(
         "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3)",
         (database.database_id, name, schema),
@@ -144,11 +174,17 @@ def _not_there(name: str) -> None:
 def _permission(machine: Machine, statement: Permission) -> None:
     if statement.kind == "ENDPOINT":
         connect_on_endpoint(machine, statement)
-    elif statement.kind in _NOT_KEPT and not _is_queue(machine, statement):
+    elif _asked_by_nothing(machine, statement):
         _not_kept(machine, statement)
     else:
         _on_object(machine, statement)
     machine.done(0)
+
+
+def _asked_by_nothing(machine: Machine, statement: Permission) -> bool:
+    if statement.kind in ("", "DATABASE"):
+        return OF_NOTHING_HERE.issuperset(statement.permissions)
+    return statement.kind in _NOT_KEPT and not _is_queue(machine, statement)
 
 
 def _on_object(machine: Machine, statement: Permission) -> None:
@@ -193,7 +229,8 @@ def _not_kept(machine: Machine, statement: Permission) -> None:
     Raises:
         TsqlError: 40515 for DENY and REVOKE: what they are to keep from happening would happen.
     """
-    what = f"{statement.verb} {', '.join(statement.permissions)} ON {statement.kind}::{statement.name}"
+    what = f"{statement.verb} {', '.join(statement.permissions)}"
+    what += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
     if statement.verb == "DENY":
         raise unsupported(what, "Use GRANT and REVOKE of PostgreSQL on the table.", statement.line)
     machine.say(Message(f"{what} changes nothing: only permissions on the broker's objects are kept.", 0, 0))

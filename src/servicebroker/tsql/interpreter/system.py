@@ -7,8 +7,9 @@ from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.interpreter.calls import system
 from servicebroker.tsql.interpreter.expressions import operand_value
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.interpreter.principals import change_member
 from servicebroker.tsql.results import ResultSet
-from servicebroker.tsql.syntax import Execute
+from servicebroker.tsql.syntax import Execute, Name
 from servicebroker.tsql.types import NVARCHAR
 
 
@@ -52,13 +53,30 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
 @system("sp_addrolemember")
 def _sp_addrolemember(machine: Machine, statement: Execute) -> None:
     role, member = _texts(machine, statement)
-    machine.database.add_role_member(role, member)
+    change_member(machine, role, member, add=True)
 
 
 @system("sp_droprolemember")
 def _sp_droprolemember(machine: Machine, statement: Execute) -> None:
     role, member = _texts(machine, statement)
-    machine.database.drop_role_member(role, member)
+    change_member(machine, role, member, add=False)
+
+
+@system("sp_fulltext_database")
+@system("sp_db_vardecimal_storage_format")
+@system("sp_changedbowner")
+@system("sp_dbcmptlevel")
+@system("sp_procoption")
+@system("sp_addextendedproperty")
+@system("sp_updateextendedproperty")
+@system("sp_dropextendedproperty")
+@system("sp_updatestats")
+@system("sp_recompile")
+@system("sp_refreshview")
+def _of_no_effect(machine: Machine, statement: Execute) -> None:
+    """What scripts written by tools call: it asks for what holds here anyhow, or notes what nothing reads."""
+    assert isinstance(statement.procedure, Name)
+    machine.say(Message(f"{statement.procedure.own} changes nothing here."))
 
 
 @system("sp_dboption")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.parser.dialogs import Dialogs
 from servicebroker.tsql.parser.extent import expression_end, statement_end
-from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
 from servicebroker.tsql.syntax import (
     BeginTransaction,
     Block,
@@ -337,7 +337,7 @@ class Control(Dialogs):
 
     def throw(self, line: int) -> Statement:
         """THROW [number, message, state]."""
-        if self.word in ("", ";", "END"):
+        if self.word in ("", ";") or (self.word in STARTERS and begins_statement(self.tokens, self.at)):
             return Throw(line)
         number = self.expression()
         self.expect(",")

@@ -78,6 +78,9 @@ class Securing(Procedures):
         if self.take("COLLATE"):
             clauses["ignored"] = [f"COLLATE {self.own_name().own}"]
             return
+        if self.word in ("ADD", "REMOVE", "MODIFY"):
+            clauses["ignored"] = [self._files()]
+            return
         self.expect("SET")
         ignored: list[str] = []
         while True:
@@ -102,6 +105,22 @@ class Securing(Procedures):
                 clauses["rollback_after"] = self.integer()
                 self.take_any("SECONDS", "SECOND")
 
+    def _files(self) -> str:
+        """ADD FILE (...), MODIFY FILEGROUP name DEFAULT: PostgreSQL keeps its files itself."""
+        verb = self.expect_any("ADD", "REMOVE", "MODIFY")
+        self.take("LOG")
+        kind = self.expect_any("FILE", "FILEGROUP")
+        if kind == "FILE" and self.word == "(":
+            self.parenthesized()
+            while self.take(","):
+                self.parenthesized()
+            if self.take("TO", "FILEGROUP"):
+                self.own_name()
+        else:
+            self.own_name()
+            self.take_any("DEFAULT", "READONLY", "READ_ONLY", "READWRITE", "READ_WRITE")
+        return f"{verb} {kind}"
+
     def _other_option(self, option: str) -> str:
         begin = self.at
         self.take("=")
@@ -109,6 +128,7 @@ class Securing(Procedures):
             self.parenthesized()
         elif self.word not in (",", ";", "", "WITH") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
             self.at += 1
+            self.take_any("SECONDS", "MINUTES")
             if self.word == "(":
                 self.parenthesized()
         return f"{option} {self.slice(begin, self.at)}" if self.at > begin else option

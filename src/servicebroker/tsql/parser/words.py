@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.tokens import NUMBER, VARIABLE, Tokens
+from servicebroker.tsql.tokens import NUMBER, QUOTED, VARIABLE, WORD, Tokens
 
 
 def words(text: str) -> frozenset[str]:
@@ -47,7 +47,7 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
     if word == "THROW":
         return following in ("", ";", "END") or tokens.kinds[at + 1] in (NUMBER, VARIABLE)
     if word == "RECEIVE":
-        return following in ("TOP", "*", "@")
+        return _begins_receive(tokens, at, following)
     if word == "UPDATE":
         return following != "("  # IF UPDATE (column)
     if word == "WITH":
@@ -56,3 +56,11 @@ def begins_statement(tokens: Tokens, at: int) -> bool:
             following not in ("(", "TIES", "CHECK", "NOCHECK") and third in ("AS", "(")
         )
     return True
+
+
+def _begins_receive(tokens: Tokens, at: int, following: str) -> bool:
+    """RECEIVE begins a statement before a list of columns; as a name, another name hardly follows it."""
+    if following in ("TOP", "*", "@", "CAST", "CONVERT"):
+        return True
+    is_named = at > 0 and tokens.words[at - 1] in ("FROM", "JOIN", "INTO", "UPDATE", "TABLE", "AS", ".", ",")
+    return not is_named and tokens.kinds[at + 1] in (WORD, QUOTED) and following not in RESERVED

@@ -29,7 +29,11 @@ _NAMED = {
     **dict.fromkeys(("remote_service_bindings", "conversation_priorities", "event_notifications"), ("name",)),
     **dict.fromkeys(("xml_schema_collections", "tcp_endpoints", "service_broker_endpoints"), ("name",)),
 }
-_INFORMATION = frozenset({"tables", "columns", "routines", "schemata", "views"})
+_INFORMATION = {
+    **dict.fromkeys(("tables", "columns", "views"), ("table_name", "table_schema")),
+    "routines": ("routine_name", "routine_schema"),
+    "schemata": ("schema_name",),
+}
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "messages"})  # fmt: skip
@@ -57,10 +61,10 @@ def catalog_view(writer: Writer, own: object) -> View | None:
     if schema == "information_schema":
         if name not in _INFORMATION:
             raise refused(f"INFORMATION_SCHEMA.{name.upper()}", "Use the views of sys.")
-        view = f"tsql.{quoted('information_schema_' + name)}"
+        view, named = f"tsql.{quoted('information_schema_' + name)}", _INFORMATION[name]
     else:
-        view = f"{'tsql' if name in OWN else 'sys'}.{quoted(name)}"
+        view, named = f"{'tsql' if name in OWN else 'sys'}.{quoted(name)}", _NAMED.get(name, ())
     columns = dict(writer.table_columns(view) or {})
-    for each in _NAMED.get(name, ()) if schema != "information_schema" else ("table_name", "table_schema"):
+    for each in named:
         columns[each] = Column(each, SYSNAME)
     return View(view, columns)

@@ -6,8 +6,20 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
+from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.translation.selects import Output, query
 from servicebroker.tsql.translation.writer import Writer, refused
+
+
+class UnknownColumns(TsqlError):
+    """A star hides columns that are not known: those of PostgreSQL's own views, or of tables nobody has looked up."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            40515,
+            "A star under FOR XML or FOR JSON over a table whose columns are not known is not supported here. "
+            "Name the columns.",
+        )
 
 
 class Rows(NamedTuple):
@@ -43,12 +55,12 @@ def rows_of(writer: Writer, node: exp.Expression) -> Rows:
     """The rows that become the document.
 
     Raises:
-        TsqlError: 40515 where a star hides the columns.
+        UnknownColumns: 40515 where a star hides the columns.
     """
     plain = node.copy()
     plain.set("for_", None)
     done = query(writer, plain, outermost=False)
     if done.outputs is None:
-        raise refused("A star under FOR XML or FOR JSON over a table whose columns are not known", "Name the columns.")
+        raise UnknownColumns
     names = ", ".join(f"c{number}" for number in range(len(done.outputs)))
     return Rows(done.outputs, f"({done.text}) AS document ({names})")

@@ -140,6 +140,7 @@ FUNCTIONS: dict[str, Function] = {
     "schema_name": _f("?i", "tsql.schema_name({database}, {all_or_null})", SYSNAME),
     "type_name": _f("i", "tsql.type_name({0})", SYSNAME),
     "col_length": _f("ss", "tsql.col_length({database}, {0}, {1})", SMALLINT),
+    "fulltextserviceproperty": _f("s", "(0 * length({0}))", INT),
     "serverproperty": _f("s", "tsql.serverproperty({0})", NVARCHAR),
     "databasepropertyex": _f("ss", "tsql.databasepropertyex({0}, {1})", NVARCHAR),
     "objectproperty": _f("is", "tsql.objectproperty({0}, {1})", INT),
@@ -147,7 +148,6 @@ FUNCTIONS: dict[str, Function] = {
     "cert_id": _f("s", "tsql.cert_id({database}, {0})", INT),
     "database_principal_id": _f("?s", "tsql.principal_id({database}, {all_or_dbo})", INT),
     "user_id": _f("?s", "tsql.principal_id({database}, {all_or_dbo})", INT),
-    "is_member": _f("s", "tsql.is_member({database}, {0})", INT),
     # JSON
     "isjson": _f("s", "tsql.isjson({0})", INT),
     "json_value": _f("ss", "tsql.json_value({0}, {1})", SqlType("nvarchar", 4000)),

@@ -117,6 +117,7 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
     name = reader.name()
     of = column_type_of(reader)
     parts = [identifier(name), column_type(of)]
+    of_table: list[str] = []
     identity, nullable = False, True
     while reader.word():
         label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
@@ -137,20 +138,29 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             continue
         elif reader.word() in ("PRIMARY", "UNIQUE"):
             primary = reader.word() == "PRIMARY"
+            key = label + _key(reader, "")
+            if key.endswith(")"):  # the comma before a constraint of the table may be missing
+                of_table.append(key)
+                continue
             nullable = nullable and not primary
-            parts.append(label + _key(reader, ""))
+            parts.append(key)
+        elif reader.take("INDEX"):
+            found.indexes.append((reader.name(), reader.take("UNIQUE"), [identifier(name)]))
+            _clustered(reader)
+            storage(reader)
         elif reader.take("CHECK"):
             reader.take("NOT", "FOR", "REPLICATION")
             found.columns.append(Column(name, of))
             parts.append(f"{label}CHECK ({condition(writer, reader.inside(), found)})")
             found.columns.pop()
-        elif reader.word() in ("FOREIGN", "REFERENCES"):
-            reader.take("FOREIGN", "KEY")
+        elif reader.take("FOREIGN", "KEY") and reader.word() == "(":
+            of_table.append(f"{label}{_foreign_key(writer, reader)}")
+        elif reader.word() == "REFERENCES":
             parts.append(label + _references(writer, reader))
         else:
             raise reader.wrong()
     found.columns.append(Column(name, of, identity, nullable))
-    found.members.append(" ".join(parts))
+    found.members += [" ".join(parts), *of_table]
 
 
 def column_type_of(reader: Reader) -> SqlType:
@@ -224,6 +234,14 @@ def _collation(reader: Reader) -> None:
         )
 
 
+def _clustered(reader: Reader) -> None:
+    """Steps over how an index is kept, which is one way here."""
+    if not reader.take("CLUSTERED"):
+        reader.take("NONCLUSTERED")
+    if reader.take("HASH") and reader.take("WITH"):
+        reader.inside()
+
+
 def _key(reader: Reader, columns: str) -> str:
     if reader.take("PRIMARY", "KEY"):
         word = "PRIMARY KEY"
@@ -231,8 +249,7 @@ def _key(reader: Reader, columns: str) -> str:
         word = "UNIQUE"
     else:
         raise reader.wrong()
-    if not reader.take("CLUSTERED"):
-        reader.take("NONCLUSTERED")
+    _clustered(reader)
     if reader.word() == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     storage(reader)
@@ -267,6 +284,11 @@ def ordered(piece: Slice) -> tuple[str, str]:
     if reader.word():
         raise reader.wrong()
     return name, down
+
+
+def _foreign_key(writer: Writer, reader: Reader) -> str:
+    columns = ", ".join(ordered(each)[0] for each in reader.inside().split())
+    return f"FOREIGN KEY ({columns}) {_references(writer, reader)}"
 
 
 def _references(writer: Writer, reader: Reader) -> str:
@@ -333,8 +355,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
 def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> None:
     label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
     if reader.take("FOREIGN", "KEY"):
-        columns = ", ".join(ordered(each)[0] for each in reader.inside().split())
-        found.members.append(f"{label}FOREIGN KEY ({columns}) {_references(writer, reader)}")
+        found.members.append(f"{label}{_foreign_key(writer, reader)}")
     elif reader.take("CHECK"):
         reader.take("NOT", "FOR", "REPLICATION")
         known_columns = found.columns or list((writer.table_columns(table) or {}).values())
@@ -354,8 +375,7 @@ def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> 
     elif reader.take("INDEX"):
         name = reader.name()
         unique = reader.take("UNIQUE")
-        if not reader.take("CLUSTERED"):
-            reader.take("NONCLUSTERED")
+        _clustered(reader)
         found.indexes.append((name, unique, ["".join(ordered(each)) for each in reader.inside().split()]))
         storage(reader)
     else:

@@ -1,0 +1,1 @@
+-- The views and functions that T-SQL scripts ask for are made again.
