@@ -45,7 +45,7 @@ def commit(into: Incoming) -> Batch:
 def test_messages_in_order_are_delivered_in_one_batch() -> None:
     into = incoming()
     assert [whole(into, number) for number in range(3)] == [Verdict.NEW] * 3
-    assert commit(into) == Batch(0, 3, [Deliver(number, data()) for number in range(3)])
+    assert commit(into) == Batch(0, 3, [Deliver(number, (data(),)) for number in range(3)])
 
 
 def test_a_message_too_early_is_kept_until_its_turn() -> None:
@@ -54,7 +54,7 @@ def test_a_message_too_early_is_kept_until_its_turn() -> None:
     assert commit(into) == Batch(0, 0, [Keep(1, 0, 1, data())])
     assert into.stored.acknowledgement() == Acknowledgement(0, ((1, 1),))
     whole(into, 0)
-    assert commit(into) == Batch(0, 2, [Deliver(0, data()), Complete(1)])
+    assert commit(into) == Batch(0, 2, [Deliver(0, (data(),)), Complete(1)])
     assert into.stored.acknowledgement() == Acknowledgement(2)
 
 
@@ -96,7 +96,7 @@ def test_one_batch_at_a_time() -> None:
     assert into.batch() is None
     assert into.is_busy
     into.committed()
-    assert commit(into) == Batch(1, 2, [Deliver(1, data())])
+    assert commit(into) == Batch(1, 2, [Deliver(1, (data(),))])
     assert not into.is_busy
     with pytest.raises(ValueError, match="no batch"):
         into.committed()
@@ -151,7 +151,7 @@ def test_an_error_takes_the_place_of_what_is_missing() -> None:
     into = incoming()
     whole(into, 2)
     whole(into, 99, ERROR)
-    assert commit(into) == Batch(0, 100, [Keep(2, 0, 1, data()), Discard(99), Deliver(99, ERROR)])
+    assert commit(into) == Batch(0, 100, [Keep(2, 0, 1, data()), Discard(99), Deliver(99, (ERROR,))])
     assert into.stored.is_closed
     assert into.stored.held == 0
     assert whole(into, 1) is Verdict.DUPLICATE

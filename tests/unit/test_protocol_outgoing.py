@@ -13,7 +13,7 @@ LIMITS = Limits(fragment_size=100, window=1_000, message_cost=10, jitter=0.0)
 def outgoing(*sizes: int, limits: Limits = LIMITS) -> Outgoing:
     out = Outgoing(0, 0, limits, lambda: 0.5)
     for number, size in enumerate(sizes):
-        out.offer(number, size)
+        out.offer(number, [size])
     return out
 
 
@@ -51,10 +51,10 @@ def test_a_frame_has_at_most_so_many_messages() -> None:
 def test_messages_are_offered_in_order_while_there_is_room() -> None:
     out = outgoing(500)
     assert (out.next_number, out.room) == (1, 490)
-    out.offer(1, 600)
+    out.offer(1, [600])
     assert out.room < 0
     with pytest.raises(ValueError, match="message 2 comes next"):
-        out.offer(3, 1)
+        out.offer(3, [1])
 
 
 def test_no_more_than_the_window_is_under_way() -> None:
@@ -90,7 +90,7 @@ def test_retries_come_after_4_8_16_32_and_then_every_64_seconds() -> None:
 def test_jitter_spreads_a_wait_to_both_sides() -> None:
     for draw, wait in ((0.0, 3.8), (0.5, 4.0), (0.999, 4.2)):
         out = Outgoing(0, 0, Limits(), lambda draw=draw: draw)  # type: ignore[misc]
-        out.offer(0, 1)
+        out.offer(0, [1])
         out.cut(0.0)
         assert out.wake_at() == pytest.approx(wait, abs=0.01)
 
@@ -114,7 +114,7 @@ def test_what_was_never_sent_cannot_be_acknowledged() -> None:
 
 def test_after_a_restart_the_peer_may_know_more_than_was_offered() -> None:
     out = Outgoing(3, 10, LIMITS, lambda: 0.5)
-    out.offer(3, 10)
+    out.offer(3, [10])
     assert out.acknowledged(Acknowledgement(8))
     assert out.next_number == 8
 
@@ -175,7 +175,7 @@ def test_skipping_drops_what_waits() -> None:
     out = outgoing(10, 500)
     cuts(out)
     out.skip_to(5)
-    out.offer(5, 20)
+    out.offer(5, [20])
     assert cuts(out, 1.0) == [Cut(5, 5, 0, 1, 0, 20)]
     assert not out.acknowledged(Acknowledgement(2))
     assert out.acknowledged(Acknowledgement(6))

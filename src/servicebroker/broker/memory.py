@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from heapq import heappop, heappush
 from uuid import UUID
 
 from servicebroker.broker.links import Link
-from servicebroker.engine.departing import Leaving
 from servicebroker.engine.remote import Remote
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.dialog import Dialog, Identity, Sending, State
-from servicebroker.protocol.envelope import Failure, unpack_exchange
+from servicebroker.protocol.envelope import Failure, Part, unpack_exchange
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
 from servicebroker.protocol.session import Session
@@ -34,8 +33,8 @@ class Entry:
     is_claimed: bool = False  # nobody in this instance becomes its target any more
     is_stale: bool = False  # a route has changed since its address was found
     link: Link | None = None
-    bodies: dict[int, Leaving] = field(default_factory=dict)  # offered, not yet sent
-    load: dict[int, int] = field(default_factory=dict)  # bytes of messages that are offered and not acknowledged
+    parts: dict[int, Part] = field(default_factory=dict)  # offered, not yet sent
+    load: int = 0  # bytes of messages that are offered and not acknowledged, as its link has counted them
     is_storing: bool = False  # a batch of its dialog is on its way into the database
     status: str | None = None  # that was written last
     match_at: float = NEVER  # when its address is looked for again
@@ -118,10 +117,21 @@ class Memory:
             self.release(entry)
             del self._by_conversation[entry.endpoint.conversation_id, entry.endpoint.is_initiator]
 
+    def hold(self, entry: Entry, numbers: Sequence[int], parts: Sequence[Part]) -> None:
+        """Keep what was read of messages with these numbers until it is sent."""
+        fresh = {number: part for number, part in zip(numbers, parts, strict=False) if number not in entry.parts}
+        entry.parts |= fresh
+        self.waiting_bytes += _size(fresh.values())
+
+    def take(self, entry: Entry, numbers: Sequence[int]) -> tuple[Part, ...]:
+        """What is kept of them, to be sent."""
+        parts = tuple([entry.parts.pop(number) for number in numbers])
+        self.waiting_bytes -= _size(parts)
+        return parts
+
     def release(self, entry: Entry, below: float = NEVER) -> None:
         """The bodies of messages below that number are not needed any more, or will be read again."""
-        for number in [number for number in entry.bodies if number < below]:
-            self.waiting_bytes -= len(entry.bodies.pop(number).body or b"")
+        self.take(entry, [number for number in entry.parts if number < below])
 
     def set_alarm(self, entry: Entry) -> None:
         """Ring when the entry next has something to do by itself."""
@@ -167,6 +177,10 @@ class Memory:
         for handle in evicted:
             self.forget(handle)
         return bool(evicted)
+
+
+def _size(parts: Iterable[Part]) -> int:
+    return sum([len(part.body) for part in parts if part.body])
 
 
 def _identity(endpoint: Remote, lifetime: float) -> Identity:

@@ -65,6 +65,8 @@ SOON = 0.02  # seconds until what somebody else holds is tried again, at first
 LATER = 1.0  # and at most
 DEFAULT_PRIORITY = 5
 
+_NOTHING = Leaving((), (), [])
+
 
 class Relay:
     """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
@@ -256,7 +258,8 @@ class Relay:
             match event:
                 case Acknowledged():
                     self._acknowledged[handle] = event
-                    self._unload(entry, event.below)
+                    self._memory.release(entry, event.below)
+                    self._weigh(entry)
                 case Failed():
                     self._failed[handle] = event.failure
                 case Dropped():
@@ -468,7 +471,7 @@ class Relay:
     def _leave(self, entry: Entry) -> None:
         """Its route has changed: what was under way travels again, on another one."""
         if entry.link is not None:
-            self._loads[entry.link] -= sum(entry.load.values())
+            self._loads[entry.link] -= entry.load
             entry.link = None
         entry.dialog.link_down(self._seconds(), "")
         entry.dialog.link_up()
@@ -503,10 +506,9 @@ class Relay:
         for handle, reading in wanted.items():
             entry = self._memory.get(handle)
             assert entry is not None
-            messages = found.get(handle, [])
-            for message in messages:
-                self._offer_one(entry, message)
-            was_all = len(messages) < reading.most and sum(one.size for one in messages) < reading.room
+            leaving = found.get(handle, _NOTHING)
+            self._offer_read(entry, leaving)
+            was_all = len(leaving.numbers) < reading.most and sum(leaving.sizes) < reading.room
             if was_all and entry.dialog.room > 0:
                 entry.end = entry.dialog.next_to_offer  # END CONVERSATION has dropped the rest
             elif entry.link is not None and entry.wants_more and entry.dialog.room > 0:
@@ -536,37 +538,45 @@ class Relay:
                 return False
             entry.link = found
             entry.dialog.link_up()
-            self._loads[found] += sum(entry.load.values())
+            self._loads[found] += entry.load
             self._say(entry, "")
         return entry.link is not None
 
     def _forget(self, handle: UUID) -> None:
         if entry := self._memory.get(handle):
-            self._unload(entry)
+            if entry.link is not None:
+                self._loads[entry.link] -= entry.load
             self._memory.forget(handle)
         self._postponed.pop(handle, None)  # the peer sends it again
 
-    def _unload(self, entry: Entry, below: float = NEVER) -> None:
-        """Messages below that number are not under way any more."""
-        self._memory.release(entry, below)
-        for number in [number for number in entry.load if number < below]:
-            size = entry.load.pop(number)
-            if entry.link is not None:
-                self._loads[entry.link] -= size
-
-    def _offer_one(self, entry: Entry, message: Leaving) -> None:
-        """An Error needs no room and may leave messages out; others wait for room and their turn."""
-        dialog = entry.dialog
-        if message.content is Content.ERROR:
-            self._unload(entry)
-        elif dialog.room <= 0 or message.number != dialog.next_to_offer:
-            return
-        dialog.offer(message.number, message.size, message.content)
-        entry.bodies[message.number] = message
-        self._memory.waiting_bytes += len(message.body or b"")
-        entry.load[message.number] = cost = min(message.size + LIMITS.message_cost, LIMITS.window)
+    def _weigh(self, entry: Entry) -> None:
+        """What its link carries has changed."""
+        before, entry.load = entry.load, entry.dialog.load
         if entry.link is not None:
-            self._loads[entry.link] += cost
+            self._loads[entry.link] += entry.load - before
+
+    def _offer_read(self, entry: Entry, leaving: Leaving) -> None:
+        """The application's messages as far as there is room for them, and what ends the conversation."""
+        dialog, (numbers, sizes, parts) = entry.dialog, leaving
+        ends = bool(parts) and parts[-1].content is not Content.DATA
+        count = len(parts) - ends
+        if count and dialog.room > 0 and numbers[0] == dialog.next_to_offer:
+            following = next((place for place in range(count) if numbers[place] != numbers[0] + place), count)
+            offered = dialog.offer_run(numbers[0], sizes[:following])
+            self._memory.hold(entry, numbers[:offered], parts)
+        if ends:
+            self._offer_end(entry, numbers[-1], sizes[-1], parts[-1])
+        self._weigh(entry)
+
+    def _offer_end(self, entry: Entry, number: int, size: int, part: Part) -> None:
+        """An Error needs no room and may leave messages out; an EndDialog waits for room and its turn."""
+        dialog = entry.dialog
+        if part.content is Content.ERROR:
+            self._memory.release(entry)
+        elif dialog.room <= 0 or number != dialog.next_to_offer:
+            return
+        dialog.offer(number, size, part.content)
+        self._memory.hold(entry, [number], [part])
 
     def _line_up(self, handle: UUID) -> None:
         """Whoever has something to send gets in line at the link of its address."""
@@ -600,7 +610,7 @@ class Relay:
     def _link_down(self, entry: Entry, status: str) -> None:
         """It is tried again; what was read for it would only fill the memory until then."""
         if entry.link is not None:
-            self._loads[entry.link] -= sum(entry.load.values())
+            self._loads[entry.link] -= entry.load
         entry.link = None
         entry.dialog.link_down(self._seconds(), status)
         self._memory.release(entry)
@@ -648,22 +658,18 @@ class Relay:
     ) -> tuple[Part, ...] | None:
         """The messages that a cut names, or its fragment of one; None when they are not there any more."""
         numbers = range(cut.first, cut.last + 1)
-        found = {number: entry.bodies[number] for number in numbers if number in entry.bodies}
-        if len(found) < len(numbers):  # they travel again
+        if not entry.parts.keys() >= set(numbers):  # they travel again
             reading = Reading(cut.first, len(numbers), 2**40)
-            read = run(connection, departing.read({handle: reading}, LIMITS.fragment_size)).get(handle, [])
-            found |= {message.number: message for message in read}
-        if any(number not in found for number in numbers):
-            return None
+            found = run(connection, departing.read({handle: reading}, LIMITS.fragment_size)).get(handle, _NOTHING)
+            if found.numbers != tuple(numbers):
+                return None
+            self._memory.hold(entry, found.numbers, found.parts)
         if cut.fragments == 1:
-            for number in numbers:
-                if message := entry.bodies.pop(number, None):
-                    self._memory.waiting_bytes -= len(message.body or b"")
-            return tuple(Part(one.message_type, one.content, one.body) for one in map(found.__getitem__, numbers))
-        message = entry.bodies.setdefault(cut.first, found[cut.first])
+            return self._memory.take(entry, numbers)
+        whole = entry.parts[cut.first]
         self._fragments += 1
         body = run(connection, departing.read_fragment(handle, cut.first, cut.offset, cut.length))
-        return None if body is None else (Part(message.message_type, message.content, body),)
+        return None if body is None else (Part(whole.message_type, whole.content, body),)
 
 
 class _Came(NamedTuple):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -169,30 +171,27 @@ class Endpoint(NamedTuple):
     failure_text: str
 
 
+class Alike(NamedTuple):
+    """Messages that follow each other, from the sequence number `first` on, and are of one type.
+
+    `is_fragmented`: it is one message whose fragments are kept, and its body may be left with them.
+    """
+
+    first: int
+    message_type: str
+    content: Content
+    bodies: list[bytes | None]
+    is_fragmented: bool
+
+
 class Arrived(NamedTuple):
-    """A message that is next in order. One of fragments may have its body with them."""
+    """Messages that are next in order, and what their queue keeps beside each."""
 
     handle: UUID
-    step: Deliver | Complete
-    part: Part
+    alike: Alike
     message_type_id: int
     validation: str
     rank: int
-
-    @property
-    def number(self) -> int:
-        """The sequence number."""
-        return self.step.number
-
-    @property
-    def is_fragmented(self) -> bool:
-        """Whether its fragments are kept."""
-        return isinstance(self.step, Complete)
-
-    @property
-    def kind(self) -> tuple[UUID, int, str, int, bool]:
-        """All but its number and body."""
-        return self.handle, self.message_type_id, self.validation, self.rank, self.is_fragmented
 
 
 class Plan(NamedTuple):
@@ -297,27 +296,51 @@ def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
     )
     sender = Sender(endpoint.conversation_id, not endpoint.is_initiator, endpoint.database_id)
     taken: list[Arrived] = []
-    for step in batch.steps:
-        if not isinstance(step, Deliver | Complete):
-            continue
-        part = (
-            step.part if isinstance(step, Deliver) else (yield from _put_together(endpoint, batch, step.number, usages))
-        )
-        if part.content is not Content.DATA:
-            event = Event.END_DIALOG_ARRIVED if part.content is Content.END else Event.ERROR_ARRIVED
+    for alike in (yield from _in_order(endpoint, batch, usages)):
+        if alike.content is not Content.DATA:
+            event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
             if endpoint.state in _LIVE:
-                taken.append(Arrived(endpoint.conversation_handle, step, part, *_CONTROL[part.content]))
+                taken.append(Arrived(endpoint.conversation_handle, alike, *_CONTROL[alike.content]))
             happens = taken or (State(endpoint.state), event) in TRANSITIONS
             return Plan(endpoint, batch, taken, event if happens else None)
         if endpoint.state in _LIVE[:2]:
-            failure = yield from rejection(sender, usages, part.message_type, step.number, part.body)
+            count, failure = yield from _accepted(sender, usages, alike)
+            if count:
+                usage = usages[alike.message_type]
+                some = alike._replace(bodies=alike.bodies[:count])
+                taken.append(
+                    Arrived(endpoint.conversation_handle, some, usage.message_type_id, usage.validation, RANK_DATA)
+                )
             if failure is not None:
-                return Plan(endpoint, batch, taken, None, failure, part.message_type)
-            usage = usages[part.message_type]
-            taken.append(
-                Arrived(endpoint.conversation_handle, step, part, usage.message_type_id, usage.validation, RANK_DATA)
-            )
+                return Plan(endpoint, batch, taken, None, failure, alike.message_type)
     return Plan(endpoint, batch, taken)
+
+
+def _in_order(endpoint: Endpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
+    """The messages of the batch that are next in order."""
+    found = []
+    for step in batch.steps:
+        if isinstance(step, Deliver):
+            number = step.number
+            for (message_type, content), group in groupby(step.parts, attrgetter("message_type", "content")):
+                bodies = [part.body for part in group]
+                found.append(Alike(number, message_type, content, bodies, is_fragmented=False))
+                number += len(bodies)
+        elif isinstance(step, Complete):
+            part = yield from _put_together(endpoint, batch, step.number, usages)
+            found.append(Alike(step.number, part.message_type, part.content, [part.body], is_fragmented=True))
+    return found
+
+
+def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, Rejection | None]]:
+    """How many of them, from the first on, are taken; and what is wrong with the next."""
+    usage = usages.get(alike.message_type)
+    has_validation = usage is not None and usage.validation != "N"
+    for place, body in enumerate(alike.bodies if has_validation else alike.bodies[:1]):  # else one speaks for all
+        failure = yield from rejection(sender, usages, alike.message_type, alike.first + place, body)
+        if failure is not None:
+            return place, failure
+    return len(alike.bodies), None
 
 
 def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
@@ -408,44 +431,43 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
         if messages:
             yield Statement(
                 enqueue.arrive(queue_id),
-                (*map(list, zip(*_runs(messages), strict=True)), Bodies(message.part.body for message in messages)),
+                (
+                    *map(list, zip(*_runs(messages), strict=True)),
+                    Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
+                ),
             )
-    gone = [message for messages in queues.values() for message in messages if message.is_fragmented]
+    gone = [arrived for messages in queues.values() for arrived in messages if arrived.alike.is_fragmented]
     if gone:
         yield Statement(
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
             "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
-            ([message.handle for message in gone], [message.step.number for message in gone]),
+            ([arrived.handle for arrived in gone], [arrived.alike.first for arrived in gone]),
         )
-    whole = [message for message in beside if not message.is_fragmented]
+    whole = [
+        (arrived.handle, number, arrived.alike.message_type, int(arrived.alike.content), body)
+        for arrived in beside
+        for number, body in enumerate(arrived.alike.bodies, arrived.alike.first)
+        if not arrived.alike.is_fragmented
+    ]
     if whole:
+        *columns, bodies = zip(*whole, strict=True)
         yield Statement(
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
             "fragments, message_type_name, content, message_body) "
             "select handle, number, 0, 1, type, content, body "
             "from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[]) "
             "  m (handle, number, type, content, body)",
-            (
-                [message.handle for message in whole],
-                [message.step.number for message in whole],
-                [message.part.message_type for message in whole],
-                [int(message.part.content) for message in whole],
-                Bodies(message.part.body for message in whole),
-            ),
+            (*map(list, columns), Bodies(bodies)),
         )
 
 
 def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
-    """What `enqueue.arrive` takes: messages of one endpoint that follow each other and are alike are one run."""
-    starts = [
-        place
-        for place, message in enumerate(messages)
-        if place == 0 or message.kind != messages[place - 1].kind or message.number != messages[place - 1].number + 1
-    ]
+    """What `enqueue.arrive` takes."""
     runs: list[tuple[object, ...]] = []
-    for start, end in zip(starts, [*starts[1:], len(messages)], strict=True):
-        handle, *rest = messages[start].kind
-        runs.append((handle, messages[start].number, end - start, start + 1, *rest))
+    start = 1
+    for handle, alike, *rest in messages:
+        runs.append((handle, alike.first, len(alike.bodies), start, *rest, alike.is_fragmented))
+        start += len(alike.bodies)
     return runs
 
 

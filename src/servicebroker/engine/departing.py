@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
@@ -20,7 +22,7 @@ from servicebroker.engine.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.site import Here, find_site, picking
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged
-from servicebroker.protocol.envelope import Content, Failure
+from servicebroker.protocol.envelope import Content, Failure, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, RoutingTable, classify
 from servicebroker.protocol.routing import Remote as Away
 from servicebroker.store.statements import Statement, Steps
@@ -57,13 +59,14 @@ class Look(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """One message that travels; its body is None, too, when it is longer than what was asked for."""
+    """Messages of one endpoint that travel, in order; a body is None, too, when it is longer than what was asked for.
 
-    number: int
-    message_type: str
-    content: Content
-    size: int
-    body: bytes | None
+    `sizes` are those of the bodies, in bytes.
+    """
+
+    numbers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    parts: list[Part]
 
 
 def look(seen: Snapshot | None) -> Steps[Look]:
@@ -182,19 +185,20 @@ class Reading(NamedTuple):
     room: int
 
 
-def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, list[Leaving]]]:
-    """The messages of each endpoint, in order; bodies up to `longest` bytes, of longer ones only what they are."""
+def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
+    """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
     rows = yield Statement(
-        "select r.handle, t.number, t.message_type_name, t.content, t.size, "
+        "select r.place, t.number, t.size, t.message_type_name, t.content, "
         "case when t.size <= $5 then t.message_body end "
-        "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) r (handle, first, most, room) "
+        "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) with ordinality "
+        "  r (handle, first, most, room, place) "
         "cross join lateral (select *, sum(size) over (order by number) - size as before from ("
         f"select message_sequence_number as number, message_type_name, {MESSAGE_BODY} as message_body, "
         "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, "
         f"coalesce(octet_length({MESSAGE_BODY}), 0) as size from servicebroker.transmission_queue "
         "where conversation_handle = r.handle and message_sequence_number >= r.first "
         "order by message_sequence_number limit r.most) found) t "
-        "where t.before < r.room order by r.handle, t.number",
+        "where t.before < r.room order by r.place, t.number",
         (
             list(wanted),
             [one.first for one in wanted.values()],
@@ -203,10 +207,15 @@ def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, list[Lea
             longest,
         ),
     )
-    found: dict[UUID, list[Leaving]] = {}
-    for handle, number, message_type, content, size, body in rows:
-        found.setdefault(handle, []).append(Leaving(number, message_type, Content(content), size, body))
+    found, handles = {}, list(wanted)
+    for place, group in groupby(rows, itemgetter(0)):
+        _, numbers, sizes, types, contents, bodies = zip(*group, strict=True)
+        parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies))
+        found[handles[place - 1]] = Leaving(numbers, sizes, parts)
     return found
+
+
+_CONTENTS = tuple(Content)  # by their numbers
 
 
 def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:

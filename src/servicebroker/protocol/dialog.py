@@ -6,7 +6,7 @@ drive it stands in the package's docstring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -221,6 +221,24 @@ class Dialog:
         """Bytes of messages that may be offered now; a message is taken whole while this is above zero."""
         return self._outgoing.room if self._end is None else 0
 
+    @property
+    def load(self) -> int:
+        """Bytes of messages that are offered and not acknowledged; of very large ones a part."""
+        return self._outgoing.load
+
+    def offer_run(self, number: int, sizes: Sequence[int]) -> int:
+        """Messages of the application, that SEND has committed, are to be sent: as many as there is room for.
+
+        Returns how many.
+
+        Raises:
+            ValueError: `number` is not the next one, or follows the end of the conversation.
+        """
+        if self._end is not None:
+            raise ValueError(f"message {number} was offered behind the end of the conversation")
+        self.dirty = True
+        return self._outgoing.offer_run(number, sizes)
+
     def offer(self, number: int, size: int, content: Content = Content.DATA) -> None:
         """A message that SEND or END has committed, of `size` bytes, is to be sent.
 
@@ -235,7 +253,7 @@ class Dialog:
         if content is Content.ERROR and number >= self._outgoing.base:
             self._outgoing.skip_to(number)
             self._deleted_below = number
-        self._outgoing.offer(number, size)
+        self._outgoing.offer(number, [size])
         self.dirty = True
         if content is not Content.DATA:
             self._end = number
@@ -379,6 +397,8 @@ class Dialog:
         return [Failed(failure)] if before is not self.sending else []
 
     def _take(self, header: Header, parts: tuple[Part, ...]) -> list[Event]:
+        if header.fragments == 1 and self._incoming.arrived_run(header.number, parts):
+            return []
         events: list[Event] = []
         verdicts: set[Verdict] = set()
         for place, part in enumerate(parts):

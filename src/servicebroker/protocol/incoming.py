@@ -10,10 +10,10 @@ from servicebroker.protocol.limits import Limits
 
 
 class Deliver(NamedTuple):
-    """A message that is next in order: put it in the target queue."""
+    """Messages that are next in order, numbered from `number` on: put them in the target queue."""
 
     number: int
-    part: Part
+    parts: tuple[Part, ...]
 
 
 class Keep(NamedTuple):
@@ -108,14 +108,21 @@ class Progress:
         kept = self.kept.get(number)
         return kept is not None and bool(kept.bits >> fragment & 1)
 
+    def add_run(self, number: int, parts: tuple[Part, ...]) -> Step:
+        """Take in whole messages that are next in order, when nothing is kept; only the last may end anything."""
+        self.next = number + len(parts)
+        if parts[-1].content is not Content.DATA:
+            self.final = self.next - 1
+        return Deliver(number, parts)
+
     def add(self, number: int, fragment: int, fragments: int, part: Part) -> list[Step]:
         """Take in a fragment that has not come yet. Returns what the store has to do."""
         if part.content is not Content.DATA:
             self.final = number
         if part.content is Content.ERROR and fragments == 1:
-            return [*self._jump_to(number), self._deliver(number, part)]
+            return [*self._jump_to(number), self.add_run(number, (part,))]
         if number == self.next and fragments == 1:
-            return [self._deliver(number, part), *self._complete()]
+            return [self.add_run(number, (part,)), *self._complete()]
         before = self.kept.get(number, Kept(fragments, 0, 0, part.content))
         size = before.size + len(part.body or b"")
         self.held += size - before.size
@@ -124,10 +131,6 @@ class Progress:
         if kept.is_whole and part.content is Content.ERROR:
             steps += self._jump_to(number)
         return [*steps, *self._complete()]
-
-    def _deliver(self, number: int, part: Part) -> Step:
-        self.next = number + 1
-        return Deliver(number, part)
 
     def _jump_to(self, number: int) -> list[Step]:
         """An error takes the place of everything that has not come; see docs/decisions/051."""
@@ -193,6 +196,19 @@ class Incoming:
     def is_busy(self) -> bool:
         """Whether something waits for a commit."""
         return bool(self._steps) or self._committing is not None
+
+    def arrived_run(self, number: int, parts: tuple[Part, ...]) -> bool:
+        """Whole messages that follow each other: whether they were taken together.
+
+        That is so when all are next in order and there is room; else nothing has changed, and each is judged by itself.
+        """
+        seen, size = self.seen, sum([len(part.body) for part in parts if part.body])
+        is_next = number == seen.next and not seen.kept and seen.final is None
+        if not is_next or self._waiting + size > self._limits.ahead_bytes:
+            return False
+        self._steps.append(seen.add_run(number, parts))
+        self._waiting += size
+        return True
 
     def arrived(self, number: int, fragment: int, fragments: int, part: Part) -> Verdict:
         """One whole message, or one fragment of one."""

@@ -5,8 +5,10 @@ It knows the numbers and sizes of messages, never their bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from typing import NamedTuple
 
 from servicebroker.model.errors import BrokerError
@@ -85,17 +87,30 @@ class Outgoing:
         """How many bytes of messages may be offered now; a message is taken whole while this is above zero."""
         return self._limits.window - self._offered - self._limits.message_cost * len(self._sizes)
 
-    def offer(self, number: int, size: int) -> None:
-        """A committed message of `size` bytes waits to travel.
+    @property
+    def load(self) -> int:
+        """Bytes offered and not acknowledged; a message that is larger than the window counts as one window."""
+        return min(self._limits.window - self.room, 2 * self._limits.window)
+
+    def offer(self, number: int, sizes: Sequence[int]) -> None:
+        """Committed messages of so many bytes wait to travel, numbered from `number` on.
 
         Raises:
-            ValueError: it is not the next one.
+            ValueError: that is not the next one.
         """
         if number != self.next_number:
             raise ValueError(f"message {number} was offered, message {self.next_number} comes next")
-        self._sizes.append(size)
-        self._offered += size
-        self.sent_below = max(self.sent_below, number + 1)
+        self._sizes += sizes
+        self._offered += sum(sizes)
+        self.sent_below = max(self.sent_below, self.next_number)
+
+    def offer_run(self, number: int, sizes: Sequence[int]) -> int:
+        """As many of them as there is room for. Returns how many."""
+        cost = self._limits.message_cost
+        befores = list(accumulate([size + cost for size in sizes], initial=0))
+        count = min(bisect_left(befores, self.room), len(sizes))
+        self.offer(number, sizes[:count])
+        return count
 
     def skip_to(self, number: int) -> None:
         """Nothing below `number` is sent any more: an Error takes its place."""
@@ -225,18 +240,16 @@ class Outgoing:
             self._cursor = (last + 1, 0)
         else:
             self._cursor = (number, fragment + 1) if fragment + 1 < count else (number + 1, 0)
-        for sent in range(number, last + 1):
-            self._under_way += self._cost(sent, fragment)
-        return self._make_cut(number, last, fragment)
+        cut = self._make_cut(number, last, fragment)
+        self._under_way += cut.length + self._limits.message_cost * (last + 1 - number)
+        return cut
 
     def _end_of_run(self, number: int) -> int:
         """The last of the small messages that fit in a frame with `number`, and that no acknowledgement names."""
-        last, end = number, min(self.next_number, number + MAXIMUM_RUN)
-        room = self._limits.fragment_size - self._sizes[number - self.base]
-        while last + 1 < end and self._fits(last + 1, room) and last + 1 not in self._acked:
-            last += 1
-            room -= self._sizes[last - self.base]
-        return last
+        first = number - self.base
+        ends = list(accumulate(self._sizes[first : first + MAXIMUM_RUN]))
+        last = number + max(bisect_right(ends, self._limits.fragment_size), 1) - 1
+        return min([last, *(acked - 1 for acked in self._acked if number < acked)])
 
     def _fits(self, number: int, room: int) -> bool:
         return self._sizes[number - self.base] <= room
@@ -281,15 +294,22 @@ class Outgoing:
 
     def _drop_below(self, below: int) -> None:
         known = min(below, self.next_number)
-        for number in range(self.base, known):
-            bits = self._acked.pop(number, 0)
-            for fragment in range(self._fragments(number)):
-                if not bits >> fragment & 1 and self._was_sent(number, fragment):
-                    self._under_way -= self._cost(number, fragment)
-        self._offered -= sum(self._sizes[: known - self.base])
+        dropped = self._sizes[: known - self.base]
+        if not self._acked and known <= self._cursor[0] and max(dropped, default=0) <= self._limits.fragment_size:
+            self._under_way -= sum(dropped) + self._limits.message_cost * len(dropped)  # all were sent, in one piece
+        else:
+            for number in range(self.base, known):
+                self._drop(number)
+        self._offered -= sum(dropped)
         del self._sizes[: known - self.base]
         self.base = below
         self._cursor = max(self._cursor, (below, 0))
+
+    def _drop(self, number: int) -> None:
+        bits = self._acked.pop(number, 0)
+        for fragment in range(self._fragments(number)):
+            if not bits >> fragment & 1 and self._was_sent(number, fragment):
+                self._under_way -= self._cost(number, fragment)
 
     def _acknowledge_fragments(self, number: int, first: int, last: int) -> bool:
         if not self.base <= number < self.next_number:

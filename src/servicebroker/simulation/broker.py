@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from random import Random
 from typing import NamedTuple
 from uuid import UUID
@@ -168,12 +169,19 @@ class SimulatedBroker:
             dialog.close()
         elif endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
             dialog.end()
-        for number in sorted(number for number in endpoint.rows if number >= dialog.next_to_offer):
-            row = endpoint.rows[number]
-            if dialog.room <= 0 and row.content is not Content.ERROR:
-                break
-            dialog.offer(number, len(row.body or b""), row.content)
+        waiting = sorted(number for number in endpoint.rows if number >= dialog.next_to_offer)
+        for is_data, group in groupby(waiting, lambda number: endpoint.rows[number].content is Content.DATA):
+            numbers = list(group)
+            sizes = [len(endpoint.rows[number].body or b"") for number in numbers]
+            if is_data and dialog.room > 0:
+                dialog.offer_run(numbers[0], sizes)
+            elif not is_data:
+                self._offer_end(dialog, numbers[0], sizes[0], endpoint.rows[numbers[0]].content)
         self._set_going(key)
+
+    def _offer_end(self, dialog: Dialog, number: int, size: int, content: Content) -> None:
+        if content is Content.ERROR or (dialog.room > 0 and number == dialog.next_to_offer):
+            dialog.offer(number, size, content)
 
     def _set_going(self, key: Key) -> None:
         """Get in line to send, and set the alarm."""

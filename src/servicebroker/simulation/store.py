@@ -121,8 +121,9 @@ class Endpoint:
             return
         for step in batch.steps:
             match step:
-                case Deliver(number, part):
-                    self._deliver(number, part.content, part.body or b"")
+                case Deliver(first, run):
+                    for number, part in enumerate(run, first):
+                        self._deliver(number, part.content, part.body or b"")
                 case Keep(number, fragment, fragments, part):
                     self._keep(number, fragment, fragments, part)
                 case Complete(number):

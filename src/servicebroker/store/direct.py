@@ -296,10 +296,10 @@ class _BodiesDumper(Dumper):
     oid = 1001  # bytea[]
 
     def dump(self, obj: Bodies) -> Buffer:
-        parts = [_HEAD.pack(1, 1, 17, len(obj), 1)]
-        for body in obj:
-            parts += (_LENGTH.pack(-1),) if body is None else (_LENGTH.pack(len(body)), body)
-        return b"".join(parts)
+        parts = [b""] * (2 * len(obj))
+        parts[::2] = [_LENGTH.pack(-1 if body is None else len(body)) for body in obj]
+        parts[1::2] = [body or b"" for body in obj]
+        return _HEAD.pack(1, 1, 17, len(obj), 1) + b"".join(parts)
 
 
 _LENGTH = struct.Struct("!i")
