@@ -15,6 +15,7 @@ from servicebroker.api.certificates import Certificates
 from servicebroker.api.definitions import Definitions
 from servicebroker.api.event_notifications import EventNotifications
 from servicebroker.api.exclusive import alone
+from servicebroker.api.giving_way import giving_way
 from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
@@ -215,6 +216,17 @@ class Database(
 
         with self.transaction() as transaction:
             return transaction._do(locked())
+
+    def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
+        """`_alone`, without ending a reader that waits for us in a circle."""
+
+        def locked() -> Steps[None]:
+            yield alter.lock_catalog()
+            yield from databases.check_database(self.database_id)
+
+        with self.transaction() as transaction:
+            transaction._do(locked())
+            return giving_way(transaction, steps)
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():

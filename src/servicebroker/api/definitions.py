@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from uuid import UUID
 
@@ -37,6 +37,10 @@ class Definitions(ABC):
     @abstractmethod
     def _alone(self, steps: Steps[T]) -> T:
         """Run the steps of DDL."""
+
+    @abstractmethod
+    def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
+        """Run the steps of DDL that readers may be in the way of, as often as it takes."""
 
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
@@ -283,17 +287,16 @@ class Definitions(ABC):
         Raises:
             BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
         """
-        to_add = _read_once(add_contracts)
-        new = [] if queue is None else [rights.queue(queue)]
-        self._define(
-            services.alter_service(
-                self.database_id, name, queue=queue, add_contracts=to_add, drop_contracts=drop_contracts
-            ),
-            "ALTER SERVICE",
-            rights.service(name),
-            rights.contracts(to_add),
-            *new,
-        )
+        to_add, to_drop = _read_once(add_contracts), _read_once(drop_contracts)
+        needed = [rights.service(name), rights.contracts(to_add), *([] if queue is None else [rights.queue(queue)])]
+
+        def steps() -> Steps[None]:
+            altering = services.alter_service(
+                self.database_id, name, queue=queue, add_contracts=to_add, drop_contracts=to_drop
+            )
+            return rights.authorized(altering, self.user, "ALTER SERVICE", *needed)
+
+        self._giving_way(steps)
         self._deliver_left(self._alone(transmission.deliver_free(self.catalog, self.instance.clock())))
 
     def drop_service(self, name: str) -> None:
@@ -302,7 +305,12 @@ class Definitions(ABC):
         Raises:
             BrokerError: 15151 no such service, 3716 a conversation priority names it.
         """
-        self._define(services.drop_service(self.database_id, name), "DROP SERVICE", rights.service(name))
+
+        def steps() -> Steps[None]:
+            dropping = services.drop_service(self.database_id, name)
+            return rights.authorized(dropping, self.user, "DROP SERVICE", rights.service(name))
+
+        self._giving_way(steps)
 
     def create_broker_priority(
         self,

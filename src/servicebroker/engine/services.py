@@ -134,6 +134,10 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
     Stamps and the order of arrival are drawn again, under the senders' locks, so that what a sender sends next
     comes after, and no reader's mark lies above.
     """
+    yield Statement(  # first, so that we wait for readers before we hold the endpoints that they answer on
+        f"select count(*) from (select from servicebroker.queue_{old} where service_id = $1 for update) as messages",
+        (service_id,),
+    )
     yield from lock_conversations("service_id = $1", service_id)
     yield Statement(
         "update servicebroker.conversation_endpoints set queue_id = $2 where service_id = $1", (service_id, new)

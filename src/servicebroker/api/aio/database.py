@@ -14,6 +14,7 @@ from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.event_notifications import AsyncEventNotifications
 from servicebroker.api.aio.exclusive import alone
+from servicebroker.api.aio.giving_way import giving_way
 from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
@@ -216,6 +217,17 @@ class AsyncDatabase(
 
         async with self.transaction() as transaction:
             return await transaction._do(locked())
+
+    async def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
+        """`_alone`, without ending a reader that waits for us in a circle."""
+
+        def locked() -> Steps[None]:
+            yield alter.lock_catalog()
+            yield from databases.check_database(self.database_id)
+
+        async with self.transaction() as transaction:
+            await transaction._do(locked())
+            return await giving_way(transaction, steps)
 
     async def _do(self, steps: Steps[T]) -> T:
         async with self.instance.connection() as connection, translated():
