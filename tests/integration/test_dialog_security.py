@@ -513,6 +513,59 @@ def test_certificates_are_replaced_without_loss(pair: Pair, tmp_path: Path) -> N
     assert sorted(arrived(pair)) == [b"new", b"old 2", b"waited", b"waiting"]
 
 
+@pytest.mark.feature(161, 165)
+@pytest.mark.parametrize("anonymous", [False, True])
+def test_a_key_that_was_not_acknowledged_is_wrapped_anew_when_certificates_are_replaced(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, anonymous: bool
+) -> None:
+    introduce(pair, tmp_path, anonymous=anonymous)
+    west, east = pair.west.database, pair.east.database
+    handle = talk(pair, "one")
+    pair.west.round([])
+    pair.west.out.frames.clear()  # lost; the certificates that its key was made for are gone before it comes again
+    pair.west.clock.jump(days=100)
+    introduce(pair, tmp_path, suffix=" 2027", anonymous=anonymous)
+    east.drop_certificate("stock")
+    pair.pass_time(70)
+    pair.rounds()
+    (message,) = east.receive(STOCK_QUEUE)
+    assert message.message_body == b"one"
+    assert status(pair, handle) == ""
+    if anonymous:
+        return
+    east.send(message.conversation_handle, REPLY, "two")  # and so for the key of the target
+    pair.east.round([])
+    pair.east.out.frames.clear()
+    for name in ("orders", "stock!"):
+        west.drop_certificate(name)
+    pair.west.relay = pair.west.new_relay()
+    pair.pass_time(70)
+    pair.rounds()
+    assert bodies(west.receive(ORDERS_QUEUE)) == [b"two"]
+    talk(pair, "three", handle=handle)
+    pair.rounds()
+    assert arrived(pair) == [b"three"]
+
+
+@pytest.mark.feature(161, 165)
+def test_it_says_why_when_no_certificate_is_left_to_wrap_it_for(pair: Pair, tmp_path: Path) -> None:
+    introduce(pair, tmp_path)
+    handle = talk(pair, "one")
+    pair.west.round([])
+    pair.west.out.frames.clear()
+    pair.east.database.drop_certificate("stock")
+    pair.west.database.drop_certificate("stock!")
+    pair.pass_time(70)
+    pair.rounds()
+    assert "certificate" in status(pair, handle)
+    introduce(pair, tmp_path, suffix=" 2027")
+    for _ in range(3):
+        pair.pass_time(70)
+        pair.rounds()
+    assert arrived(pair) == [b"one"]
+    assert status(pair, handle) == ""
+
+
 def test_bodies_of_every_size(pair: Pair, tmp_path: Path) -> None:
     introduce(pair, tmp_path)
     sizes = [0, 1, 70_000, 5, 300_000]

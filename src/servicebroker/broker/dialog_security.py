@@ -122,9 +122,7 @@ class DialogSecurity:
         if decision is Security.NONE:
             return PLAIN
         theirs = self._chosen(remote, one.remote_id)
-        ours = self._chosen(own, one.owner_id) if decision is Security.FULL else None
-        if ours is not None and ours.key.encryption != BY_MASTER_KEY:
-            raise BrokerError(9733 if ours.key.encryption == NONE else 9737, one.owner_id)
+        ours = self._signer(own, one.owner_id) if decision is Security.FULL else None
         if one.master_key is None:
             raise BrokerError(28050 if decision is Security.FULL else 28051)
         master = self._master_key(one.master_key.by_service_master_key)
@@ -147,6 +145,57 @@ class DialogSecurity:
         if isinstance(found, int):
             raise BrokerError(found, owner_id)
         return found
+
+    def _signer(self, certificates: list[Certificate], owner_id: int) -> Certificate:
+        found = self._chosen(certificates, owner_id)
+        if found.key.encryption != BY_MASTER_KEY:
+            raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
+        return found
+
+    def renew(self, do: Do, introductions: Sequence[tuple[Remote, Exchange]]) -> dict[UUID, Secured | str]:
+        """What is not acknowledged, for the certificates of today: those that it was made for may be gone at the peer.
+
+        Returns what has changed; or why nothing fits any more, in the words of transmission_status.
+        """
+        owners = [
+            (one.database_id, owner)
+            for one, _ in introductions
+            if one.keys
+            for owner in (one.keys.principal_id, one.keys.far_principal_id)
+        ]
+        found = do(dialog_security.find_certificates_of(owners))
+        renewed: dict[UUID, Secured | str] = {}
+        for endpoint, exchange in introductions:
+            assert endpoint.keys is not None
+            own = found[endpoint.database_id, endpoint.keys.principal_id]
+            remote = found[endpoint.database_id, endpoint.keys.far_principal_id]
+            try:
+                new = self._renew_one(endpoint, endpoint.keys, exchange, own, remote)
+            except BrokerError as reason:
+                renewed[endpoint.conversation_handle] = reason.text
+                continue
+            session = None if new is exchange else self.session(endpoint)
+            if session is not None:
+                packed = pack_exchange(new)
+                do(_alone(dialog_security.save_exchange(endpoint.conversation_handle, packed)))
+                keys = endpoint.keys._replace(exchange=packed)
+                renewed[endpoint.conversation_handle] = Secured(Security(str(endpoint.security)), session, keys, new)
+        return renewed
+
+    def _renew_one(
+        self, endpoint: Remote, keys: Keys, exchange: Exchange, own: list[Certificate], remote: list[Certificate]
+    ) -> Exchange:
+        theirs = self._chosen(remote, keys.far_principal_id)
+        ours = self._signer(own, keys.principal_id) if exchange.source else None
+        source = b"" if ours is None else ours.facts.thumbprint
+        master = self._master_key(endpoint.by_service_master_key)
+        sealed = keys.first_key if endpoint.is_initiator else keys.second_key
+        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination) or not master or not sealed:
+            return exchange
+        key = unseal(master, sealed, SESSION_KEY)
+        return (
+            exchange if key is None else self._exchange(key, exchange.key_id, theirs, ours, master, _header(endpoint))
+        )
 
     def learn(self, do: Do, endpoint: Remote, session: Session, header: Header) -> tuple[Remote, Session] | None:
         """What an exchange in a later message means: nothing new, or the target's key. None when it is not believed."""
@@ -307,9 +356,11 @@ def _session_key(key: bytes) -> SessionKey:
 
 
 def _header(endpoint: Remote) -> Header:
-    """That of a message of the initiator, as far as an exchange is bound to it."""
-    one = endpoint
-    return Header(one.conversation_id, True, Kind.RUN, True, one.far_service, None, one.own_service, one.own_broker)
+    """That of a message of this side, as far as an exchange is bound to it."""
+    one, kind = endpoint, Kind.RUN
+    return Header(
+        *(one.conversation_id, one.is_initiator, kind, True, one.far_service, None, one.own_service, one.own_broker)
+    )
 
 
 def _drop(header: Header, number: int, *values: object) -> None:

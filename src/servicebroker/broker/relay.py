@@ -137,7 +137,7 @@ class Relay:
             look = do(departing.look(self._snapshot))
             touched |= self._enable(look.disabled)
             touched |= self._see_routes(look.routes)
-            touched |= self._due()
+            touched |= self._due(do)
             touched |= self._find(do, look.waiting)
             self._match(do, touched)
             self._offer(do, touched)
@@ -342,15 +342,31 @@ class Relay:
                 entry.dialog.link_up()
         return touched
 
-    def _due(self) -> set[UUID]:
+    def _due(self, do: Do) -> set[UUID]:
         now = self._seconds()
-        due = set()
+        due, strangers = set(), []
         for handle, entry in self._memory.ringing(now):
             if entry.match_at <= now or entry.session is None:
                 self._wanted.add(handle)  # its service may have come into being here
             entry.dialog.tick(now)
             due.add(handle)
+            if entry.link is not None and entry.dialog.introduction is not None:
+                strangers.append(entry)
+        if strangers:
+            self._introduce_again(do, strangers)
         return due
+
+    def _introduce_again(self, do: Do, entries: list[Entry]) -> None:
+        """What secured conversations begin with was not acknowledged: perhaps its certificates are replaced."""
+        introductions = [(one.endpoint, key) for one in entries if (key := one.dialog.introduction) is not None]
+        renewed = self._security.renew(do, introductions)
+        for entry in entries:
+            match renewed.get(entry.endpoint.conversation_handle):
+                case Secured(keys=keys, exchange=exchange):
+                    entry.endpoint = entry.endpoint._replace(keys=keys)
+                    entry.dialog.secure(exchange)
+                case str(why):
+                    self._say(entry, why)
 
     def _find(self, do: Do, found: list[Waiting]) -> set[UUID]:
         """Whom the look has found, whom a page has, and who is to be looked up again."""

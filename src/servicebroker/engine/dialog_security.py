@@ -98,6 +98,13 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
         )
 
 
+def save_exchange(handle: UUID, exchange: bytes) -> Statement:
+    """Our session key, wrapped and signed by other certificates than before."""
+    return Statement(
+        "update servicebroker.conversation_keys set exchange = $2 where conversation_handle = $1", (handle, exchange)
+    )
+
+
 def save_second_key(handle: UUID, key_id: UUID, key: bytes) -> Statement:
     """The key of the target, which the initiator has learned."""
     return Statement(

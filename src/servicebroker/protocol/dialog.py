@@ -209,6 +209,11 @@ class Dialog:
         """What protects the conversation is decided, before anything of it has travelled."""
         self.identity = self.identity._replace(is_secured=True, exchange=exchange)
 
+    @property
+    def introduction(self) -> Exchange | None:
+        """The session key that still travels with every message, since the peer has acknowledged nothing."""
+        return None if self._is_acknowledged else self.identity.exchange
+
     # --- sending
 
     @property
@@ -313,7 +318,7 @@ class Dialog:
             fragments,
             self._take_acknowledgement(),
             self._opening(now) if identity.is_initiator and not self._is_acknowledged else None,
-            identity.exchange if kind in (Kind.RUN, Kind.FRAGMENT) and not self._is_acknowledged else None,
+            self.introduction if kind in (Kind.RUN, Kind.FRAGMENT) else None,
         )
 
     def _opening(self, now: float) -> Opening:
