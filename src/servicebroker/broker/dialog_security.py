@@ -152,7 +152,9 @@ class DialogSecurity:
             raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
         return found
 
-    def renew(self, do: Do, introductions: Sequence[tuple[Remote, Exchange]]) -> dict[UUID, Secured | str]:
+    def renew(
+        self, do: Do, introductions: Sequence[tuple[Remote, Exchange]]
+    ) -> dict[UUID, tuple[Keys, Exchange] | str]:
         """What is not acknowledged, for the certificates of today: those that it was made for may be gone at the peer.
 
         Returns what has changed; or why nothing fits any more, in the words of transmission_status.
@@ -164,33 +166,40 @@ class DialogSecurity:
             for owner in (one.keys.principal_id, one.keys.far_principal_id)
         ]
         found = do(dialog_security.find_certificates_of(owners))
-        renewed: dict[UUID, Secured | str] = {}
+        renewed: dict[UUID, tuple[Keys, Exchange] | str] = {}
         for endpoint, exchange in introductions:
             assert endpoint.keys is not None
             own = found[endpoint.database_id, endpoint.keys.principal_id]
             remote = found[endpoint.database_id, endpoint.keys.far_principal_id]
             try:
-                new = self._renew_one(endpoint, endpoint.keys, exchange, own, remote)
+                new = self._renew_one(do, endpoint, endpoint.keys, exchange, own, remote)
             except BrokerError as reason:
                 renewed[endpoint.conversation_handle] = reason.text
                 continue
-            session = None if new is exchange else self.session(endpoint)
-            if session is not None:
-                packed = pack_exchange(new)
-                do(_alone(dialog_security.save_exchange(endpoint.conversation_handle, packed)))
-                keys = endpoint.keys._replace(exchange=packed)
-                renewed[endpoint.conversation_handle] = Secured(Security(str(endpoint.security)), session, keys, new)
+            if new is not exchange:
+                keys = endpoint.keys._replace(exchange=pack_exchange(new))
+                do(_alone(dialog_security.save_exchange(endpoint.conversation_handle, pack_exchange(new))))
+                renewed[endpoint.conversation_handle] = keys, new
         return renewed
 
     def _renew_one(
-        self, endpoint: Remote, keys: Keys, exchange: Exchange, own: list[Certificate], remote: list[Certificate]
+        self,
+        do: Do,
+        endpoint: Remote,
+        keys: Keys,
+        exchange: Exchange,
+        own: list[Certificate],
+        remote: list[Certificate],
     ) -> Exchange:
         theirs = self._chosen(remote, keys.far_principal_id)
         ours = self._signer(own, keys.principal_id) if exchange.source else None
         source = b"" if ours is None else ours.facts.thumbprint
-        master = self._master_key(endpoint.by_service_master_key)
+        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):
+            return exchange
+        master_key: MasterKey | None = do(find_master_key(endpoint.database_id))
+        master = None if master_key is None else self._master_key(master_key.by_service_master_key)
         sealed = keys.first_key if endpoint.is_initiator else keys.second_key
-        if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination) or not master or not sealed:
+        if master is None or sealed is None:
             return exchange
         key = unseal(master, sealed, SESSION_KEY)
         return (

@@ -362,7 +362,7 @@ class Relay:
         renewed = self._security.renew(do, introductions)
         for entry in entries:
             match renewed.get(entry.endpoint.conversation_handle):
-                case Secured(keys=keys, exchange=exchange):
+                case (keys, exchange):
                     entry.endpoint = entry.endpoint._replace(keys=keys)
                     entry.dialog.secure(exchange)
                 case str(why):
