@@ -77,7 +77,7 @@ def call(
 ) -> None:
     """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
     check_nesting(machine)
-    frame = Frame(module.name)
+    frame = Frame(module.name, module.number)
     outputs = _bind(machine, frame, module, arguments)
     with machine.inside(frame, database, module.user):
         _run(machine, module.procedure.body)
@@ -194,7 +194,7 @@ def named_arguments(machine: Machine, statement: Execute, names: Sequence[str], 
 def _execute_text(machine: Machine, statement: ExecuteText) -> None:
     value, _ = evaluate(machine, statement.text)
     user = None if statement.user is None else text(machine, statement.user)
-    run_text(machine, "" if value is None else str(value), Frame(machine.frame.procedure), user)
+    run_text(machine, "" if value is None else str(value), Frame(machine.frame.procedure, machine.frame.number), user)
 
 
 def run_text(machine: Machine, script: str, frame: Frame, user: str | None = None) -> None:
@@ -214,7 +214,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> None:
         )
     values = [None if one.value is None else operand_value(machine, one.value) for one in arguments]
     script = values[0].value if values[0] else None
-    frame = Frame(machine.frame.procedure)
+    frame = Frame(machine.frame.procedure, machine.frame.number)
     outputs: dict[str, str] = {}
     if len(arguments) > 1:
         declared = _declared(str(values[1].value or "") if values[1] else "")

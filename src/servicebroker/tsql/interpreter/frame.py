@@ -24,6 +24,7 @@ class Frame:
 
     Attributes:
         procedure: the name of the procedure that runs, "" in a batch.
+        number: its object_id, @@PROCID.
         types, values: of the variables.
         tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
         code: the return code.
@@ -31,6 +32,7 @@ class Frame:
     """
 
     procedure: str = ""
+    number: int = 0
     types: dict[str, SqlType] = field(default_factory=dict)
     values: dict[str, object] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)

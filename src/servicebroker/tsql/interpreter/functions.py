@@ -45,7 +45,7 @@ KNOWN: dict[str, Known] = {
     "@@nestlevel": (lambda machine: len(machine.frames) - 1, INT),
     "@@identity": (lambda machine: machine.identity, _BIG),
     "@@fetch_status": (lambda machine: machine.fetch_status, INT),
-    "@@procid": (lambda machine: 0, INT),
+    "@@procid": (lambda machine: machine.frame.number, INT),
     "@@servername": (lambda machine: "servicebroker", _NAME),
     "@@servicename": (lambda machine: "servicebroker", _NAME),
     "@@version": (lambda machine: f"servicebroker {version('servicebroker')}", _TEXT),

@@ -98,7 +98,7 @@ class Machine:
         self.context: Context
         self.queries: Queries
         self.frames: list[Frame] = []
-        self.frame = Frame()
+        self.frame: Frame = Frame()
         self.functions = Functions(self)
         self.rowcount: int = 0
         self.error: int = 0

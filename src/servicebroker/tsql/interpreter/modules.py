@@ -30,6 +30,7 @@ class Module(NamedTuple):
     procedure: Procedure
     user: str | None
     name: str
+    number: int = 0
 
 
 def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Module] | None:
@@ -44,8 +45,8 @@ def module_named(connection: DirectConnection, database_id: int, schema: str, na
     rows = connection.run_prepared(_FIND, (database_id, schema, name, "P"))
     if not rows:
         return None
-    _, text, execute_as, creator, own = rows[0]
-    return Module(parsed(text), _user(execute_as, creator), own)
+    number, text, execute_as, creator, own = rows[0]
+    return Module(parsed(text), _user(execute_as, creator), own, number)
 
 
 def _user(execute_as: str | None, creator: str) -> str | None:

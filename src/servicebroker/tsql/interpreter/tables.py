@@ -26,8 +26,10 @@ class Columns(Mapping[str, tuple[Column, ...]]):
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._found = _remembered.setdefault(machine.instance.doorbell, {})
+        self.copies: dict[str, str] = {}  # tables that have the columns of another one, as `inserted` has
 
     def __getitem__(self, table: str) -> tuple[Column, ...]:
+        table = self.copies.get(table, table)
         now = time.monotonic()
         known = self._found.get(table)
         if known is None or known[0] < now:

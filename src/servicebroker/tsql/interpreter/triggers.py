@@ -28,7 +28,7 @@ _CAPTURE = {
     "DELETE": "after delete on {table} referencing old table as deleted_rows",
 }
 _OF_TABLE = (
-    "select name, definition from servicebroker.tsql_modules "
+    "select name, definition, parent_table, module_id from servicebroker.tsql_modules "
     "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid order by module_id"
 )
 
@@ -84,25 +84,27 @@ def fire(machine: Machine) -> None:
         tables = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
         found = machine.connection.run_prepared(_OF_TABLE, (machine.database.database_id, int(table)))
         try:
-            for name, text in found:
+            for name, text, parent, number in found:
                 trigger = _parsed(text)
                 if event in trigger.events:
-                    _run(machine, name, trigger, tables)
+                    machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
+                    _run(machine, Frame(name, number), trigger, tables)
         finally:
+            for copy in tables.values():
+                machine.queries.columns.copies.pop(copy, None)
             if machine.transactions.count and not machine.transactions.doomed:
                 machine.transactions.settle()
                 run_command(machine.connection, f"drop table if exists {', '.join(tables.values())}".encode())
     machine.done(rows)
 
 
-def _run(machine: Machine, name: str, trigger: Trigger, tables: dict[str, str]) -> None:
+def _run(machine: Machine, frame: Frame, trigger: Trigger, tables: dict[str, str]) -> None:
     from servicebroker.tsql.interpreter.calls import check_nesting
     from servicebroker.tsql.interpreter.machine import ScopeEnd
 
     check_nesting(machine)
     open_before = machine.transactions.count
     abort, nocount = machine.xact_abort, machine.nocount
-    frame = Frame(name)
     frame.tables.update(tables)
     machine.trigger_level += 1
     machine.xact_abort = True

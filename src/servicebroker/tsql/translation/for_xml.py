@@ -10,7 +10,7 @@ from sqlglot import exp
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.translation.documents import options_of, rows_of
 from servicebroker.tsql.translation.selects import Output
-from servicebroker.tsql.translation.writer import Writer, refused, string
+from servicebroker.tsql.translation.writer import Writer, string
 from servicebroker.tsql.types import NVARCHAR, XML, SqlType
 
 _KNOWN = frozenset(
@@ -24,36 +24,102 @@ def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tup
     """The query as one document: a scalar query, null without rows.
 
     Raises:
-        TsqlError: 40515 for EXPLICIT, schemas, and AUTO over several tables.
+        TsqlError: 40515 for EXPLICIT and schemas, 6800 for AUTO without a table.
     """
     options = options_of(clause, _KNOWN, "FOR XML")
     rows = rows_of(writer, node)
-    name = _row_name(node, options)
     elements = any(option.startswith("ELEMENTS") for option in options) or "PATH" in options
     paths = [_path(each, elements, is_path="PATH" in options) for each in rows.outputs]
     members = [(path, f"c{number}", each) for number, (path, each) in enumerate(zip(paths, rows.outputs, strict=True))]
     nil = "ELEMENTS XSINIL" in options
     declared = _declared(writer, nil)
     root = (options["ROOT"] or "root") if "ROOT" in options else ""
-    row = _element(name, members, "" if root else declared, nil) if name else _content(members, nil)
-    text = f"string_agg({row}, '')"
+    on_top = "" if root else declared
+    if "AUTO" in options:
+        text, source = _nested(_levels(node, members), rows.text, on_top, nil)
+    else:
+        name = _row_name(options)
+        row = _element(name, members, on_top, nil) if name else _content(members, nil)
+        text, source = f"string_agg({row}, '')", rows.text
     if root:
         text = f"{string(f'<{_name(root)}{declared}>')} || {text} || {string(f'</{_name(root)}>')}"
-    return f"SELECT {text} FROM {rows.text}", XML if "TYPE" in options else NVARCHAR
+    return f"SELECT {text} FROM {source}", XML if "TYPE" in options else NVARCHAR
 
 
 Member = tuple[list[str], str, Output]
 
 
-def _row_name(node: exp.Expression, options: dict[str, str]) -> str:
-    for kind in ("RAW", "PATH"):
-        if kind in options:
-            given = options[kind] or "row"
-            return "" if given == "''" else _name(given)
-    from_ = node.args.get("from_")
-    if from_ is None or node.args.get("joins"):
-        raise refused("FOR XML AUTO over several tables", "Use FOR XML PATH, with a nested query for inner elements.")
-    return _name(from_.this.alias_or_name)
+def _row_name(options: dict[str, str]) -> str:
+    given = options["RAW" if "RAW" in options else "PATH"] or "row"
+    return "" if given == "''" else _name(given)
+
+
+# ---------------------------------------------------------------- AUTO
+
+
+def _levels(node: exp.Expression, members: list[Member]) -> list[tuple[str, list[Member]]]:
+    """The columns of each table under its name, in the order in which the list of SELECT comes to the tables.
+
+    What comes from no table stands with the column before it.
+    """
+    names = _table_names(node)
+    found: dict[str, list[Member]] = {}
+    source = next((each.source for _, _, each in members if each.source in names), next(iter(names)))
+    for member in members:
+        source = member[2].source if member[2].source in names else source
+        found.setdefault(source, []).append(member)
+    return [(names[source], several) for source, several in found.items()]
+
+
+def _table_names(node: exp.Expression) -> dict[str, str]:
+    """The tables of a query by their names in lower case; the element is called as FROM calls the table."""
+    first = node
+    while isinstance(first, exp.SetOperation):
+        first = first.this
+    from_ = first.args.get("from_")
+    if from_ is None:
+        raise TsqlError(6800, "FOR XML AUTO requires at least one table for generating XML tags. Use FOR XML RAW or add a "
+                        "FROM clause with a table name.")  # fmt: skip
+    tables = [from_.this, *(join.this for join in [*(first.args.get("joins") or []), *_inner_joins(from_.this)])]
+    return {table.alias_or_name.lower(): _name(_called(table)) for table in tables}
+
+
+def _inner_joins(table: exp.Expression) -> list[exp.Expression]:
+    return list(table.args.get("joins") or [])
+
+
+def _called(table: exp.Expression) -> str:
+    if isinstance(table, exp.Table) and not table.alias:
+        return ".".join(part.name for part in table.parts)
+    return table.alias_or_name
+
+
+def _nested(levels: list[tuple[str, list[Member]]], rows: str, declared: str, nil: bool) -> tuple[str, str]:
+    """The document and where it is read from: rows that follow each other with the same outer columns share them."""
+    *outer, (name, members) = levels
+    leaf = _element(name, members, "" if outer else declared, nil)
+    if not outer:
+        return f"string_agg({leaf}, '')", rows
+    opened = [_opening(name, members, "" if place else declared, nil) for place, (name, members) in enumerate(outer)]
+    numbered = f"SELECT row_number() OVER () AS place, document.* FROM {rows}"
+    texts = ", ".join(f"{text} AS opened{level}" for level, text in enumerate(opened))
+    source = f"SELECT place, {texts}, {leaf} AS inside FROM ({numbered}) document"
+    changes = [
+        f"opened{level} IS DISTINCT FROM lag(opened{level}) OVER (ORDER BY place)" for level in range(len(outer))
+    ]
+    begins = ", ".join(f"{' OR '.join(changes[: level + 1])} AS begins{level}" for level in range(len(outer)))
+    source = f"SELECT *, {begins} FROM ({source}) document"
+    groups = ", ".join(
+        f"count(*) FILTER (WHERE begins{level}) OVER (ORDER BY place) AS group{level}" for level in range(len(outer))
+    )
+    source = f"SELECT *, {groups} FROM ({source}) document"
+    for level in range(len(outer) - 1, -1, -1):
+        kept = "".join(
+            f"min(opened{above}) AS opened{above}, min(group{above}) AS group{above}, " for above in range(level)
+        )
+        inside = f"min(opened{level}) || string_agg(inside, '' ORDER BY place) || {string(f'</{outer[level][0]}>')}"
+        source = f"SELECT {kept}min(place) AS place, {inside} AS inside FROM ({source}) document GROUP BY group{level}"
+    return "string_agg(inside, '' ORDER BY place)", f"({source}) document"
 
 
 def _declared(writer: Writer, nil: bool) -> str:
@@ -86,17 +152,27 @@ def _name(text: str) -> str:
 
 def _element(name: str, members: list[Member], declared: str, nil: bool) -> str:
     """An element of which attributes come first."""
+    start, rest = _start(name, members, declared)
+    if not rest:
+        return f"{start} || '/>'"
+    return f"{start} || coalesce('>' || nullif({_content(rest, nil)}, '') || {string(f'</{name}>')}, '/>')"
+
+
+def _opening(name: str, members: list[Member], declared: str, nil: bool) -> str:
+    """An element that others stand in: up to where they come."""
+    start, rest = _start(name, members, declared)
+    return f"({start} || '>' || {_content(rest, nil)})" if rest else f"({start} || '>')"
+
+
+def _start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
+    """The name and the attributes of an element; the members that are none."""
     attributes = [member for member in members if member[0][0].startswith("@")]
-    rest = [member for member in members if not member[0][0].startswith("@")]
     parts = [string(f"<{name}{declared}")]
     parts += [
         f"coalesce({string(f' {_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute(tsql.xml_text({field})) || '\"', '')"
         for path, field, _ in attributes
     ]
-    opening = " || ".join(parts)
-    if not rest:
-        return f"{opening} || '/>'"
-    return f"{opening} || coalesce('>' || nullif({_content(rest, nil)}, '') || {string(f'</{name}>')}, '/>')"
+    return " || ".join(parts), [member for member in members if not member[0][0].startswith("@")]
 
 
 def _content(members: list[Member], nil: bool) -> str:

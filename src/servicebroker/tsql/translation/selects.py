@@ -44,11 +44,15 @@ NO_OPTION = frozenset({"RECOMPILE", "MAXDOP", "MAXRECURSION", "KEEPFIXED PLAN", 
 
 
 class Output(NamedTuple):
-    """A column of a result: the name in its own spelling, '' for none; `text` is ready for the list of SELECT."""
+    """A column of a result: the name in its own spelling, '' for none; `text` is ready for the list of SELECT.
+
+    `source` is the table, as the query calls it in lower case, that a column comes from unchanged.
+    """
 
     name: str
     text: str
     type: SqlType | None
+    source: str = ""
 
 
 class Query(NamedTuple):
@@ -301,7 +305,17 @@ def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool
             severity=15,
         )
     value = write_value(writer, inside)
-    return [Output(name, f"{_shown(value)} AS {label(name) if outermost else _inner(name)}", _output_type(value))]
+    text = f"{_shown(value)} AS {label(name) if outermost else _inner(name)}"
+    return [Output(name, text, _output_type(value), _source(inside, found))]
+
+
+def _source(node: exp.Expression, found: From) -> str:
+    if not isinstance(node, exp.Column):
+        return ""
+    if node.table:
+        return node.table.lower()
+    having = [source.alias for source in found.sources if source.columns and node.name.lower() in source.columns]
+    return having[0] if having else ""
 
 
 def _shown(value: Sql) -> str:
@@ -348,7 +362,7 @@ def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]
         return [Output("*", f"{prefix}.*", None)]
     make = label if outermost else identifier
     return [
-        Output(column.name, f"{prefix}.{identifier(column.name)} AS {make(column.name)}", column.type)
+        Output(column.name, f"{prefix}.{identifier(column.name)} AS {make(column.name)}", column.type, source.alias)
         for column in source.columns.values()
         if column.name != "broker_database"
     ]

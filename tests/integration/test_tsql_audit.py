@@ -1,0 +1,106 @@
+"""Triggers that send what has changed as XML, and receivers that take it apart: names and types survive the way."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.errors import TsqlError
+
+TABLES = """
+CREATE TABLE Clients (ClientID INT PRIMARY KEY, FullName NVARCHAR(50), IsActive BIT, Balance MONEY, Notes XML);
+CREATE TABLE Visits (VisitID INT PRIMARY KEY, ClientID INT, Room VARCHAR(10));
+INSERT Clients VALUES (1, N'Ada & Co', 1, 12.5, '<n a="1"/>'), (2, N'Bo', 0, NULL, NULL), (3, N'Cy', 1, 3, NULL);
+INSERT Visits VALUES (10, 1, 'blue'), (11, 1, 'red'), (12, 2, 'blue'), (13, 1, 'blue');
+"""
+
+
+@pytest.fixture(scope="module")
+def clinic(instance: sb.Instance) -> sb.Database:
+    clinic = instance.database("Clinic", create=True)
+    clinic.execute_tsql(TABLES)
+    return clinic
+
+
+def document(database: sb.Database, query: str) -> str:
+    ((found,),) = database.execute_tsql(query).rows
+    return str(found)
+
+
+def test_a_trigger_sends_columns_under_their_names_and_types(clinic: sb.Database) -> None:
+    clinic.execute_tsql("""
+    CREATE QUEUE Changes; CREATE SERVICE Changes ON QUEUE Changes ([DEFAULT]);
+    GO
+    CREATE TRIGGER TellChange ON Clients AFTER UPDATE AS
+    BEGIN
+        SET NOCOUNT ON;
+        DECLARE @h UNIQUEIDENTIFIER, @body XML = (
+            SELECT OBJECT_NAME(@@PROCID) AS [@By],
+                   (SELECT * FROM inserted FOR XML AUTO, ELEMENTS, TYPE), (SELECT * FROM deleted FOR XML RAW, TYPE)
+            FOR XML PATH('Change'));
+        BEGIN DIALOG @h FROM SERVICE Changes TO SERVICE 'Changes', 'current database' WITH ENCRYPTION = OFF;
+        SEND ON CONVERSATION @h (@body);
+    END
+    GO
+    UPDATE Clients SET FullName = N'Ada Ltd', IsActive = 0 WHERE ClientID = 1
+    """)
+    received = document(clinic, "RECEIVE TOP (1) CAST(message_body AS XML) FROM Changes")
+    assert received.startswith(
+        '<Change By="TellChange"><inserted><ClientID>1</ClientID><FullName>Ada Ltd</FullName><IsActive>0</IsActive>'
+        '<Balance>12.5000</Balance><Notes><n a="1"/></Notes></inserted>'
+        '<row ClientID="1" FullName="Ada &amp; Co" IsActive="1" Balance="12.5000"'
+    )
+    found = clinic.execute_tsql(f"""
+    DECLARE @x XML = N'{received}';
+    SELECT r.value('(FullName)[1]', 'NVARCHAR(50)'), r.value('(IsActive)[1]', 'BIT'), r.value('(Balance)[1]', 'MONEY')
+    FROM @x.nodes('/Change/inserted') AS t(r)
+    """).rows
+    assert [(name, active, float(balance)) for name, active, balance in found] == [("Ada Ltd", False, 12.5)]
+
+
+def test_xml_auto_nests_tables(clinic: sb.Database) -> None:
+    query = """
+    SELECT c.ClientID, v.VisitID, v.Room FROM Clients c JOIN Visits v ON v.ClientID = c.ClientID
+    ORDER BY c.ClientID, v.VisitID FOR XML AUTO"""
+    assert document(clinic, query) == (
+        '<c ClientID="1"><v VisitID="10" Room="blue"/><v VisitID="11" Room="red"/><v VisitID="13" Room="blue"/></c>'
+        '<c ClientID="2"><v VisitID="12" Room="blue"/></c>'
+    )
+
+
+def test_xml_auto_nests_what_follows_each_other(clinic: sb.Database) -> None:
+    query = """
+    SELECT Room, v.VisitID, v.VisitID * 2 AS Twice, ClientName = c.FullName
+    FROM Visits v, Clients AS c WHERE c.ClientID = v.ClientID ORDER BY v.VisitID FOR XML AUTO, ELEMENTS, ROOT('all')"""
+    one, two = "<c><ClientName>Ada Ltd</ClientName></c>", "<c><ClientName>Bo</ClientName></c>"
+    assert document(clinic, query) == "<all>" + "".join(
+        f"<v><Room>{room}</Room><VisitID>{number}</VisitID><Twice>{2 * number}</Twice>{inner}</v>"
+        for room, number, inner in (("blue", 10, one), ("red", 11, one), ("blue", 12, two), ("blue", 13, one))
+    ) + "</all>"  # fmt: skip
+
+
+def test_xml_auto_of_three_tables_with_rows_that_are_missing(clinic: sb.Database) -> None:
+    query = """
+    SELECT v.Room, c.ClientID, other.VisitID FROM Visits v JOIN Clients c ON c.ClientID = v.ClientID
+    LEFT JOIN Visits other ON other.ClientID = c.ClientID AND other.VisitID > v.VisitID
+    WHERE v.VisitID > 10 ORDER BY v.Room, c.ClientID, other.VisitID FOR XML AUTO"""
+    assert document(clinic, query) == (
+        '<v Room="blue"><c ClientID="1"><other/></c><c ClientID="2"><other/></c></v>'
+        '<v Room="red"><c ClientID="1"><other VisitID="13"/></c></v>'
+    )
+
+
+def test_xml_auto_names_a_table_as_from_does(clinic: sb.Database) -> None:
+    assert document(clinic, "SELECT VisitID FROM dbo.Visits WHERE VisitID = 10 FOR XML AUTO") == (
+        '<dbo.Visits VisitID="10"/>'
+    )
+    with pytest.raises(TsqlError) as caught:
+        clinic.execute_tsql("SELECT 1 AS a FOR XML AUTO")
+    assert caught.value.number == 6800
+
+
+def test_procedures_know_their_number(clinic: sb.Database) -> None:
+    clinic.execute_tsql("""CREATE PROCEDURE WhoAmI AS
+    EXEC (N'SELECT OBJECT_SCHEMA_NAME(@@PROCID) + ''.'' + OBJECT_NAME(@@PROCID)')""")
+    assert document(clinic, "EXEC WhoAmI; ") == "dbo.WhoAmI"
+    assert clinic.execute_tsql("SELECT OBJECT_NAME(@@PROCID)").rows == [(None,)]
