@@ -66,6 +66,7 @@ conformance: install
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)
 	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
+	$(BIN)/servicebroker simulate --mirrors --seeds 0:20000
 	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py tests/integration/test_cut.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000 --cuts 1000
 
 soak: install

@@ -321,6 +321,9 @@ def simulate_command(
         ),
     ] = None,
     conversations: Annotated[int, typer.Option(help="With --fleet: how many begin.")] = 100_000,
+    mirrors: Annotated[
+        bool, typer.Option("--mirrors", help="Instead: mirrored pairs whose primaries fail and come back.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run brokers over broken links and crashes, one run for each seed, and say which lost a promise."""
@@ -331,7 +334,9 @@ def simulate_command(
         size = None if fleet is None else simulate.parse_fleet(fleet, conversations)
     except ValueError:
         raise typer.BadParameter("give two numbers as in 0:1000, the second one larger, or one seed") from None
-    if size is not None:
+    if mirrors:
+        simulate.run_mirrors(wanted, as_json=as_json)
+    elif size is not None:
         simulate.run_fleets(wanted, size, as_json=as_json)
     else:
         simulate.run_seeds(wanted, as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -10,8 +11,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 import typer
 
+from servicebroker.simulation import mirrors
 from servicebroker.simulation.fleet import Fleet, Outcome, Size
 from servicebroker.simulation.run import Failure, run_many, trace_of
+from servicebroker.simulation.store import Lost
 
 PORTION = 200  # seeds that a process runs before it reports
 
@@ -80,6 +83,30 @@ def run_fleets(seeds: range, size: Size, *, as_json: bool) -> None:
         told = {"seed": seed, "instances": size.instances, "services": size.services, **outcome._asdict()}
         typer.echo(json.dumps(told) if as_json else _words(seed, size, outcome))
     if any(outcome.misplaced for outcome in found.values()):
+        raise typer.Exit(1)
+
+
+def run_mirrors(seeds: range, *, as_json: bool) -> None:
+    """Run failing mirrors for each seed and print what was found; exit code 1 when one has lost a message."""
+    sums: Counter[str] = Counter()
+    failures: list[Failure] = []
+    for seed in seeds:
+        try:
+            sums.update(runs=1, **mirrors.run(seed)._asdict())
+        except Lost as problem:
+            failures.append(Failure(seed, str(problem)))
+    if as_json:
+        typer.echo(json.dumps({**sums, "failures": [failure._asdict() for failure in failures]}))
+    else:
+        typer.echo(
+            f"{sums['runs']} runs, {sums['messages']:,} messages stored once and in order; "
+            f"{sums['promotions']:,} standbys were promoted, senders changed over {sums['changes']:,} times"
+        )
+        for failure in failures:
+            typer.echo(f"seed {failure.seed}: {failure.reason}")
+    if failures:
+        with contextlib.suppress(Lost):
+            mirrors.run(failures[0].seed, lambda line: typer.echo(line, err=True))
         raise typer.Exit(1)
 
 

@@ -16,12 +16,14 @@ from msgspec import Meta, Struct
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.errors import WireError
 from servicebroker.protocol.frames import MAXIMUM_BODY, MAXIMUM_GREETING, Frame, FrameKind, FrameReader, encode_frame
+from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 1
 HANDSHAKE_TIME = 15.0  # seconds until both must have greeted
 KEEP_ALIVE = 15.0  # seconds of our own silence
 SILENCE = 50.0  # seconds of the peer's silence: it is gone
 IDLE = 90.0  # seconds without a message of a conversation: the connection is closed
+MIRRORING = "mirroring"  # the capability of answering QUESTION
 
 Version = Annotated[int, Meta(ge=0, le=65_535)]
 Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
@@ -69,12 +71,28 @@ class Goodbye(Struct, array_like=True, frozen=True):
     text: Annotated[str, Meta(max_length=500)]
 
 
+class Highest(Struct, array_like=True, frozen=True):
+    """The body of QUESTION: the highest timeline that the asking side has seen of a cluster."""
+
+    system: Annotated[str, Meta(max_length=64)]
+    timeline: Counter
+
+
+class Says(Struct, array_like=True, frozen=True):
+    """The body of STANDING."""
+
+    role: Role
+    system: Annotated[str, Meta(max_length=64)]
+    timeline: Counter
+    is_guarded: bool
+
+
 class Myself(NamedTuple):
-    """The instance that we are, in this start of its daemon."""
+    """Who we are, in this start of the daemon."""
 
     instance: UUID
     incarnation: UUID
-    capabilities: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = (MIRRORING,)
     oldest: int = OLDEST_VERSION
     newest: int = NEWEST_VERSION
 
@@ -100,6 +118,18 @@ class Arrived(NamedTuple):
     is_forwarded: bool = False
 
 
+class Asked(NamedTuple):
+    """The peer wants to know whether we are the principal: `tell` it, and again whenever that changes."""
+
+    known: Known
+
+
+class Told(NamedTuple):
+    """What the peer says that it is."""
+
+    standing: Standing
+
+
 class Corrupted(NamedTuple):
     """A message was changed under way and dropped: Broker:Corrupted Message."""
 
@@ -113,22 +143,25 @@ class Closed(NamedTuple):
     text: str
 
 
-Event = Greeted | Online | Arrived | Corrupted | Closed
+Event = Greeted | Online | Arrived | Asked | Told | Corrupted | Closed
 
 CARRYING = (FrameKind.DIALOG, FrameKind.FORWARDED)
+ONLINE = frozenset({*CARRYING, FrameKind.QUESTION, FrameKind.STANDING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE})
 
 # Which kinds of frames a phase takes; INITIAL and CLOSED take none.
 TAKES: dict[tuple[Phase, bool], frozenset[FrameKind]] = {
     (Phase.NEGOTIATING, True): frozenset({FrameKind.WELCOME, FrameKind.REJECT, FrameKind.CLOSE}),
     (Phase.NEGOTIATING, False): frozenset({FrameKind.HELLO, FrameKind.CLOSE}),
     (Phase.ARBITRATING, False): frozenset({FrameKind.CLOSE}),
-    (Phase.ONLINE, True): frozenset({*CARRYING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
-    (Phase.ONLINE, False): frozenset({*CARRYING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE}),
+    (Phase.ONLINE, True): ONLINE,
+    (Phase.ONLINE, False): ONLINE,
 }
 
 _hellos = msgspec.msgpack.Decoder(Hello)
 _welcomes = msgspec.msgpack.Decoder(Welcome)
 _goodbyes = msgspec.msgpack.Decoder(Goodbye)
+_questions = msgspec.msgpack.Decoder(Highest)
+_standings = msgspec.msgpack.Decoder(Says)
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 
 
@@ -195,6 +228,19 @@ class Connection:
         self._expect(Phase.ONLINE)
         self._active_at = now
         self._say(FrameKind.FORWARDED if is_forwarded else FrameKind.DIALOG, body, now)
+
+    def ask(self, known: Known, now: float) -> list[Event]:
+        """Ask the peer whether it is the principal. A peer that cannot be asked is in doubt."""
+        self._expect(Phase.ONLINE)
+        if MIRRORING not in self.capabilities:
+            return [Told(IN_DOUBT)]
+        self._say(FrameKind.QUESTION, _encoder.encode(Highest(*known)), now)
+        return []
+
+    def tell(self, standing: Standing, now: float) -> None:
+        """Tell a peer that has asked what we are."""
+        self._expect(Phase.ONLINE)
+        self._say(FrameKind.STANDING, _encoder.encode(Says(*standing)), now)
 
     def close(self, number: int, text: str, now: float) -> Closed:
         """End the connection and tell the peer why."""
@@ -284,6 +330,12 @@ class Connection:
                 return [self._welcomed(_welcomes.decode(frame.body), now)]
             case FrameKind.KEEP_ALIVE:
                 return []
+            case FrameKind.QUESTION:
+                question = _questions.decode(frame.body)
+                return [Asked(Known(question.system, question.timeline))]
+            case FrameKind.STANDING:
+                said = _standings.decode(frame.body)
+                return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded))]
             case _:
                 goodbye = _goodbyes.decode(frame.body)
                 return [self._closed(goodbye.number, goodbye.text)]

@@ -35,6 +35,8 @@ class FrameKind(IntEnum):
     CLOSE = 5
     DIALOG = 6
     FORWARDED = 7  # a DIALOG that has passed a forwarder, see forwarding.py
+    QUESTION = 8  # who is the principal of a mirrored pair, see mirroring.py
+    STANDING = 9
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}

@@ -1,0 +1,201 @@
+"""Mirrored routes: which of the two brokers is the principal (seed 001, "Mirror Addresses"; decision 105).
+
+Plain values: what each of the two has last said, or that it cannot be reached, decides. A broker is the principal when
+its PostgreSQL server is not a standby and has just committed; of two that both say so the higher timeline wins, since a
+promotion takes the next one. What has been seen of timelines is remembered, so an old primary that comes back is known.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple, TypeVar
+
+HEARING = 3.0  # seconds that a broker has for its answer; then it counts as unreachable
+ASK_AGAIN = 2.0  # seconds between questions while neither of the two is known to be the principal
+NEVER = float("inf")
+
+T = TypeVar("T")
+
+
+class Role(IntEnum):
+    """What a broker says of itself."""
+
+    MIRROR = 0  # its server is a standby: it takes no messages
+    PRINCIPAL = 1
+    IN_DOUBT = 2  # its server cannot be reached, or does not commit
+
+
+class Standing(NamedTuple):
+    """The answer to the question who is the principal.
+
+    Attributes:
+        system: the identifier of the PostgreSQL cluster: the same in a primary and its standbys.
+        timeline: of the server; 0 when it is not known.
+        is_guarded: its commits wait for a synchronous standby.
+    """
+
+    role: Role
+    system: str = ""
+    timeline: int = 0
+    is_guarded: bool = False
+
+
+IN_DOUBT = Standing(Role.IN_DOUBT)
+
+
+class Known(NamedTuple):
+    """The highest timeline that was seen of a cluster."""
+
+    system: str = ""
+    timeline: int = 0
+
+    def after(self, standing: Standing) -> Known:
+        """With what a broker has said; a cluster that was made anew begins to count again."""
+        if standing.role is Role.IN_DOUBT or not standing.system:
+            return self
+        if standing.system != self.system:
+            return Known(standing.system, standing.timeline) if standing.role is Role.PRINCIPAL else self
+        return self._replace(timeline=max(self.timeline, standing.timeline))
+
+
+class Word(Enum):
+    """What is known of one of the two, in words."""
+
+    UNHEARD = "has not answered yet"
+    UNREACHABLE = "cannot be reached"
+    MIRROR = "says that it is the mirror"
+    IN_DOUBT = "says that it cannot commit, or is not in service"
+    OUTDATED = "claims to be the principal on a timeline that a promotion has ended"
+    PRINCIPAL = "says that it is the principal"
+
+
+class Claim(Enum):
+    """What a word comes to."""
+
+    YES, NO, OPEN = "yes", "no", "open"
+
+
+CLAIMS = {
+    Word.PRINCIPAL: Claim.YES,
+    Word.UNHEARD: Claim.OPEN,
+    Word.UNREACHABLE: Claim.NO,
+    Word.MIRROR: Claim.NO,
+    Word.IN_DOUBT: Claim.NO,
+    Word.OUTDATED: Claim.NO,
+}
+
+# While neither is chosen: which one the two words choose. One is waited for as long as it may yet say the opposite.
+CHOICE: dict[tuple[Claim, Claim], int | None] = {
+    (Claim.YES, Claim.NO): 0,
+    (Claim.NO, Claim.YES): 1,
+    (Claim.YES, Claim.YES): None,  # the same timeline, or two clusters: both are in doubt
+    (Claim.YES, Claim.OPEN): None,
+    (Claim.OPEN, Claim.YES): None,
+    (Claim.NO, Claim.NO): None,
+    (Claim.NO, Claim.OPEN): None,
+    (Claim.OPEN, Claim.NO): None,
+    (Claim.OPEN, Claim.OPEN): None,
+}
+
+# While one is chosen: whether it stays so, by its own word. The other one is not asked.
+STAYS: dict[Claim, bool] = {Claim.YES: True, Claim.OPEN: True, Claim.NO: False}
+
+
+class Pair(NamedTuple):
+    """The two brokers of a mirrored route, as one sender sees them.
+
+    Attributes:
+        chosen: 0 the one at ADDRESS, 1 the one at MIRROR_ADDRESS, None: neither gets messages.
+        words: what is known of each.
+        standings: what each has said last.
+        reasons: why each cannot be reached, where that is so.
+        known: the highest timeline seen.
+        asked_at: when the question was put that is open, or put last.
+    """
+
+    chosen: int | None = None
+    words: tuple[Word, Word] = (Word.UNHEARD, Word.UNHEARD)
+    standings: tuple[Standing, Standing] = (IN_DOUBT, IN_DOUBT)
+    reasons: tuple[str, str] = ("", "")
+    known: Known = Known()
+    asked_at: float = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` has something to do."""
+        if self.chosen is not None:
+            return NEVER
+        return self.asked_at + (HEARING if Word.UNHEARD in self.words else ASK_AGAIN)
+
+
+def first_use(known: Known, now: float) -> Pair:
+    """A pair of which nothing is known but, from before, a timeline: both are asked now."""
+    return Pair(known=known, asked_at=now)
+
+
+def heard(pair: Pair, side: int, standing: Standing, now: float) -> Pair:
+    """One of the two has said what it is."""
+    known = pair.known.after(standing)
+    standings = _with(pair.standings, side, standing)
+    words = _with(pair.words, side, _word(standing, known))
+    other = 1 - side
+    if words[other] is Word.PRINCIPAL:
+        words = _with(words, other, _word(standings[other], known))
+    reasons = _with(pair.reasons, side, "")
+    return _decided(pair._replace(words=words, standings=standings, reasons=reasons, known=known), now)
+
+
+def unreachable(pair: Pair, side: int, reason: str, now: float) -> Pair:
+    """One of the two cannot be reached, or the connection with it broke."""
+    words, reasons = _with(pair.words, side, Word.UNREACHABLE), _with(pair.reasons, side, reason)
+    return _decided(pair._replace(words=words, reasons=reasons), now)
+
+
+def tick(pair: Pair, now: float) -> Pair:
+    """Time has passed: who has not answered counts as unreachable; while neither is chosen, both are asked again.
+
+    Who calls it asks both whenever `asked_at` has changed.
+    """
+    if now < pair.wake_at:
+        return pair
+    if Word.UNHEARD in pair.words:
+        for side in (0, 1):
+            if pair.words[side] is Word.UNHEARD:
+                pair = unreachable(pair, side, f"no answer in {HEARING:g} seconds", now)
+    return pair if pair.chosen is not None else pair._replace(asked_at=now)
+
+
+def explained(pair: Pair, addresses: tuple[object, object]) -> str:
+    """Which of the two was chosen and why, or why neither is, in a sentence."""
+    told = [f"{addresses[side]} {_said(pair, side)}" for side in (0, 1)]
+    if pair.chosen is None:
+        return f"Neither is known to be the principal: {told[0]}; {told[1]}."
+    standing = pair.standings[pair.chosen]
+    guard = "its commits wait for a standby" if standing.is_guarded else "no standby holds what it commits"
+    return f"{addresses[pair.chosen]} is the principal: it says so, on timeline {standing.timeline}, and {guard}."
+
+
+def _said(pair: Pair, side: int) -> str:
+    reason = f" ({pair.reasons[side]})" if pair.reasons[side] else ""
+    return pair.words[side].value + reason
+
+
+def _decided(pair: Pair, now: float) -> Pair:
+    if pair.chosen is None:
+        first, second = (CLAIMS[word] for word in pair.words)
+        return pair._replace(chosen=CHOICE[first, second])
+    if STAYS[CLAIMS[pair.words[pair.chosen]]]:
+        return pair
+    words = _with(pair.words, 1 - pair.chosen, Word.UNHEARD)  # what it said before may be long ago
+    return pair._replace(chosen=None, words=words, asked_at=now)
+
+
+def _word(standing: Standing, known: Known) -> Word:
+    if standing.role is Role.PRINCIPAL:
+        is_old = standing.system == known.system and standing.timeline < known.timeline
+        return Word.OUTDATED if is_old else Word.PRINCIPAL
+    return Word.MIRROR if standing.role is Role.MIRROR else Word.IN_DOUBT
+
+
+def _with(pair: tuple[T, T], side: int, value: T) -> tuple[T, T]:
+    return (value, pair[1]) if side == 0 else (pair[0], value)

@@ -1,0 +1,82 @@
+"""Mirrored pairs whose servers fail: nothing is lost or doubled, and a wrong rule is found out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from servicebroker.cli.main import app
+from servicebroker.protocol.mirroring import STAYS, Claim, Role, Standing
+from servicebroker.simulation import mirrors
+from servicebroker.simulation.store import Lost
+
+SEEDS = range(40)
+
+
+def is_bad(seed: int) -> bool:
+    try:
+        mirrors.run(seed)
+    except Lost:
+        return True
+    return False
+
+
+def failures() -> int:
+    return sum(map(is_bad, SEEDS))
+
+
+def test_nothing_is_lost_or_doubled_whatever_fails() -> None:
+    found = [mirrors.run(seed) for seed in SEEDS]
+    assert sum(one.promotions for one in found) > len(SEEDS)
+    assert sum(one.changes for one in found) > len(SEEDS)
+
+
+def test_a_seed_replays() -> None:
+    lines: list[list[str]] = [[], []]
+    for trace in lines:
+        mirrors.run(7, trace.append)
+    assert lines[0] == lines[1]
+    assert len(lines[0]) > 50
+
+
+def test_acknowledging_before_the_standby_has_it_loses_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(self: mirrors._Server, entries: list[mirrors.Entry], done: object, now: float) -> None:
+        self.log += entries
+        assert callable(done)
+        done()
+
+    monkeypatch.setattr(mirrors._Server, "commit", commit)
+    assert failures() > len(SEEDS) // 4
+
+
+def test_a_mirror_that_claims_the_role_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    rightly = mirrors._Server.standing
+
+    def standing(self: mirrors._Server, now: float) -> Standing:
+        return Standing(Role.PRINCIPAL, "c", self.timeline) if self.is_standby else rightly(self, now)
+
+    monkeypatch.setattr(mirrors._Server, "standing", standing)
+    assert failures() > 0
+
+
+def test_a_sender_that_never_changes_over_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STAYS, Claim.NO, True)
+    assert failures() > 0
+
+
+def test_the_command() -> None:
+    result = CliRunner().invoke(app, ["simulate", "--mirrors", "--seeds", "0:3", "--json"])
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert (told["runs"], told["failures"]) == (3, [])
+
+
+def test_the_command_replays_a_seed_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STAYS, Claim.NO, True)
+    bad = next(seed for seed in range(200) if is_bad(seed))
+    result = CliRunner().invoke(app, ["simulate", "--mirrors", "--seeds", str(bad)])
+    assert result.exit_code == 1
+    assert f"seed {bad}: sender" in result.stdout
+    assert "faults stop" in result.stderr

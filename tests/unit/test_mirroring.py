@@ -1,0 +1,171 @@
+"""Which of two brokers is the principal: every pair of words, and what a sender sees of a failover."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from servicebroker.protocol.mirroring import (
+    ASK_AGAIN,
+    CHOICE,
+    CLAIMS,
+    HEARING,
+    IN_DOUBT,
+    NEVER,
+    STAYS,
+    Claim,
+    Known,
+    Pair,
+    Role,
+    Standing,
+    Word,
+    explained,
+    first_use,
+    heard,
+    tick,
+    unreachable,
+)
+
+NOTHING = Known()
+MIRROR = Standing(Role.MIRROR, "c", 1)
+ADDRESSES = "TCP://a:4022", "TCP://b:4022"
+
+
+def principal(timeline: int = 1, system: str = "c") -> Standing:
+    return Standing(Role.PRINCIPAL, system, timeline, is_guarded=True)
+
+
+def told(*news: Standing | None, known: Known = NOTHING) -> Pair:
+    """A new pair after each in turn has said something; None: it cannot be reached."""
+    pair = first_use(known, 0.0)
+    for number, one in enumerate(news):
+        side = number % 2
+        pair = unreachable(pair, side, "refused", 0.0) if one is None else heard(pair, side, one, 0.0)
+    return pair
+
+
+def test_the_tables_are_whole() -> None:
+    assert set(CLAIMS) == set(Word)
+    assert set(CHOICE) == set(itertools.product(Claim, Claim))
+    assert set(STAYS) == set(Claim)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "chosen"),
+    [
+        (principal(), MIRROR, 0),
+        (MIRROR, principal(), 1),
+        (principal(), None, 0),
+        (None, principal(), 1),
+        (principal(), IN_DOUBT, 0),
+        (principal(1), principal(2), 1),  # the old primary is back and still claims it
+        (principal(2), principal(1), 0),
+        (principal(1), Standing(Role.MIRROR, "c", 2), None),  # that standby follows somebody else
+        (principal(2), principal(2), None),
+        (principal(2, "c"), principal(1, "d"), None),  # two clusters
+        (MIRROR, MIRROR, None),
+        (MIRROR, None, None),
+        (IN_DOUBT, MIRROR, None),
+        (IN_DOUBT, IN_DOUBT, None),
+        (None, None, None),
+    ],
+)
+def test_who_is_chosen_of_two_that_were_asked(
+    first: Standing | None, second: Standing | None, chosen: int | None
+) -> None:
+    assert told(first, second).chosen == chosen
+
+
+def test_one_waits_for_the_answer_of_the_other_but_not_for_ever() -> None:
+    pair = told(principal())
+    assert (pair.chosen, pair.wake_at) == (None, HEARING)
+    assert tick(pair, HEARING - 0.1) == pair
+    pair = tick(pair, HEARING)
+    assert (pair.chosen, pair.words[1], pair.wake_at) == (0, Word.UNREACHABLE, NEVER)
+
+
+def test_both_are_asked_again_while_neither_is_chosen() -> None:
+    pair = told(MIRROR, None)
+    assert pair.wake_at == ASK_AGAIN
+    pair = tick(pair, ASK_AGAIN)
+    assert (pair.asked_at, pair.wake_at) == (ASK_AGAIN, 2 * ASK_AGAIN)
+    silent = tick(first_use(Known(), 0.0), HEARING)
+    assert (silent.chosen, silent.asked_at) == (None, HEARING)
+
+
+@pytest.mark.parametrize("news", [None, IN_DOUBT, Standing(Role.MIRROR, "c", 2)])
+def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(news: Standing | None) -> None:
+    pair = told(principal(), MIRROR)
+    pair = unreachable(pair, 0, "cut", 5.0) if news is None else heard(pair, 0, news, 5.0)
+    assert (pair.chosen, pair.words[1], pair.asked_at) == (None, Word.UNHEARD, 5.0)  # both are asked
+    assert heard(pair, 1, MIRROR, 5.1).chosen is None
+    assert heard(pair, 1, principal(2), 5.1).chosen == 1
+
+
+def test_the_principal_is_back_before_anybody_took_over() -> None:
+    pair = unreachable(told(principal(), MIRROR), 0, "cut", 5.0)
+    pair = heard(pair, 1, MIRROR, 5.1)
+    assert heard(pair, 0, principal(), 6.0).chosen == 0
+
+
+def test_the_chosen_one_may_go_on_to_another_timeline() -> None:
+    pair = heard(told(principal(), MIRROR), 0, principal(3), 5.0)
+    assert (pair.chosen, pair.known) == (0, Known("c", 3))
+
+
+def test_a_timeline_that_was_seen_before_is_not_forgotten() -> None:
+    known = Known("c", 2)
+    pair = told(principal(1), None, known=known)
+    assert (pair.chosen, pair.words[0]) == (None, Word.OUTDATED)
+    assert heard(pair, 1, principal(2), 1.0).chosen == 1
+    assert told(principal(1, "made anew"), None, known=known).chosen == 0
+
+
+def test_who_is_in_doubt_or_a_mirror_of_another_cluster_teaches_nothing() -> None:
+    assert Known("c", 2).after(Standing(Role.IN_DOUBT, "c", 9)) == Known("c", 2)
+    assert Known("c", 2).after(Standing(Role.MIRROR, "d", 9)) == Known("c", 2)
+    assert Known("c", 2).after(Standing(Role.MIRROR, "c", 3)) == Known("c", 3)
+
+
+def test_it_is_said_which_was_chosen_and_why() -> None:
+    assert explained(told(principal(2), MIRROR), ADDRESSES) == (
+        "TCP://a:4022 is the principal: it says so, on timeline 2, and its commits wait for a standby."
+    )
+    alone = told(None, Standing(Role.PRINCIPAL, "c", 1))
+    assert explained(alone, ADDRESSES).endswith("on timeline 1, and no standby holds what it commits.")
+    assert explained(told(None, MIRROR), ADDRESSES) == (
+        "Neither is known to be the principal: TCP://a:4022 cannot be reached (refused); "
+        "TCP://b:4022 says that it is the mirror."
+    )
+
+
+standings = st.builds(
+    Standing, st.sampled_from(Role), st.sampled_from(["c", "d"]), st.integers(1, 3), is_guarded=st.booleans()
+)
+steps = st.tuples(st.sampled_from(["hear", "lose", "wait"]), st.integers(0, 1), standings, st.floats(0, 5))
+
+
+@given(st.lists(steps, max_size=40))
+def test_whoever_is_chosen_has_claimed_it_on_the_highest_timeline(news: list[tuple[str, int, Standing, float]]) -> None:
+    pair, now = first_use(Known(), 0.0), 0.0
+    for what, side, standing, seconds in news:
+        now += seconds
+        before = pair
+        if what == "hear":
+            pair = heard(pair, side, standing, now)
+        elif what == "lose":
+            pair = unreachable(pair, side, "cut", now)
+        else:
+            pair = tick(pair, now)
+        if pair.known.system == before.known.system:
+            assert pair.known.timeline >= before.known.timeline
+        if pair.chosen is not None:
+            assert pair.words[pair.chosen] is Word.PRINCIPAL
+            said = pair.standings[pair.chosen]
+            assert said.role is Role.PRINCIPAL
+            assert said.system != pair.known.system or said.timeline == pair.known.timeline
+        if before.chosen is not None and pair.chosen == 1 - before.chosen:
+            raise AssertionError("it changed over without asking")
