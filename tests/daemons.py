@@ -68,6 +68,10 @@ class Served:
             for line in list(self.lines)
         )
 
+    def count(self, words: str) -> int:
+        """How many lines of the log hold these words."""
+        return sum(words in line["message"] for line in list(self.lines))
+
     def says(self, words: str, **fields: str) -> None:
         """Wait until it does."""
         try:

@@ -12,14 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID
 
 import psycopg
 import pytest
 
 from daemons import Served, Site, Two
+from servicebroker.broker.seat import seat
 from servicebroker.engine.transport_certificates import add_certificate
 from servicebroker.store import certificates
+from servicebroker.store.connection import connect
 from servicebroker.store.running import run_alone
 from support import ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, eventually, in_thread, query, waiting_messages
 
@@ -143,9 +144,9 @@ def test_the_connections_are_shown(two: Two) -> None:
         "select peer_arbitration_id, total_bytes_sent > 0, total_bytes_received > 0, total_fragments_sent > 0, "
         "login_time >= connect_time from sys.dm_broker_connections"
     )
-    ((east,),) = query(two.east.database, "select instance_id from servicebroker.instance")
+    with connect(two.east.url) as connection:
+        east = seat(connection)
     eventually(lambda: query(two.west.database, text) == [(east, True, True, True, True)])
-    assert isinstance(east, UUID)
     shown = subprocess.run(
         [sys.executable, "-m", "servicebroker.cli.main", "status", "--instance", two.west.url, "--json"],
         capture_output=True,

@@ -39,7 +39,7 @@ def told(*routes: Route, site: Site = NOWHERE, broker: str | None = None, outsid
         (
             [Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")],
             NOWHERE,
-            "It is sent to TCP://a:1; the mirror at TCP://b:1 is not asked.",
+            "It is sent to whichever of TCP://a:1 and its mirror TCP://b:1 is the principal: both are asked when",
         ),
         ([Route("t", None, None, None, "TRANSPORT")], NOWHERE, "TRANSPORT needs a service whose name begins with"),
         ([Route("cfg", "SQL/ServiceBroker/BrokerConfiguration", None, None, "LOCAL")], NOWHERE, "which is asked"),
@@ -49,6 +49,15 @@ def test_it_is_said_what_matched_what_was_chosen_and_where_it_goes(
     routes: list[Route], site: Site, expected: str
 ) -> None:
     assert expected in told(*routes, site=site)
+
+
+def test_what_was_found_out_of_a_mirrored_pair_is_said() -> None:
+    pair = Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")
+    mirrors = {Remote(Address("a", 1), Address("b", 1)): "TCP://b:1 is the principal: it says so."}
+    found = explain(
+        Conversation("s", "b", "here"), RoutingTable([pair]), RoutingTable(()), NOWHERE, NOW, mirrors=mirrors
+    )
+    assert words(found, {})[-1].endswith("is the principal. TCP://b:1 is the principal: it says so.")
 
 
 def test_an_identifier_of_ours_without_the_service_fails() -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from servicebroker.engine.databases import ensure_system_objects
 from servicebroker.store.connection import connect
-from servicebroker.store.migrations import migrate
-from servicebroker.store.running import run_alone
+from servicebroker.store.migrations import check_whole, migrate
+from servicebroker.store.running import execute, run_alone
 from servicebroker.store.server import check_server
 
 
 def prepare(url: str) -> None:
     """Bring the schema up to date, and what every instance has; the first time this makes both.
 
+    On a standby the primary does that, so there both must be there.
+
     Raises:
         InstanceError: the server cannot be reached or used, or is not fit for an instance.
     """
     with connect(url) as connection:
         check_server(connection, url)
+        ((is_standby,),) = execute(connection, "select pg_is_in_recovery()")
+        if is_standby:
+            check_whole(connection)
+            return
         migrate(connection)
         run_alone(connection, ensure_system_objects())

@@ -15,27 +15,31 @@ from collections.abc import Callable
 from datetime import datetime
 from random import Random
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import psycopg
 
 from servicebroker.broker import connections, forwarding
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.network import Inbox, Lost, Network, Reached, Unreached
+from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.seat import seat
+from servicebroker.broker.standing import Proof
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.site import Here
+from servicebroker.engine.standing import find_standing
 from servicebroker.engine.transmission import deliver_conversation
 from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.keys import KeyFolder
-from servicebroker.store.running import execute, run_alone
+from servicebroker.store.running import execute, run, run_alone
 
 PACE = 0.005  # seconds between rounds that follow each other
 ROUND = 2_000  # frames that a round takes
@@ -43,6 +47,8 @@ FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 RECONNECT = 1.0  # seconds between attempts to reach the database again
 LOOK = 1.0  # seconds between looks at the endpoint and the certificates
+PROMOTION = 0.5  # seconds between looks at whether the standby was promoted
+PATIENCE = 10.0  # seconds that `stop` gives to a commit that waits for a standby
 STANDBY = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
 TRANSMITTER = 0  # stands for the transmission queue among the queues that readers wait for
 
@@ -73,8 +79,7 @@ class Daemon:
         self._inbox = Inbox()
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
-            ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
-        self._network = Network(UUID(str(instance)), uuid4(), self._inbox, clock)
+            self._network = Network(seat(connection), uuid4(), self._inbox, clock)
         self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here, keys=keys)
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
@@ -83,6 +88,8 @@ class Daemon:
         self._trouble = ""
         self._shown: list[Observed] = []
         self._holds = False  # messages to pass on are shown
+        self._proof = Proof(self._network, self._stopped)
+        self._connection: psycopg.Connection[Any] | None = None
 
     def listen(self, host: str, port: int, *names: str) -> Address:
         """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
@@ -100,23 +107,74 @@ class Daemon:
         """End `run` soon; from any thread, but not inside of a signal's handler."""
         self._stopped.set()
         self._inbox.bell.set()
+        impatient = threading.Timer(PATIENCE, self._interrupt)
+        impatient.daemon = True
+        impatient.start()
+
+    def _interrupt(self) -> None:
+        """A commit that waits for its standby would wait for ever."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=PATIENCE)
 
     def run(self) -> None:
         """Serve, also through restarts of the database, until `stop` is called."""
         try:
             while not self._stopped.is_set():
                 try:
-                    with connect(self._url, application_name="servicebroker serve") as connection:
-                        if self._wait_for_lease(connection):
-                            _log.info("This process serves the instance.")
-                            self._serve(connection)
+                    self._connect_and_serve()
                 except (psycopg.Error, InstanceError) as problem:
                     _log.warning("The database was lost, and is looked for again: %s", one_line(problem))
+                    self._network.stand(IN_DOUBT)
                     self._relay.forget()
                     self._stopped.wait(RECONNECT)
         finally:
             self._network.close()
             _log.info("The broker is shut down.")
+
+    def _connect_and_serve(self) -> None:
+        with connect(self._url, application_name="servicebroker serve") as connection:
+            try:
+                self._connection = connection
+                if self._is_promoted(connection) and self._wait_for_lease(connection):
+                    self._follow(connection)
+                    if self._proof.give(connection):
+                        _log.info("This process serves the instance.")
+                        self._serve(connection)
+            finally:
+                self._connection = None
+
+    def wait_for_promotion(self) -> bool:
+        """While the server is a standby, serve as the mirror: take no message, and say so. False: `stop` was called."""
+        while not self._stopped.is_set():
+            try:
+                with connect(self._url, application_name="servicebroker serve") as connection:
+                    return self._is_promoted(connection)
+            except (psycopg.Error, InstanceError) as problem:
+                _log.warning("The database was lost, and is looked for again: %s", one_line(problem))
+                self._network.stand(IN_DOUBT)
+                self._stopped.wait(RECONNECT)
+        return False
+
+    def _is_promoted(self, connection: psycopg.Connection[Any]) -> bool:
+        """Wait until the server is no standby; whether it is none."""
+        was_mirror = False
+        while not self._stopped.is_set():
+            standing = run(connection, find_standing())
+            if standing.role is not Role.MIRROR:
+                self._network.stand(IN_DOUBT)  # until it has the lease, and has committed
+                if was_mirror:
+                    _log.warning("The standby was promoted: this process takes over.")
+                return True
+            self._network.stand(standing)
+            if not was_mirror:
+                was_mirror = True
+                _log.info("The server is a standby: this process waits as the mirror until it is promoted.")
+            self._inbox.take(ROUND)
+            self._follow(connection)
+            self._stopped.wait(PROMOTION)
+        return False
 
     def _here(self) -> Here:
         policy = self._policy
@@ -141,6 +199,7 @@ class Daemon:
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
         self._relay.forget()
         self._shown, self._look_at = [], 0.0
+        connection.add_notice_handler(self._relay.notice)
         connections.write(connection, [])
         forwarding.write(connection, [])
         with self._hearing():
@@ -159,9 +218,8 @@ class Daemon:
         if now < self._look_at:
             return
         self._look_at = now + LOOK
-        policy = self._watch.look(connection, self._clock())
-        if policy is not None or self._trouble:
-            self._obey(policy or self._policy)
+        self._proof.renew(connection)
+        self._follow(connection)
         shown = self._network.observe()
         if shown != self._shown:
             connections.write(connection, shown)
@@ -173,6 +231,11 @@ class Daemon:
         if refused := self._network.take_refusals():
             connections.count(connection, refused, self._clock())
         self._take_answers(connection)
+
+    def _follow(self, connection: psycopg.Connection[Any]) -> None:
+        policy = self._watch.look(connection, self._clock())
+        if policy is not None or self._trouble:
+            self._obey(policy or self._policy)
 
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
         """What the dynamic routing service has answered takes effect."""
@@ -228,6 +291,10 @@ class Daemon:
                     self._relay.reached(one.address)
                 case Unreached():
                     self._relay.unreached(one.address, one.status)
+                case Answered():
+                    self._relay.stands(one.address, one.standing)
+                case Outdated():
+                    self._proof.challenge(one.known)
         worked = self._relay.round(connection, arrivals)
         if was_full and not self._inbox.is_full:
             self._network.resume()

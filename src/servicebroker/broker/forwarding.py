@@ -9,12 +9,13 @@ import psycopg
 
 from servicebroker.broker import journal
 from servicebroker.broker.links import Links
+from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.shown import show
 from servicebroker.engine.site import Here
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Address
+from servicebroker.protocol.routing import Remote
 
 LOOK = 1.0  # seconds between looks for what could not be passed on in time
 SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
@@ -25,11 +26,14 @@ Row = tuple[object, ...]
 class Forwarding:
     """The forwarder of one instance. `draw` makes random bits for the identifiers of messages."""
 
-    def __init__(self, links: Links, seconds: Callable[[], float], draw: Callable[[int], int]) -> None:
+    def __init__(
+        self, links: Links, mirrors: Mirrors, seconds: Callable[[], float], draw: Callable[[int], int]
+    ) -> None:
         self._links = links
+        self._mirrors = mirrors
         self._seconds = seconds
         self._draw = draw
-        self._forwarder: Forwarder[Address] = Forwarder(0)
+        self._forwarder: Forwarder[Remote] = Forwarder(0)
         self._look_at = NEVER
 
     @property
@@ -43,11 +47,11 @@ class Forwarding:
         if not here.forwards:
             self.drop_all(9792)
 
-    def take_in(self, header: Header, body: bytes, passage: Passage | None, address: Address) -> None:
-        """Hold a message for the broker at that address; one without a passage comes from its sender."""
+    def take_in(self, header: Header, body: bytes, passage: Passage | None, hop: Remote) -> None:
+        """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
         passage = passage or Passage(UUID(int=self._draw(128), version=4))
         now = self._seconds()
-        refusal = self._forwarder.take_in(header, body, passage, address, now)
+        refusal = self._forwarder.take_in(header, body, passage, hop, now)
         if refusal is not None:
             _dropped(refusal)
         self._look_at = min(self._look_at, now + LOOK)
@@ -55,11 +59,12 @@ class Forwarding:
     def send(self) -> bool:
         """Pass on what the links take; whether there was anything."""
         now, sent = self._seconds(), False
-        for address in self._forwarder.hops:
-            link = self._links.reach(address)
-            if isinstance(link, str):
+        for hop in self._forwarder.hops:
+            address = self._mirrors.way(hop)
+            link = address if isinstance(address, str) else self._links.reach(address)
+            if isinstance(link, str) or isinstance(address, str):
                 continue
-            while link.room > 0 and (found := self._forwarder.pass_on(address, now)) is not None:
+            while link.room > 0 and (found := self._forwarder.pass_on(hop, now)) is not None:
                 if isinstance(found, Refusal):
                     _dropped(found)
                     continue
@@ -90,7 +95,7 @@ class Forwarding:
                 held.header.to_broker,
                 held.header.from_service,
                 held.header.from_broker,
-                str(held.hop),
+                str(held.hop.address),
                 held.header.number,
                 held.header.fragment,
                 held.passage.hops_remaining,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address
 
 
@@ -23,6 +24,9 @@ class Links(Protocol):
 
     def reach(self, address: Address) -> Link | str:
         """The link to an address, or why there is none yet; asking has it opened."""
+
+    def ask(self, address: Address, known: Known) -> None:
+        """Ask whoever is at that address whether it is the principal; what it says is told when it comes."""
 
 
 class Arrival(NamedTuple):

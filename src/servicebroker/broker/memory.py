@@ -16,6 +16,7 @@ from servicebroker.protocol.dialog import Dialog, Identity, Sending, State
 from servicebroker.protocol.envelope import Failure, Part, unpack_exchange
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.routing import Address
+from servicebroker.protocol.routing import Remote as Away
 from servicebroker.protocol.session import Session
 
 CAPACITY = 10_000  # conversations
@@ -30,6 +31,7 @@ class Entry:
     end: int  # one above the highest message known to wait
     session: Session | None  # None while its keys cannot be opened
     address: Address | None = None
+    pair: Away | None = None  # by a mirrored route: the two brokers, of which `address` is the principal
     is_claimed: bool = False  # nobody in this instance becomes its target any more
     is_stale: bool = False  # a route has changed since its address was found
     link: Link | None = None

@@ -26,13 +26,15 @@ from servicebroker.engine.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.protocol.adjacent import Closed, Myself, Online
 from servicebroker.protocol.arbitration import Arbiter
+from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address
 
 INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay before the streams are not read any more
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
 WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
-OWNERS = 10_000  # addresses of which it is remembered who answered there
+OWNERS = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
+SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
 TICK = 0.5  # seconds
 
 _log = logging.getLogger("servicebroker.broker")
@@ -66,7 +68,20 @@ class Unreached(NamedTuple):
     status: str
 
 
-Happening = Arrival | Lost | Reached | Unreached
+class Answered(NamedTuple):
+    """Who is at this address has said what it is."""
+
+    address: Address
+    standing: Standing
+
+
+class Outdated(NamedTuple):
+    """A peer has seen a higher timeline of our cluster than ours: another server was promoted."""
+
+    known: Known
+
+
+Happening = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
 class Inbox:
@@ -122,6 +137,10 @@ class Network:
         self._connecting: set[Address] = set()
         self._wanted: set[Address] = set()  # asked for while nothing could leave
         self._plain: set[Address] = set()  # where a peer takes no TLS
+        self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
+        self._standing, self._seen_at = IN_DOUBT, 0.0
+        self._told = IN_DOUBT  # to those who have asked
+        self.was_asked = False  # whether we are the principal, by anybody
         self._refused: dict[int, Refusals] = {}
         self._listening: tuple[str, int | None] = "", None
         self._loop = asyncio.new_event_loop()
@@ -172,6 +191,31 @@ class Network:
             if now >= attempt.again_at:
                 self._begin_connecting(address)
             return attempt.status
+
+    def ask(self, address: Address, known: Known) -> None:
+        """Ask whoever is at that address whether it is the principal: an `Answered` or `Unreached` comes of it."""
+        with self._lock:
+            self._questions.pop(address, None)
+            self._questions[address] = known
+            if len(self._questions) > OWNERS:
+                del self._questions[next(iter(self._questions))]
+        link = self.reach(address)
+        if isinstance(link, Stream):
+            self._loop.call_soon_threadsafe(link.ask, known)
+        elif link:
+            self.inbox.put(Unreached(address, str(link)))
+
+    def stand(self, standing: Standing) -> None:
+        """What we are; said again at least every `SILENT` seconds, or it is not believed."""
+        self._standing, self._seen_at = standing, time.monotonic()
+        if standing != self._told:
+            self._loop.call_soon_threadsafe(self._tell)
+
+    @property
+    def standing(self) -> Standing:
+        """What we are now."""
+        is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + SILENT
+        return IN_DOUBT if is_silent else self._standing
 
     def resume(self) -> None:
         """The inbox has room again."""
@@ -289,6 +333,40 @@ class Network:
         if stream.address is not None:
             self.inbox.put(Reached(stream.address))
 
+        self._loop.call_soon(self._ask_again, event.instance)
+
+    def _ask_again(self, peer: UUID) -> None:
+        """A half of a mirrored pair is reached."""
+        with self._lock:
+            link = self.arbiter.find(peer)
+            known = next((self._questions[address] for address in self._halves(peer)), None)
+        if link is not None and known is not None:
+            link.ask(known)
+
+    def _halves(self, peer: UUID) -> list[Address]:
+        """The addresses of mirrored pairs at which this peer answers. The caller has the lock."""
+        return [address for address, one in self._peers.items() if one == peer and address in self._questions]
+
+    def told(self, stream: Stream, standing: Standing) -> None:
+        """A peer has said whether it is the principal."""
+        assert stream.connection.peer is not None
+        with self._lock:
+            halves = self._halves(stream.connection.peer.instance)
+        for address in halves:
+            self.inbox.put(Answered(address, standing))
+
+    def asked(self, known: Known) -> None:
+        """A peer wants to know whether we are the principal, and has seen this timeline of a cluster."""
+        self.was_asked = True
+        mine = self._standing
+        if mine.role is Role.PRINCIPAL and known.system == mine.system and known.timeline > mine.timeline:
+            self.inbox.put(Outdated(known))
+
+    def _tell(self) -> None:
+        self._told = self.standing
+        for stream in list(self.streams):
+            stream.tell(self._told)
+
     def _peer_is_back(self, instance: UUID) -> None:
         """It has connected to us: where it was not reached lately it may be now. The caller has the lock."""
         for address in self._asked:
@@ -301,10 +379,13 @@ class Network:
         with self._lock:
             self.arbiter.gone(stream)
             peer = stream.connection.peer.instance if stream.connection.peer else None
+            halves = self._halves(peer) if peer is not None and self.arbiter.find(peer) is None else []
             if peer is not None and self.arbiter.find(peer) is None:
                 self._peers = {address: one for address, one in self._peers.items() if one != peer}
         if was_online:
             self.inbox.put(Lost(stream, closed.text if closed.number else ""))
+            for address in halves if closed.number else ():
+                self.failed(address, closed.text)
         elif stream.address is not None:
             self.failed(stream.address, closed.text)
 
@@ -312,6 +393,8 @@ class Network:
         for stream in list(self.streams):
             stream.tick()
         self._try_again()
+        if self.standing != self._told:
+            self._tell()
         self._loop.call_later(TICK, self._tick)
 
     def _resume(self) -> None:

@@ -21,14 +21,15 @@ from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, DialogSe
 from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.memory import CAPACITY, Entry, Memory
+from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.reception import Received, Reception, parsed, refuse
-from servicebroker.engine import arriving, departing, dialog_security, enqueue, remote
+from servicebroker.engine import arriving, departing, dialog_security, enqueue, mirrored_pairs, remote
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.departing import Claim, Leaving, Reading, Snapshot, Waiting
 from servicebroker.engine.forwarding import route_arrivals
 from servicebroker.engine.site import Here
 from servicebroker.model.dialog_security import Security
-from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.errors import RULES, BrokerError, InstanceError
 from servicebroker.protocol.dialog import SENDS, Acknowledged, Dropped, Failed, Sending
 from servicebroker.protocol.envelope import (
     Content,
@@ -43,6 +44,7 @@ from servicebroker.protocol.fairness import FairQueue
 from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.incoming import Batch
 from servicebroker.protocol.limits import LIMITS
+from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.outgoing import NEVER, Cut
 from servicebroker.protocol.routing import Address, Ask, Decision, Local
 from servicebroker.protocol.routing import Dropped as Gone
@@ -92,7 +94,8 @@ class Relay:
         self._chance = chance
         self._here = here
         self._capacity = capacity
-        self.forwarding = Forwarding(links, seconds, chance.getrandbits)
+        self.mirrors = Mirrors(links, seconds)
+        self.forwarding = Forwarding(links, self.mirrors, seconds, chance.getrandbits)
         self.forget()
 
     def forget(self) -> None:
@@ -106,6 +109,8 @@ class Relay:
         self._snapshot: Snapshot | None = None
         self._disabled: frozenset[int] = frozenset()
         self._routes: int | None = None
+        self._is_replicated = True  # no commit was given up before a standby had it
+        self.mirrors.forget_told()
         # what waits for long is found page by page
         self._page_at, self._page_after = 0.0, UUID(int=0)
         self._page_missed = False
@@ -124,7 +129,7 @@ class Relay:
         """One transaction, and what may be sent after it. Returns whether there was something to do.
 
         Raises:
-            psycopg.Error, InstanceError: nothing of it was done. Call `forget`; the arrivals will come again.
+            psycopg.Error, InstanceError: nothing of it is to count. Call `forget`; the arrivals will come again.
         """
 
         def do(steps: Steps[T]) -> T:
@@ -136,11 +141,14 @@ class Relay:
             settled, ended = self._settle(do)
             look = do(departing.look(self._snapshot))
             touched |= self._enable(look.disabled)
-            touched |= self._see_routes(look.routes)
+            touched |= self._see_routes(do, look.routes)
+            touched |= self._see_mirrors(do)
             touched |= self._due(do)
             touched |= self._find(do, look.waiting)
             self._match(do, touched)
             self._offer(do, touched)
+        if not self._is_replicated:
+            raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
         self._snapshot = look.snapshot
         if stored is not None:
             self._committed(do, stored)
@@ -162,7 +170,17 @@ class Relay:
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
         hungry = self._seconds() if self._hungry and self._memory.waiting_bytes <= BUDGET else NEVER
-        return min(self._memory.wake_at, self._again_at, self._page_at, hungry, self.forwarding.wake_at)
+        waits = self.forwarding.wake_at, self.mirrors.wake_at
+        return min(self._memory.wake_at, self._again_at, self._page_at, hungry, *waits)
+
+    def notice(self, said: psycopg.errors.Diagnostic) -> None:
+        """A notice of PostgreSQL: a commit may be given up before its standby has it, and yet succeed."""
+        if said.source_function == "SyncRepWaitForLSN":
+            self._is_replicated = False
+
+    def stands(self, address: Address, standing: Standing) -> None:
+        """The broker at that address has said whether it is the principal."""
+        self.mirrors.heard(address, standing)
 
     def reached(self, address: Address) -> None:
         """There is a link to that address now: whoever waits for it may send at once."""
@@ -176,6 +194,7 @@ class Relay:
 
     def unreached(self, address: Address, status: str) -> None:
         """There is no link to that address, and why."""
+        self.mirrors.unreached(address, status)
         for _, entry in self._memory.items():
             if entry.address == address and entry.link is None:
                 self._match_now(entry)  # there may be another instance of the service
@@ -233,13 +252,14 @@ class Relay:
         if not strangers:
             return came
         decisions = do(route_arrivals(self._catalog, [one.header for one in strangers], here, self._clock()))
+        self._acquaint(do, decisions)
         gone = set()
         for one, decision in zip(strangers, decisions, strict=True):
             match decision.destination:
-                case Away(address) if address in here.addresses:
+                case Away() as away if away.leads_to(here.addresses):
                     journal.forwarded_dropped(BrokerError(11294), one.header)
-                case Away(address):
-                    self.forwarding.take_in(one.header, one.body, one.passage, address)
+                case Away() as away:
+                    self.forwarding.take_in(one.header, one.body, one.passage, away)
                 case Gone(9792):
                     journal.forwarded_dropped(BrokerError(9792), one.header)
                 case Ask():
@@ -407,8 +427,13 @@ class Relay:
             return
         endpoints = [entry.endpoint for entry in entries.values()]
         decisions = do(departing.route(self._catalog, endpoints, self._here(), self._clock()))
-        away = {handle: one.destination for handle, one in decisions.items() if isinstance(one.destination, Away)}
-        missing = {handle: why for handle, to in away.items() if isinstance(why := self._links.reach(to.address), str)}
+        self._acquaint(do, decisions.values())
+        away = {
+            handle: self.mirrors.way(one.destination)
+            for handle, one in decisions.items()
+            if isinstance(one.destination, Away)
+        }
+        missing = {handle: why for handle, way in away.items() if isinstance(why := self._reach(way), str)}
         ready = {
             handle: chosen.broker_instance
             for handle, one in decisions.items()
@@ -421,7 +446,7 @@ class Relay:
             entry.is_stale = False
             entry.match_at = self._seconds() + MATCH_AGAIN
             if handle in away:
-                self._send_to(entry, decision, missing.get(handle))
+                self._send_to(entry, decision, away[handle], missing.get(handle))
                 if handle in locked:
                     entry.address, entry.match_at = None, self._seconds() + MATCH_AGAIN
                     self._say(entry, locked[handle])
@@ -460,14 +485,27 @@ class Relay:
                 entry.dialog.secure(one.exchange)
         return claimed, locked
 
-    def _send_to(self, entry: Entry, decision: Decision, missing: str | None) -> None:
-        """Its messages go to that address: at once, or when there is a link to it."""
+    def _acquaint(self, do: Do, decisions: Iterable[Decision]) -> None:
+        """Both brokers of a mirrored route that is used for the first time are asked which is the principal."""
+        strangers = self.mirrors.strangers(one.destination for one in decisions if isinstance(one.destination, Away))
+        if strangers:
+            self.mirrors.begin(do(mirrored_pairs.known(strangers)))
+
+    def _reach(self, way: Address | str) -> Link | str:
+        return way if isinstance(way, str) else self._links.reach(way)
+
+    def _send_to(self, entry: Entry, decision: Decision, way: Address | str, missing: str | None) -> None:
+        """Its messages go to that address: at once, or when there is a link to it; or it is not known to which."""
         destination, chosen = decision.destination, decision.chosen
         assert isinstance(destination, Away)
         assert chosen is not None
-        if entry.address not in (None, destination.address):
+        entry.pair = destination if destination.mirror is not None else None
+        if isinstance(way, str):
+            self._wait_for(entry, f"{RULES[9753].text} {way}")
+            return
+        if entry.address not in (None, way):
             self._leave(entry)
-        entry.address = destination.address
+        entry.address = way
         if not entry.endpoint.is_acknowledged:
             known = entry.endpoint.far_broker or chosen.broker_instance
             entry.dialog.far_broker = UUID(known) if known else entry.dialog.far_broker
@@ -477,12 +515,16 @@ class Relay:
             entry.match_at = NEVER
 
     def _wait_for_route(self, entry: Entry, decision: Decision) -> None:
+        number = 9770 if isinstance(decision.destination, Ask) else getattr(decision.destination, "number", 9797)
+        entry.pair = None
+        self._wait_for(entry, RULES[number].text.format(entry.endpoint.far_service))
+
+    def _wait_for(self, entry: Entry, why: str) -> None:
         if entry.address is not None:
             self._leave(entry)
             entry.address = None
         if entry.wants_more or entry.load:
-            number = 9770 if isinstance(decision.destination, Ask) else getattr(decision.destination, "number", 9797)
-            self._say(entry, RULES[number].text.format(entry.endpoint.far_service))
+            self._say(entry, why)
 
     def _leave(self, entry: Entry) -> None:
         """Its route has changed: what was under way travels again, on another one."""
@@ -493,12 +535,24 @@ class Relay:
         entry.dialog.link_up()
         self._memory.release(entry)
 
-    def _see_routes(self, version: int) -> set[UUID]:
+    def _see_routes(self, do: Do, version: int) -> set[UUID]:
         """A route may have changed: it takes effect for what already waits."""
         before, self._routes = self._routes, version
         if before in (None, version):
             return set()
-        changed = dict(self._memory.items())
+        self.mirrors.keep(do(mirrored_pairs.pairs()))
+        return self._match_anew(dict(self._memory.items()))
+
+    def _see_mirrors(self, do: Do) -> set[UUID]:
+        """Of some pairs another one is the principal now, or neither is known to be it."""
+        self.mirrors.tick()
+        if news := self.mirrors.take_news():
+            do(_alone(mirrored_pairs.save(news, self._clock())))
+        changed = self.mirrors.take_changed()
+        return self._match_anew({handle: one for handle, one in self._memory.items() if one.pair in changed})
+
+    @staticmethod
+    def _match_anew(changed: dict[UUID, Entry]) -> set[UUID]:
         for entry in changed.values():
             entry.is_stale = True
         return set(changed)

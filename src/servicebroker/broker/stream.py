@@ -15,8 +15,20 @@ from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Event, Greeted, Online, Phase
+from servicebroker.protocol.adjacent import (
+    Arrived,
+    Asked,
+    Closed,
+    Connection,
+    Corrupted,
+    Event,
+    Greeted,
+    Online,
+    Phase,
+    Told,
+)
 from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address
 
 if TYPE_CHECKING:
@@ -42,6 +54,7 @@ class Stream(asyncio.Protocol):
         self._is_begun = False  # the protocol has: it is known whether TLS is under it
         self._transport: asyncio.Transport | None = None
         self._was_online = False
+        self._has_asked = False  # wants to be told whether we are the principal
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
@@ -141,6 +154,17 @@ class Stream(asyncio.Protocol):
         if self.connection.phase is not Phase.CLOSED:
             self._handle([self.connection.close(number, text, time.monotonic())])
 
+    def ask(self, known: Known) -> None:
+        """Ask the peer whether it is the principal."""
+        if self.connection.phase is Phase.ONLINE:
+            self._handle(self.connection.ask(known, time.monotonic()))
+
+    def tell(self, standing: Standing) -> None:
+        """Tell the peer what we are, if it has asked."""
+        if self._has_asked and self.connection.phase is Phase.ONLINE:
+            self.connection.tell(standing, time.monotonic())
+            self._write()
+
     def observed(self) -> Observed:
         """For sys.dm_broker_connections."""
         transport, peer = self._transport, self._channel.peer if self._channel else None
@@ -223,6 +247,15 @@ class Stream(asyncio.Protocol):
     def _handle(self, events: list[Event]) -> None:
         for event in events:
             match event:
+                case Arrived() if self.network.standing.role is Role.MIRROR:
+                    self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))
+                    return
+                case Asked():
+                    self._has_asked = True
+                    self.network.asked(event.known)
+                    self.tell(self.network.standing)
+                case Told():
+                    self.network.told(self, event.standing)
                 case Arrived():
                     self._fragments[1] += 1
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))

@@ -68,12 +68,12 @@ def serve(
             with open_instance(target, keys=keys) as instance:
                 daemon = Daemon(instance.url, utc_now, listener=listener, keys=instance.key_folder())
                 stopping.stops(daemon)
-                with (
-                    _measured(instance.url, metrics),
-                    captured(),
-                    alerts(instance, alert),
-                    activate(instance, procedures=procedures, interval=interval),
-                ):
+                with contextlib.ExitStack() as running:
+                    running.enter_context(_measured(instance.url, metrics))
+                    running.enter_context(captured())
+                    if daemon.wait_for_promotion():
+                        running.enter_context(alerts(instance, alert))
+                        running.enter_context(activate(instance, procedures=procedures, interval=interval))
                     daemon.run()
                 return
         except InstanceError as problem:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.mirrored_pairs import find_explanations, forget_unused
 from servicebroker.engine.site import find_site
 from servicebroker.engine.transmission import lock_delivery, match_again
 from servicebroker.model import names
@@ -138,12 +139,13 @@ def explain_route(
     instance = _identifier("", broker_instance)
     located = yield from find_site([service], now)
     outside = yield from located.routes(catalog, located.msdb)
+    mirrors = yield from find_explanations()
     if database_id is None:
         site = located.site_of(located.msdb)
-        return explain(Conversation(service, instance), outside, outside, site, now)
+        return explain(Conversation(service, instance), outside, outside, site, now, mirrors)
     own = located.find(database_id)
     table = yield from located.routes(catalog, own)
-    return explain(Conversation(service, instance, own.broker), table, outside, located.site_of(own), now)
+    return explain(Conversation(service, instance, own.broker), table, outside, located.site_of(own), now, mirrors)
 
 
 def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
@@ -152,6 +154,7 @@ def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UU
         "where database_id = $1",
         (database_id,),
     )
+    yield forget_unused()
     yield Statement(  # whoever finds no route now may ask again
         "delete from servicebroker.route_requests where database_id = $1 and answered is not null", (database_id,)
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from servicebroker.model.errors import RULES
@@ -26,6 +28,7 @@ from servicebroker.protocol.routing import (
 )
 
 MOST_OUTCOMES = 100
+NONE: Mapping[Remote, str] = MappingProxyType({})
 
 
 class Explanation(NamedTuple):
@@ -36,16 +39,23 @@ class Explanation(NamedTuple):
         decisions: each that chance may lead to, at most `MOST_OUTCOMES`; equally likely where it is one choice.
         expired: routes that would have matched and are ignored.
         is_here: a database of the instance has the service, and its broker is enabled.
+        mirrors: what the daemon has found out of mirrored pairs, in a sentence for each.
     """
 
     conversation: Conversation
     decisions: tuple[Decision, ...]
     expired: tuple[Route, ...]
     is_here: bool
+    mirrors: Mapping[Remote, str] = NONE
 
 
 def explain(
-    conversation: Conversation, own: RoutingTable, outside: RoutingTable, site: Site, now: datetime
+    conversation: Conversation,
+    own: RoutingTable,
+    outside: RoutingTable,
+    site: Site,
+    now: datetime,
+    mirrors: Mapping[Remote, str] = NONE,
 ) -> Explanation:
     """All that `classify` may decide, whatever the random number."""
     table = outside if conversation.database is None else own
@@ -74,7 +84,7 @@ def explain(
         decision = classify(conversation, own, outside, site, now, pick)
         if decision not in found:
             found.append(decision)
-    return Explanation(conversation, tuple(found), expired, bool(site.homes(conversation.service)))
+    return Explanation(conversation, tuple(found), expired, bool(site.homes(conversation.service)), mirrors)
 
 
 def words(explanation: Explanation, databases: dict[str, str]) -> list[str]:
@@ -104,7 +114,7 @@ def _decision(decision: Decision, explanation: Explanation, databases: dict[str,
         told.append(_chosen(decision, explanation.is_here))
     elif decision.matched:
         told.append(f"None of them can be taken: {_unusable(decision, explanation.is_here)}.")
-    told.append(_destination(decision, explanation.conversation.service, databases))
+    told.append(_destination(decision, explanation, databases))
     return told
 
 
@@ -148,15 +158,20 @@ def _unusable(decision: Decision, is_here: bool) -> str:
     return "; ".join(reasons)
 
 
-def _destination(decision: Decision, service: str, databases: dict[str, str]) -> str:
-    destination = decision.destination
+def _destination(decision: Decision, explanation: Explanation, databases: dict[str, str]) -> str:
+    destination, service = decision.destination, explanation.conversation.service
     match destination:
         case Local(broker):
             return f"It is delivered in this instance, to database {_name(broker, databases)}."
         case Remote(address, None):
             return f"It is sent to {address}."
+        case Remote(address, mirror) if found := explanation.mirrors.get(destination):
+            return f"It is sent to whichever of {address} and its mirror {mirror} is the principal. {found}"
         case Remote(address, mirror):
-            return f"It is sent to {address}; the mirror at {mirror} is not asked."
+            return (
+                f"It is sent to whichever of {address} and its mirror {mirror} is the principal: both are asked when "
+                "the first message leaves."
+            )
         case Ask():
             return f"It waits for the answer: {RULES[9770].text}"
         case Refused(number):

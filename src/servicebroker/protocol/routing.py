@@ -147,6 +147,10 @@ class Remote(NamedTuple):
     address: Address
     mirror: Address | None = None
 
+    def leads_to(self, addresses: frozenset[Address]) -> bool:
+        """Whether it is one of these addresses, or half of a pair of which one is."""
+        return self.address in addresses or self.mirror in addresses
+
 
 class Delayed(NamedTuple):
     """Matched again later; `number` is the message that says why (reference 03 section 7)."""
@@ -196,7 +200,7 @@ def classify(
     if conversation.database is None:
         return _classify(conversation, outside, site, now, pick)
     decision = _while_asked(_classify(conversation, own, site, now, pick), conversation, site)
-    if isinstance(decision.destination, Remote) and decision.destination.address in site.addresses:
+    if isinstance(decision.destination, Remote) and decision.destination.leads_to(site.addresses):
         arrived = _classify(conversation._replace(database=None), outside, site, now, pick)
         return arrived._replace(through_outside=True)
     return decision
@@ -263,7 +267,7 @@ def choose(conversation: Conversation, matched: Sequence[Route], site: Site, pic
         return _any(_distinct(local), pick)
     network = [route for route in matched if parse_address(route.address)]
     if network:
-        reachable = [route for route in network if parse_address(route.address) not in site.unreachable]
+        reachable = [route for route in network if _is_reachable(route, site)]
         return _any(_distinct(reachable or network), pick)
     transport = [route for route in matched if _is(route, TRANSPORT)]
     return _any(transport, pick) if transport and address_of_service(conversation.service) else None
@@ -298,15 +302,19 @@ def _locate(conversation: Conversation, chosen: Route | None, site: Site, pick: 
 def _preferred(instances: Mapping[str, Sequence[Route]], site: Site) -> list[str]:
     """The identifiers that new conversations are spread over: those with an address not known to be unreachable."""
     reachable = [
-        instance
-        for instance, routes in instances.items()
-        if any(parse_address(route.address) not in site.unreachable for route in routes)
+        instance for instance, routes in instances.items() if any(_is_reachable(route, site) for route in routes)
     ]
     return sorted(reachable or instances)
 
 
 def _valid(routes: Iterable[Route], now: datetime) -> tuple[Route, ...]:
     return tuple(route for route in routes if route.expires is None or route.expires > now)
+
+
+def _is_reachable(route: Route, site: Site) -> bool:
+    """Of a mirrored pair one is enough."""
+    ways = [parse_address(text) for text in (route.address, route.mirror_address) if text is not None]
+    return any(way not in site.unreachable for way in ways)
 
 
 def _distinct(routes: Sequence[Route]) -> list[Route]:

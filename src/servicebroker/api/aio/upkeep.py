@@ -32,6 +32,7 @@ _TICK = 1.0  # seconds between two looks whether a queue was drained
 _SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
 _TRIES = 10  # one in each tick
 _DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
+_PROMOTION = 5.0  # seconds between looks at whether a standby was promoted
 _ROUNDS = 100  # each takes some hundred rows; the rest waits for the next time
 
 
@@ -83,6 +84,8 @@ class Upkeep:
                 async with await connect(self._url, application_name="servicebroker upkeep") as connection:
                     self._connection = connection
                     await self._serve(connection)
+            except psycopg.errors.ReadOnlySqlTransaction:  # a standby: its primary does all this
+                await self._closed.wait(min(_PROMOTION, self._interval))
             except (psycopg.Error, ServiceBrokerError) as problem:
                 _LOG.debug("upkeep: %s", problem)
                 held = time.monotonic() - began > self._interval

@@ -67,6 +67,19 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
     return new
 
 
+def check_whole(connection: psycopg.Connection[object]) -> None:
+    """That the schema is there as this version needs it, where it cannot be changed.
+
+    Raises:
+        InstanceError: it is not.
+    """
+    if missing := _missing(_applied(connection)):
+        raise InstanceError(
+            f"The server is a standby, and the instance on it lacks step {missing[0].number} of the schema: open the "
+            "instance on the primary with this version first."
+        )
+
+
 def _missing(applied: set[int]) -> list[Migration]:
     """The steps that the schema lacks.
 

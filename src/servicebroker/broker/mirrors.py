@@ -1,0 +1,114 @@
+"""The mirrored pairs that messages are sent to: whom to ask, who is the principal, and what is kept of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from servicebroker.broker.links import Links
+from servicebroker.engine.mirrored_pairs import Row
+from servicebroker.protocol import mirroring
+from servicebroker.protocol.mirroring import NEVER, Known, Pair, Standing
+from servicebroker.protocol.routing import Address, Remote
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+class Mirrors:
+    """The pairs of one instance. `seconds` never goes back."""
+
+    def __init__(self, links: Links, seconds: Callable[[], float]) -> None:
+        self._links = links
+        self._seconds = seconds
+        self._pairs: dict[Remote, Pair] = {}
+        self._changed: set[Remote] = set()  # another one is chosen
+        self._told: dict[Remote, str] = {}  # what was kept last
+
+    @property
+    def wake_at(self) -> float:
+        """When `tick` has something to do."""
+        return min((pair.wake_at for pair in self._pairs.values()), default=NEVER)
+
+    def strangers(self, destinations: Iterable[Remote]) -> set[Remote]:
+        """Those of which nothing is known yet: `begin` them first."""
+        return {one for one in destinations if one.mirror is not None and one not in self._pairs}
+
+    def begin(self, known: Mapping[Remote, Known]) -> None:
+        """Pairs that are used for the first time, and the highest timeline that was seen of each."""
+        for one, highest in known.items():
+            self._pairs[one] = mirroring.first_use(highest, self._seconds())
+            self._ask(one)
+
+    def keep(self, pairs: Iterable[Remote]) -> None:
+        """Routes have changed: only of these pairs anything is to be remembered."""
+        kept = set(pairs)
+        for one in self._pairs.keys() - kept:
+            del self._pairs[one]
+            self._told.pop(one, None)
+            self._changed.add(one)
+
+    def way(self, destination: Remote) -> Address | str:
+        """The address to send to; for a pair that of the principal, or why there is none."""
+        if destination.mirror is None:
+            return destination.address
+        pair = self._pairs.get(destination)
+        if pair is None:
+            return "Its route has gone."
+        if pair.chosen is None:
+            return mirroring.explained(pair, (destination.address, destination.mirror))
+        return destination.mirror if pair.chosen else destination.address
+
+    def heard(self, address: Address, standing: Standing) -> None:
+        """Who is at that address has said what it is."""
+        for one, side in self._sides(address):
+            self._becomes(one, mirroring.heard(self._pairs[one], side, standing, self._seconds()))
+
+    def unreached(self, address: Address, status: str) -> None:
+        """Nobody is there, and why."""
+        for one, side in self._sides(address):
+            self._becomes(one, mirroring.unreachable(self._pairs[one], side, status, self._seconds()))
+
+    def tick(self) -> None:
+        """Time has passed."""
+        for one, pair in list(self._pairs.items()):
+            self._becomes(one, mirroring.tick(pair, self._seconds()))
+
+    def take_changed(self) -> set[Remote]:
+        """The pairs of which another one was chosen, or none, since the last time."""
+        taken, self._changed = self._changed, set()
+        return taken
+
+    def take_news(self) -> list[Row]:
+        """What is to be kept of them: once each time that it has changed."""
+        rows = []
+        for one, pair in self._pairs.items():
+            assert one.mirror is not None
+            addresses = one.address, one.mirror
+            text = mirroring.explained(pair, addresses)
+            if self._told.get(one) != text:
+                self._told[one] = text
+                principal = None if pair.chosen is None else str(addresses[pair.chosen])
+                rows.append(Row(str(one.address), str(one.mirror), principal, *pair.known, text))
+        return rows
+
+    def forget_told(self) -> None:
+        """What was kept last may not have been committed."""
+        self._told.clear()
+
+    def _sides(self, address: Address) -> list[tuple[Remote, int]]:
+        return [(one, int(one.mirror == address)) for one in self._pairs if address in (one.address, one.mirror)]
+
+    def _becomes(self, one: Remote, pair: Pair) -> None:
+        before, self._pairs[one] = self._pairs[one], pair
+        if pair.chosen != before.chosen:
+            self._changed.add(one)
+            level = logging.WARNING if pair.chosen is None else logging.INFO
+            assert one.mirror is not None
+            _log.log(level, "%s", mirroring.explained(pair, (one.address, one.mirror)))
+        if pair.asked_at != before.asked_at:
+            self._ask(one)
+
+    def _ask(self, one: Remote) -> None:
+        assert one.mirror is not None
+        for address in (one.address, one.mirror):
+            self._links.ask(address, self._pairs[one].known)

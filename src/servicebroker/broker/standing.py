@@ -1,0 +1,102 @@
+"""Whether the server behind a daemon may be called the principal: a commit proves it (decision 105)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import psycopg
+
+from servicebroker.broker.network import Network
+from servicebroker.engine.standing import find_standing, proof
+from servicebroker.model.errors import InstanceError
+from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.store.running import run
+
+PATIENCE = 5.0  # seconds that a proof may wait for the synchronous standby before that is said
+AGAIN = 1.0  # seconds until the next one
+
+_log = logging.getLogger("servicebroker.broker")
+
+
+class Proof:
+    """Tells the network what the server is: the principal once it has committed, and as long as it goes on to."""
+
+    def __init__(self, network: Network, stopped: threading.Event) -> None:
+        self._network = network
+        self._stopped = stopped
+        self._challenge = Known()  # the highest timeline that a peer has seen
+        self._refuted = Known()  # the one that a commit with the standby has proven wrong
+        self._warned = ""
+
+    def give(self, connection: psycopg.Connection[Any]) -> bool:
+        """Wait for a commit that a synchronous standby has, where there is one. False: it is to stop, or a standby."""
+        while not self._stopped.is_set():
+            standing = run(connection, find_standing())
+            if standing.role is Role.MIRROR:
+                return False
+            problem = self._commit(connection, standing)
+            if not problem:
+                self._refuted = self._challenge
+                self._network.stand(standing)
+                return True
+            self._network.stand(IN_DOUBT)
+            self._warn(problem)
+            self._stopped.wait(AGAIN)
+        return False
+
+    def renew(self, connection: psycopg.Connection[Any]) -> None:
+        """The daemon is alive and its commits go through; also a promotion of ours may have been noticed only now."""
+        standing = run(connection, find_standing())
+        self._network.stand(standing)
+        if self._network.was_asked and not standing.is_guarded:
+            self._warn(
+                "A peer sends to this instance by a mirrored route, and no commit here waits for a synchronous standby "
+                "(synchronous_standby_names, synchronous_commit): what is acknowledged may be lost with this server."
+            )
+
+    def challenge(self, known: Known) -> None:
+        """A peer has seen a higher timeline of our cluster.
+
+        Raises:
+            InstanceError: it has to be proven anew that this is the principal.
+        """
+        if known not in (self._challenge, self._refuted):
+            self._challenge = known
+            raise InstanceError(
+                f"A peer has seen timeline {known.timeline} of this cluster: another server was promoted."
+            )
+
+    def _commit(self, connection: psycopg.Connection[Any], standing: Standing) -> str:
+        """What speaks against it, or nothing."""
+        is_challenged = self._challenge.system == standing.system and self._challenge.timeline > standing.timeline
+        if is_challenged and not standing.is_guarded:
+            return (
+                f"Another server of this cluster is on timeline {self._challenge.timeline}, this one on "
+                f"{standing.timeline}: it takes and sends no messages. Make it a standby of the other one (pg_rewind)."
+            )
+        given_up: list[bool] = []
+
+        def notice(said: psycopg.errors.Diagnostic) -> None:
+            given_up.append(said.source_function == "SyncRepWaitForLSN")
+
+        connection.add_notice_handler(notice)
+        impatient = threading.Timer(PATIENCE, connection.cancel_safe)
+        impatient.start()
+        try:
+            run(connection, proof())
+        finally:
+            impatient.cancel()
+            connection.remove_notice_handler(notice)
+        if any(given_up):
+            return (
+                "The synchronous standby does not confirm what is committed here, so this server is not the principal; "
+                "it takes and sends no messages until the standby is back."
+            )
+        return ""
+
+    def _warn(self, text: str) -> None:
+        if text != self._warned:
+            self._warned = text
+            _log.warning("%s", text)

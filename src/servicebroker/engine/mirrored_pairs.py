@@ -1,0 +1,73 @@
+"""What is remembered of the pairs that mirrored routes lead to: who is the principal, and the highest timeline seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.protocol.mirroring import Known
+from servicebroker.protocol.routing import Address, Remote, parse_address
+from servicebroker.store.statements import Statement, Steps
+
+
+class Row(NamedTuple):
+    """A pair; `principal` is None while neither of the two is known to be it, `explanation` says why."""
+
+    address: str
+    mirror_address: str
+    principal: str | None
+    system: str
+    timeline: int
+    explanation: str
+
+
+def known(pairs: Iterable[Remote]) -> Steps[dict[Remote, Known]]:
+    """The highest timeline that was seen of each of these pairs."""
+    found = {_pair(row): Known(row.system, row.timeline) for row in (yield from find_pairs())}
+    return {pair: found.get(pair, Known()) for pair in pairs}
+
+
+def pairs() -> Steps[list[Remote]]:
+    """The pairs of which anything is remembered."""
+    return [_pair(row) for row in (yield from find_pairs())]
+
+
+def find_explanations() -> Steps[dict[Remote, str]]:
+    """Which of each pair was chosen and why, or why neither was, in a sentence."""
+    return {_pair(row): row.explanation for row in (yield from find_pairs())}
+
+
+def find_pairs() -> Steps[list[Row]]:
+    """What is remembered."""
+    rows = yield Statement(
+        "select address, mirror_address, principal, system, timeline, explanation from servicebroker.mirrored_pairs"
+    )
+    return [Row(*row) for row in rows]
+
+
+def save(rows: Sequence[Row], now: datetime) -> Statement:
+    """This is known of these pairs since `now`."""
+    return Statement(
+        "insert into servicebroker.mirrored_pairs "
+        "(address, mirror_address, principal, system, timeline, explanation, since) "
+        "select r.*, $7 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[]) r "
+        "on conflict (address, mirror_address) do update set principal = excluded.principal, "
+        "system = excluded.system, timeline = excluded.timeline, explanation = excluded.explanation, "
+        "since = excluded.since",
+        (*map(list, zip(*rows, strict=True)), now),
+    )
+
+
+def forget_unused() -> Statement:
+    """No route leads to them any more: who makes one anew begins without what was seen."""
+    return Statement(
+        "delete from servicebroker.mirrored_pairs p where not exists (select from servicebroker.routes r "
+        "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))"
+    )
+
+
+def _pair(row: Row) -> Remote:
+    address, mirror = parse_address(row.address), parse_address(row.mirror_address)
+    assert isinstance(address, Address)
+    return Remote(address, mirror)

@@ -1,0 +1,315 @@
+"""A mirrored service on a real primary and its hot standby: promoted under load, and the old primary comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from daemons import Served, Site, free_port
+from fault_proxy import FaultProxy
+from mirrored_servers import Server
+from servicebroker.cli import route
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    define_standard_set,
+    eventually,
+    query,
+    waiting_messages,
+)
+
+CONVERSATIONS = 4
+EACH = 150  # messages of each
+SECONDS = 60.0  # for what takes one or two
+
+
+class Half:
+    """One of the two: a server and the daemon on its host."""
+
+    def __init__(self, folder: Path, keys: Path) -> None:
+        self.server, self.keys, self.port = Server(folder), keys, free_port()
+        self.daemons: list[Served] = []
+
+    @property
+    def address(self) -> str:
+        return f"TCP://127.0.0.1:{self.port}"
+
+    @property
+    def daemon(self) -> Served:
+        return self.daemons[-1]
+
+    def serve(self) -> None:
+        self.daemons.append(
+            Served(self.server.url, self.keys, "--listen", f"127.0.0.1:{self.port}", "--encryption", "DISABLED")
+        )
+
+    def rows(self, text: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.server.url, autocommit=True) as connection:
+            return connection.execute(text).fetchall()  # type: ignore[call-overload, no-any-return]
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            daemon.kill()
+        self.server.close()
+
+
+class Mirrored:
+    """`west` sends to the service of a pair, of which one is the primary and the other one its synchronous standby."""
+
+    def __init__(self, folder: Path, keys: Path, west: Site) -> None:
+        self.west, self.halves = west, (Half(folder / "one", keys), Half(folder / "two", keys))
+        self.primary, self.standby = self.halves
+        self.primary.server.make(synchronous="")
+        self.primary.server.start()
+        with sb.open(self.primary.server.url, upkeep=None) as instance:
+            database = define_standard_set(instance.database("Test", create=True))
+            database.drop_service(ORDERS)
+            database.grant("SEND", "public", service=STOCK)
+            database.create_route("ToOrders", service_name=ORDERS, address=west.address)
+            with instance.connection() as connection:
+                connection.execute("create table taken (place bigserial, conversation uuid, number int)")
+            text = "select service_broker_guid::text from sys.databases where broker_database = 'Test'"
+            ((self.broker,),) = query(database, text)
+        self.make_standby()
+        west.database.drop_service(STOCK)
+        for half in self.halves:
+            half.serve()
+        west.endpoint(encryption="DISABLED")
+        west.serve()
+
+    def make_standby(self) -> None:
+        """The other server is made anew, as the synchronous standby of the primary."""
+        self.standby.server.copy(self.primary.server, "standby")
+        self.standby.server.start()
+        self.primary.server.set_synchronous("standby")
+
+    def promote(self) -> None:
+        self.standby.server.promote()
+        self.primary, self.standby = self.standby, self.primary
+
+    @property
+    def explanation(self) -> str:
+        """What the daemon has found out of the pair."""
+        rows = query(self.west.database, "select explanation from servicebroker.mirrored_pairs")
+        return "".join(text for (text,) in rows)
+
+    def why(self) -> str:
+        """What `servicebroker route explain` prints."""
+        arguments = ["explain", "--instance", self.west.url, "--from-database", "Test", "--service", STOCK]
+        return " ".join(CliRunner().invoke(route.app, arguments).stdout.split())
+
+    def taken(self) -> list[list[int]]:
+        """What the application has noted, for each conversation in its order."""
+        text = "select array_agg(number order by place) from taken group by conversation"
+        return [numbers for (numbers,) in self.primary.rows(text)]
+
+    def is_settled(self) -> bool:
+        waiting = self.primary.rows("select count(*) from servicebroker.transmission_queue")
+        return waiting == [(0,)] and waiting_messages(self.west.database) == 0
+
+    def close(self) -> None:
+        for half in self.halves:
+            half.close()
+
+
+@pytest.fixture(scope="module")
+def mirrored(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
+    folder = Path(tempfile.mkdtemp(prefix="servicebroker-pair-"))  # where the servers' user can get at it
+    folder.chmod(0o755)
+    keys = tmp_path_factory.mktemp("keys")
+    west = Site("west", make_instance_url(), keys)
+    both = Mirrored(folder, keys / "pair", west)
+    try:
+        yield both
+    finally:
+        west.close()
+        both.close()
+        shutil.rmtree(folder)
+
+
+class Reader:
+    """An application beside the principal: it notes each message, answers it, and moves with the principal."""
+
+    def __init__(self, half: Half) -> None:
+        self.half = half
+        self.over = threading.Event()
+        self.problems: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        self._thread.join(SECONDS)
+        assert self.problems == []
+
+    def _run(self) -> None:
+        try:
+            while not self.over.is_set():
+                try:
+                    self._read(self.half)
+                except (psycopg.Error, sb.InstanceError):  # its server has gone
+                    self.over.wait(0.1)
+        except BaseException as problem:
+            self.problems.append(problem)
+
+    def _read(self, half: Half) -> None:
+        with sb.open(half.server.url, upkeep=None) as instance:
+            database = instance.database("Test")
+            while half is self.half and not self.over.is_set():
+                with database.transaction() as transaction:
+                    messages = transaction.receive(STOCK_QUEUE, top=40, wait=0.2)
+                    for message in messages:
+                        assert message.message_body is not None
+                        transaction.connection.execute(
+                            "insert into taken (conversation, number) values (%s, %s)",
+                            (message.conversation_handle, int(message.message_body)),
+                        )
+                        transaction.send(message.conversation_handle, REPLY, message.message_body)
+
+
+class Load:
+    """Numbered messages on some conversations, and their answers."""
+
+    def __init__(self, database: sb.Database) -> None:
+        self.database = database
+        self.handles = [
+            database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(CONVERSATIONS)
+        ]
+        self.answered: dict[UUID, list[int]] = {handle: [] for handle in self.handles}
+        self.sent = 0
+
+    def send(self, count: int) -> None:
+        """So many more of each, a few in a transaction."""
+        for first in range(self.sent, self.sent + count, 5):
+            for handle in self.handles:
+                self.database.send_batch(
+                    handle, ORDER, [b"%d" % n for n in range(first, min(first + 5, self.sent + count))]
+                )
+        self.sent += count
+
+    def answers(self) -> int:
+        """Take what has come; how many there were until now."""
+        for message in self.database.receive(ORDERS_QUEUE, top=1000):
+            assert message.message_body is not None
+            self.answered[message.conversation_handle].append(int(message.message_body))
+        return sum(map(len, self.answered.values()))
+
+    def is_answered(self) -> bool:
+        return self.answers() >= self.sent * CONVERSATIONS
+
+
+@pytest.mark.feature(122)
+@pytest.mark.timeout(240)
+def test_a_standby_is_promoted_under_load_and_the_old_primary_comes_back(mirrored: Mirrored) -> None:
+    west, old, new = mirrored.west, mirrored.primary, mirrored.standby
+    west.database.create_route(
+        "ToStock",
+        service_name=STOCK,
+        broker_instance=mirrored.broker,
+        address=old.address,
+        mirror_address=new.address,
+    )
+    assert "both are asked when the first message leaves" in mirrored.why()
+    load, reader = Load(west.database), Reader(old)
+    try:
+        new.daemon.says("waits as the mirror until it is promoted")
+        load.send(50)
+        eventually(load.is_answered, SECONDS)
+        chosen = f"{old.address} is the principal: it says so, on timeline 1, and its commits wait for a standby."
+        assert mirrored.explanation == chosen
+        assert mirrored.why().endswith(chosen)
+
+        # the primary crashes under load, and nobody takes its place: neither gets messages
+        load.send(25)
+        old.server.crash()
+        load.send(25)
+        west.waits("Neither is known to be the principal")
+        west.waits(f"{new.address} says that it is the mirror")
+        assert "Neither is known to be the principal" in mirrored.why()
+
+        # the standby is promoted, and takes over by itself
+        mirrored.promote()
+        reader.half = new
+        new.daemon.says("The standby was promoted: this process takes over.")
+        eventually(load.is_answered, SECONDS)
+        assert f"{new.address} is the principal: it says so, on timeline 2" in mirrored.explanation
+        new.daemon.says("no commit here waits for a synchronous standby")
+
+        # the old primary comes back, and cannot commit without its standby
+        old.server.start()
+        old.daemon.says("The synchronous standby does not confirm what is committed here")
+        # it is told to do without one: now it claims to be the principal, on its old timeline
+        old.server.set_synchronous("")
+        eventually(lambda: old.daemon.count("This process serves the instance.") == 2, SECONDS)
+        west.daemon.end(signal.SIGKILL)  # a sender that asks anew asks both
+        west.serve()
+        load.send(25)
+        eventually(load.is_answered, SECONDS)
+        old.daemon.says("Another server of this cluster is on timeline 2, this one on 1")
+
+        # it alone can be reached: it gets nothing all the same
+        new.daemon.end(signal.SIGKILL)
+        west.daemon.end(signal.SIGKILL)
+        west.serve()
+        load.send(25)
+        west.waits(f"Neither is known to be the principal: {old.address}")
+        new.serve()
+        eventually(load.is_answered, SECONDS)
+    finally:
+        reader.stop()
+    assert load.answered == {handle: list(range(EACH)) for handle in load.handles}
+    assert mirrored.taken() == [list(range(EACH))] * CONVERSATIONS
+    assert old.rows("select max(number) < 75 from taken") == [(True,)]
+    eventually(mirrored.is_settled, SECONDS)
+
+
+@pytest.mark.feature(123)
+@pytest.mark.timeout(240)
+def test_conversations_by_the_name_of_a_listener_go_on_after_it_has_moved(
+    mirrored: Mirrored, seeded_random: random.Random
+) -> None:
+    west, old, new = mirrored.west, mirrored.primary, mirrored.standby
+    mirrored.make_standby()
+    with contextlib.suppress(sb.BrokerError):
+        west.database.drop_route("ToStock")
+    listener = FaultProxy(old.port, seeded_random)
+    west.database.create_route("ToStock", service_name=STOCK, address=f"TCP://127.0.0.1:{listener.port}")
+    old.rows("delete from taken returning 1")
+    load, reader = Load(west.database), Reader(old)
+    try:
+        load.send(25)
+        eventually(load.is_answered, SECONDS)
+        load.send(25)
+        old.server.crash()
+        listener.target = new.port  # the name leads to the standby, which takes nothing yet
+        listener.cut()
+        load.send(25)
+        west.waits("replica of a mirrored database")
+        mirrored.promote()
+        reader.half = new
+        load.send(25)
+        eventually(load.is_answered, SECONDS)
+    finally:
+        reader.stop()
+        listener.close()
+    assert load.answered == {handle: list(range(load.sent)) for handle in load.handles}
+    assert mirrored.taken() == [list(range(load.sent))] * CONVERSATIONS
+    eventually(mirrored.is_settled, SECONDS)

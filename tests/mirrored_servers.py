@@ -1,0 +1,93 @@
+"""A primary and its hot standby, as somebody sets them up who has PostgreSQL's own programs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+
+import psycopg
+
+from servicebroker.store.embedded import ROOT_STAND_IN, programs
+
+ROLE = "servicebroker"
+SETTINGS = """
+listen_addresses = ''
+unix_socket_directories = '{folder}'
+wal_level = replica
+shared_buffers = 16MB
+max_connections = 60
+wal_receiver_status_interval = 1s
+wal_retrieve_retry_interval = 500ms
+fsync = off  # nobody pulls the plug
+servicebroker.allow_data_loss = on
+synchronous_standby_names = '{synchronous}'
+"""
+
+
+class Server:
+    """A PostgreSQL server of its own in a folder that the server's user can enter."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, folder / "data"
+        self.user = pwd.getpwnam(ROOT_STAND_IN) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
+        folder.mkdir()
+        os.chown(folder, self.user.pw_uid, self.user.pw_gid)
+
+    @property
+    def url(self) -> str:
+        return f"postgresql:///postgres?host={self.folder}&user={ROLE}"
+
+    def make(self, *, synchronous: str) -> None:
+        """A primary whose commits wait for the standby of that name."""
+        text = "--encoding=UTF8", "--no-locale"
+        self._run("initdb", "-D", "data", *text, "--auth=trust", f"--username={ROLE}", "--no-sync", "--no-instructions")
+        self._set(synchronous)
+
+    def copy(self, primary: Server, name: str) -> None:
+        """Made anew as a standby of `primary`; promoted, it waits for nobody."""
+        self.close()
+        shutil.rmtree(self.data, ignore_errors=True)
+        connection = f"host={primary.folder} user={ROLE} application_name={name}"
+        self._run("pg_basebackup", "-D", "data", "-d", connection, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+        with (self.data / "postgresql.auto.conf").open("a") as file:  # it has the primary's
+            file.write("synchronous_standby_names = ''\n")
+        self._set("")
+
+    def start(self) -> None:
+        self._run("pg_ctl", "start", "-D", "data", "-s", "-w", "-l", "log", "-t", "60")
+
+    def crash(self) -> None:
+        self._run("pg_ctl", "stop", "-D", "data", "-s", "-m", "immediate")
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "promote", "-D", "data", "-s", "-w")
+
+    def set_synchronous(self, names: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(f"alter system set synchronous_standby_names = '{names}'")  # type: ignore[call-overload]
+            connection.execute("select pg_reload_conf()")
+
+    def close(self) -> None:
+        if (self.data / "postmaster.pid").exists():
+            self.crash()
+
+    def _set(self, synchronous: str) -> None:
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write(SETTINGS.format(folder=self.folder, synchronous=synchronous))
+
+    def _run(self, program: str, *arguments: str) -> None:
+        is_root = os.geteuid() == 0
+        subprocess.run(
+            [programs() / program, *arguments],
+            cwd=self.folder,
+            env={key: value for key, value in os.environ.items() if not key.startswith("PG")} | {"LC_ALL": "C"},
+            check=True,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            user=self.user.pw_uid if is_root else None,
+            group=self.user.pw_gid if is_root else None,
+            extra_groups=[] if is_root else None,
+        )
