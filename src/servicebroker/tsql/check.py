@@ -23,6 +23,7 @@ from servicebroker.tsql.syntax import (
     DeclareVariable,
     Definition,
     Expression,
+    Function,
     InsertExecute,
     Permission,
     Procedure,
@@ -33,6 +34,7 @@ from servicebroker.tsql.syntax import (
     Unsupported,
 )
 from servicebroker.tsql.tokens import Batch, batches
+from servicebroker.tsql.translation.bodies import check_body
 from servicebroker.tsql.translation.documents import UnknownColumns
 from servicebroker.tsql.types import SqlType, parse_type
 
@@ -89,7 +91,7 @@ def _refused(error: TsqlError, statement: str, line: int = 0) -> Finding:
 
 def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
     """The statement, then those inside it."""
-    if isinstance(statement, Procedure):
+    if isinstance(statement, Procedure | Function):
         declared = Declared({}, {})
     elif isinstance(statement, Trigger):
         declared = Declared({}, {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"})
@@ -113,13 +115,15 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
     if type(statement) not in RUNNERS:
         return Verdict.REFUSED, "There is nothing like it here."
     scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN))
-    if isinstance(statement, Procedure):
+    if isinstance(statement, Procedure | Function):
         declared.variables.update((one.name, _type(one.type)) for one in statement.parameters)
-    elif isinstance(statement, DeclareVariable):
+    if isinstance(statement, DeclareVariable):
         declared.variables.setdefault(statement.name, _type(statement.type))
     elif isinstance(statement, DeclareTable):
         declared.tables[statement.name] = f'pg_temp."{statement.name}"'
         translate(f"CREATE TABLE #checked {statement.columns}", scope)
+    elif isinstance(statement, Function):
+        check_body(statement, scope)
     elif isinstance(statement, Relational):
         translate(statement.text, scope)
         made = TEMPORARY.search(statement.text)

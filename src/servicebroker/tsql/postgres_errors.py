@@ -45,7 +45,7 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     "40001": (3960, 16, "The transaction was aborted: {message}."),
     "55P03": (1222, 16, "Lock request time out period exceeded."),
     "57014": (3617, 16, "The statement was cancelled: {message}."),
-    "54001": (8631, 16, "Internal error: Server stack limit has been reached: {message}."),
+    "54001": (217, 16, "Maximum function or view nesting level exceeded: {message}."),
     "21000": (512, 16, "Subquery returned more than 1 value. This is not permitted here."),
     "2BP01": (3729, 16, "Cannot drop the object because something refers to it: {message}."),
     "25006": (3906, 16, "Failed to update the database because it is read-only: {message}."),

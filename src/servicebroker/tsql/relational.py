@@ -97,6 +97,10 @@ def _answer(scope: Scope, kind: str, name: str) -> object:
         return scope.columns.get(name)
     if kind == "table":
         return scope.tables.get(name)
+    if kind == "function of users":
+        return None if scope.user_functions is None else scope.user_functions.get(name)
+    if kind == "body":
+        return scope.is_body
     if kind == "identity_insert":
         return scope.identity_insert == name
     return name in scope.functions

@@ -22,6 +22,18 @@ class Column(NamedTuple):
     is_computed: bool = False
 
 
+class UserFunction(NamedTuple):
+    """A user-defined function: a scalar one returns a value, an inline table-valued one has columns.
+
+    `parameters` are their types, `defaults` PostgreSQL's text of what DEFAULT stands for, None where there is none.
+    """
+
+    parameters: tuple[SqlType, ...]
+    defaults: tuple[str | None, ...]
+    returns: SqlType | None
+    columns: tuple[Column, ...] = ()
+
+
 @dataclass(slots=True)
 class Scope:
     """The names that a statement sees.
@@ -35,6 +47,8 @@ class Scope:
         columns: the columns of tables by their quoted PostgreSQL name. A table that is missing here is translated
             without its types; `relational.tables_of` says which ones a statement reads or writes.
         identity_insert: the quoted PostgreSQL name of the table for which SET IDENTITY_INSERT is ON.
+        user_functions: by their quoted PostgreSQL name; None when nobody can tell which ones there are.
+        is_body: whether this is the body of a function, where variables are called by their names.
     """
 
     database: str
@@ -43,3 +57,5 @@ class Scope:
     functions: Mapping[str, object] = field(default_factory=dict)
     columns: Mapping[str, tuple[Column, ...]] = field(default_factory=dict)
     identity_insert: str | None = None
+    user_functions: Mapping[str, UserFunction] | None = None
+    is_body: bool = False

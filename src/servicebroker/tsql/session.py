@@ -29,6 +29,7 @@ from servicebroker.tsql.interpreter import (
     objects,
     principals,
     system,
+    user_functions,
 )
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
@@ -56,6 +57,7 @@ _RUNNERS = (
     objects,
     principals,
     system,
+    user_functions,
 )
 _NAMES = """
 select name from servicebroker.queues where database_id = $1

@@ -102,6 +102,20 @@ class Continue(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class Label(Statement):
+    """A place that GOTO names; in lower case."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goto(Statement):
+    """GOTO label; in lower case."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Return(Statement):
     """RETURN, with the return code of a procedure."""
 
@@ -338,6 +352,23 @@ class Trigger(Statement):
     instead_of: bool
     events: tuple[str, ...]
     body: tuple[Statement, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function(Statement):
+    """CREATE or ALTER FUNCTION: scalar with `returns` and a `body`, or inline table-valued with a `query`.
+
+    `is_strict` is whether it returns NULL as soon as an argument is NULL.
+    """
+
+    action: str
+    name: Name
+    parameters: tuple[Parameter, ...]
+    returns: str | None
+    query: str
+    body: tuple[Statement, ...]
+    is_strict: bool
     text: str
 
 

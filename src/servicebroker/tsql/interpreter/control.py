@@ -7,7 +7,7 @@ import time
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter.expressions import condition, evaluate, text
-from servicebroker.tsql.interpreter.frame import Signal
+from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.options import set_option
 from servicebroker.tsql.syntax import (
@@ -20,7 +20,9 @@ from servicebroker.tsql.syntax import (
     DeclareVariable,
     ExecuteAs,
     Expression,
+    Goto,
     If,
+    Label,
     Return,
     Revert,
     RollbackTransaction,
@@ -38,12 +40,12 @@ from servicebroker.tsql.types import INT
 
 
 @runs(Block)
-def _block(machine: Machine, statement: Block) -> Signal | None:
+def _block(machine: Machine, statement: Block) -> Left | None:
     return machine.run(statement.body)
 
 
 @runs(If)
-def _if(machine: Machine, statement: If) -> Signal | None:
+def _if(machine: Machine, statement: If) -> Left | None:
     holds = condition(machine, statement.condition)
     machine.done(0)
     if holds:
@@ -54,15 +56,25 @@ def _if(machine: Machine, statement: If) -> Signal | None:
 
 
 @runs(While)
-def _while(machine: Machine, statement: While) -> Signal | None:
+def _while(machine: Machine, statement: While) -> Left | None:
     while condition(machine, statement.condition):
         machine.done(0)
-        signal = machine.step(statement.body)
-        if signal is Signal.BREAK:
+        left = machine.step(statement.body)
+        if left is Signal.BREAK:
             break
-        if signal is Signal.RETURN:
-            return signal
+        if left is not None and left is not Signal.CONTINUE:
+            return left
     return None
+
+
+@runs(Label)
+def _label(machine: Machine, statement: Label) -> None:
+    """A place, which does nothing."""
+
+
+@runs(Goto)
+def _goto(machine: Machine, statement: Goto) -> Jump:
+    return Jump(statement.label)
 
 
 @runs(Break)
@@ -89,7 +101,7 @@ def _unsupported(machine: Machine, statement: Unsupported) -> None:
 
 
 @runs(TryCatch)
-def _try(machine: Machine, statement: TryCatch) -> Signal | None:
+def _try(machine: Machine, statement: TryCatch) -> Left | None:
     frames, users = len(machine.frames), machine.context.depth
     machine.tries += 1
     try:
@@ -102,10 +114,9 @@ def _try(machine: Machine, statement: TryCatch) -> Signal | None:
     machine.caught.append(caught)
     machine.error = caught.number
     try:
-        signal = machine.run(statement.handler)
+        return machine.run(statement.handler)
     finally:
         machine.caught.pop()
-    return signal
 
 
 # ---------------------------------------------------------------- variables

@@ -18,6 +18,16 @@ class Signal(Enum):
     RETURN = "RETURN"
 
 
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Statements were left for the label that GOTO names."""
+
+    label: str
+
+
+Left = Signal | Jump
+
+
 @dataclass(slots=True)
 class Frame:
     """Variables by their name in lower case with @; a batch's frame has no procedure.

@@ -16,12 +16,12 @@ from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import in_transaction
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter.frame import Frame, Signal
+from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
 from servicebroker.tsql.interpreter.functions import Functions, spid_of
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said
-from servicebroker.tsql.syntax import Statement
+from servicebroker.tsql.syntax import Label, Statement
 from servicebroker.tsql.types import SqlType, parse_type
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.queries import Queries
 
 S = TypeVar("S", bound=Statement)
-Runner = Callable[["Machine", Any], Signal | None]
+Runner = Callable[["Machine", Any], Left | None]
 RUNNERS: dict[type[Statement], Runner] = {}
 
 MAXIMUM_NESTING = 32
@@ -65,10 +65,10 @@ class ScopeEnd(Exception):
     """The procedure or text that was called does not go on."""
 
 
-def runs(kind: type[S]) -> Callable[[Callable[[Machine, S], Signal | None]], Callable[[Machine, S], Signal | None]]:
+def runs(kind: type[S]) -> Callable[[Callable[[Machine, S], Left | None]], Callable[[Machine, S], Left | None]]:
     """Registers what runs the statements of a kind."""
 
-    def register(runner: Callable[[Machine, S], Signal | None]) -> Callable[[Machine, S], Signal | None]:
+    def register(runner: Callable[[Machine, S], Left | None]) -> Callable[[Machine, S], Left | None]:
         RUNNERS[kind] = runner
         return runner
 
@@ -141,15 +141,22 @@ class Machine:
         if not self.nocount:
             self.say(RowCount(rows))
 
-    def run(self, statements: Sequence[Statement]) -> Signal | None:
-        """Statements one after the other, until one says that the rest is left out."""
-        for statement in statements:
-            signal = self.step(statement)
-            if signal is not None:
-                return signal
+    def run(self, statements: Sequence[Statement]) -> Left | None:
+        """Statements one after the other, until one says that the rest is left out; GOTO goes on at its label."""
+        place = 0
+        while place < len(statements):
+            left = self.step(statements[place])
+            place += 1
+            if isinstance(left, Jump):
+                labels = [n for n, one in enumerate(statements) if isinstance(one, Label) and one.name == left.label]
+                if not labels:
+                    return left
+                place = labels[0]
+            elif left is not None:
+                return left
         return None
 
-    def step(self, statement: Statement) -> Signal | None:
+    def step(self, statement: Statement) -> Left | None:
         """One statement. An error is said here, unless a TRY block waits for it."""
         try:
             return RUNNERS[type(statement)](self, statement)
@@ -198,6 +205,21 @@ class Machine:
         finally:
             self.unwind(depth, users)
             self.context.database = outer
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What several statements do stands or falls together: in the open transaction, else in one of their own."""
+        alone = self.transactions.count == 0
+        if alone:
+            self.transactions.begin()
+        try:
+            yield
+        except BaseException:
+            if alone and self.transactions.count and not self.connection.closed:
+                self.context.roll_back()
+            raise
+        if alone and self.transactions.count:
+            self.context.commit()
 
     def unwind(self, depth: int, users: int) -> None:
         """Leave the frames and the EXECUTE AS that an error has left open."""

@@ -16,7 +16,7 @@ from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
-from servicebroker.tsql.syntax import Definition, Name, Procedure, Trigger
+from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
 
 _FIND = (
     "select module_id, definition, execute_as, creator, name from servicebroker.tsql_modules "
@@ -72,7 +72,7 @@ def _procedure(machine: Machine, statement: Procedure) -> None:
         machine.type_named(parameter.type)
     if statement.name.own.startswith("#"):
         raise TsqlError(40515, "A temporary procedure is not supported here. Give it a name without #.")
-    _store(machine, statement, "P", None)
+    store(machine, statement, "P")
 
 
 @runs(Trigger)
@@ -80,16 +80,23 @@ def _trigger(machine: Machine, statement: Trigger) -> None:
     if statement.instead_of:
         raise TsqlError(40515, "INSTEAD OF is not supported here. Write an AFTER trigger.")
     table = machine.queries.table_named(statement.table)
-    _store(machine, statement, "TR", table)
-    machine.queries.define(triggers.capture(table))
+    with machine.together():
+        store(machine, statement, "TR", table)
+        machine.queries.define(triggers.capture(table))
     triggers.forget(machine)
 
 
-def _store(machine: Machine, statement: Procedure | Trigger, kind: str, table: str | None) -> None:
+def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str, table: str | None = None) -> None:
+    """Keep the text of a module under its name.
+
+    Raises:
+        BrokerError: 262 the user may not.
+        TsqlError: 2714 the name is taken, 208 there is nothing to alter.
+    """
     machine.transactions.check()
     database = database_of(machine, statement.name)
     if not database.user.is_dbo:
-        raise BrokerError(262, f"CREATE {'PROCEDURE' if kind == 'P' else 'TRIGGER'}", database.name)
+        raise BrokerError(262, f"CREATE {type(statement).__name__.upper()}", database.name)
     schema, own = statement.name.schema or "dbo", statement.name.own
     machine.transactions.guard()
     try:
@@ -123,7 +130,7 @@ _TAKEN = (
 
 
 def _check_name(
-    machine: Machine, statement: Procedure | Trigger, found: list[tuple[object, ...]], kind: str, schema: str
+    machine: Machine, statement: Procedure | Function | Trigger, found: list[tuple[object, ...]], kind: str, schema: str
 ) -> None:
     """2714 for a name that is taken, 208 for ALTER of what is not there."""
     own = statement.name.own
@@ -139,28 +146,38 @@ def _check_name(
 
 @defines("DROP", "PROCEDURE")
 def _drop_procedure(machine: Machine, statement: Definition) -> None:
-    _drop(machine, statement, "P", "procedure")
+    drop_modules(machine, statement, "procedure", "P")
 
 
 @defines("DROP", "TRIGGER")
 def _drop_trigger(machine: Machine, statement: Definition) -> None:
-    _drop(machine, statement, "TR", "trigger")
+    drop_modules(machine, statement, "trigger", "TR")
     triggers.forget(machine)
 
 
-def _drop(machine: Machine, statement: Definition, kind: str, what: str) -> None:
+def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str) -> list[Name]:
+    """Forget the text of those that DROP names; returns the names of those that were there.
+
+    Raises:
+        BrokerError: 15151 the user may not.
+        TsqlError: 3701 one is not there.
+    """
     machine.transactions.check()
+    dropped = []
     for name in statement.clauses["names"]:
         database = database_of(machine, name)
         if not database.user.is_dbo:
             raise BrokerError(15151, "drop", what, name.own)
         rows = machine.connection.run_prepared(
             "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
-            "and lower(name) = lower($3) and kind = $4 returning 1",
-            (database.database_id, name.schema or "dbo", name.own, kind),
+            "and lower(name) = lower($3) and kind = any ($4) returning 1",
+            (database.database_id, name.schema or "dbo", name.own, list(kinds)),
         )
-        if not rows and not statement.if_exists:
+        if rows:
+            dropped.append(name)
+        elif not statement.if_exists:
             raise TsqlError(
                 3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.",
                 severity=11, state=5,
             )  # fmt: skip
+    return dropped

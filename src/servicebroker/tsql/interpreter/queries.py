@@ -15,6 +15,7 @@ from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
+from servicebroker.tsql.interpreter.known_functions import UserFunctions
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.tables import Columns
@@ -36,6 +37,7 @@ class Queries:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.columns = Columns(machine)
+        self.user_functions = UserFunctions(machine)
         self._shown: str | None = None  # the database that the views of sys show
         self._told: tuple[str, str] | None = None  # the user and the login that defaults of columns ask for
         self._identity_insert: str | None = None
@@ -53,6 +55,7 @@ class Queries:
             machine.functions,
             self.columns,
             self._identity_insert,
+            self.user_functions,
         )
 
     def _tables(self) -> Mapping[str, str]:
@@ -93,19 +96,10 @@ class Queries:
     def _change_with_triggers(self, done: Translated, text: str) -> None:
         """A statement and the triggers that it fires, all or nothing."""
         machine = self.machine
-        alone = machine.transactions.count == 0
-        if alone:
-            machine.transactions.begin()
-        try:
+        with machine.together():
             triggers.ask(machine)
             self._changed(done, self._execute(done, text), text)
             triggers.fire(machine)
-        except BaseException:
-            if alone and machine.transactions.count and not machine.connection.closed:
-                machine.context.roll_back()
-            raise
-        if alone and machine.transactions.count:
-            machine.context.commit()
 
     def _changed(self, done: Translated, result: Result, text: str) -> None:
         machine = self.machine
@@ -184,9 +178,9 @@ class Queries:
             self._shown = name
 
     def _tell_who(self, text: str) -> None:
-        """Defaults of columns ask who works; it is told before the first statement whose rows may have some."""
+        """Defaults of columns and functions ask who works; it is told before the first statement that may have some."""
         who = self.machine.database.user.name, self.machine.login
-        if self._told != who and _WRITES.search(text):
+        if self._told != who and (self.user_functions.any_called or _WRITES.search(text)):
             for setting, name in zip((USER, LOGIN), who, strict=True):
                 self.set(setting, name)
             self._told = who
@@ -200,6 +194,7 @@ class Queries:
         """What SET has set inside the transaction may be undone, and tables that it made are gone."""
         self._shown = self._told = None
         self.columns.forget()
+        self.user_functions.forget()
 
     # ------------------------------------------------------------ temporary tables
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.parser.objects import Objects
-from servicebroker.tsql.syntax import Block, Definition, Relational, Statement, Unsupported
+from servicebroker.tsql.syntax import Block, Definition, Label, Relational, Statement
 from servicebroker.tsql.tokens import Tokens, tokenize
 
 
@@ -15,7 +16,9 @@ def parse(tokens: Tokens) -> tuple[Statement, ...]:
     Raises:
         TsqlError: 102 and others of level 15 where the text cannot be read; 40515 for what is read and not done.
     """
-    return Parser(tokens).statements()
+    made = Parser(tokens).statements()
+    check_labels(made)
+    return made
 
 
 def parse_text(text: str) -> tuple[Statement, ...]:
@@ -45,7 +48,6 @@ _OBJECTS = {
 }
 _REFUSED = {
     "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
-    "FUNCTION": "Write a procedure with an OUTPUT parameter, or a PostgreSQL function.",
     "TYPE": "Name the type it stands for.",
     "SYNONYM": "Name the object itself.",
     "SYMMETRIC": "Dialog security makes its session keys itself.",
@@ -86,11 +88,12 @@ class Parser(Objects):
             return self._change(line)
         if word in ("OPEN", "CLOSE"):
             return self._open(line)
+        if self.is_identifier() and self.peek() == ":" and self.peek(2) != ":":
+            label = self.identifier().lower()
+            self.at += 1
+            return Label(line, label)
         if self.at == 0 and self.is_identifier():  # the first statement of a batch may call a procedure without EXEC
             return self._execute_procedure(line)
-        if self.is_identifier() and self.peek() == ":" and self.peek(2) != ":":
-            self.at += 2
-            return Unsupported(line, "A label", "Use WHILE, BREAK, CONTINUE or RETURN instead of GOTO.")
         raise self.failure()
 
     def _create(self, line: int) -> Statement:
@@ -101,6 +104,8 @@ class Parser(Objects):
             return self.create_procedure(line, action, begin)
         if self.take("TRIGGER"):
             return self.create_trigger(line, action, begin)
+        if self.take("FUNCTION"):
+            return self.create_function(line, action, begin)
         return self._object(line, "CREATE", begin)
 
     def _change(self, line: int) -> Statement:
@@ -112,10 +117,12 @@ class Parser(Objects):
                 return self.create_procedure(line, verb, begin)
             if self.take("TRIGGER"):
                 return self.create_trigger(line, verb, begin)
+            if self.take("FUNCTION"):
+                return self.create_function(line, verb, begin)
             if self.take("AUTHORIZATION"):
                 return self.alter_authorization(line)
-        elif self.word in ("PROCEDURE", "PROC", "TRIGGER"):
-            kind = "PROCEDURE" if self.word != "TRIGGER" else self.word
+        elif self.word in ("PROCEDURE", "PROC", "TRIGGER", "FUNCTION"):
+            kind = "PROCEDURE" if self.word == "PROC" else self.word
             self.at += 1
             return self._drop_modules(line, kind)
         elif self.take("SIGNATURE"):

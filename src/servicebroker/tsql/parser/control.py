@@ -19,6 +19,7 @@ from servicebroker.tsql.syntax import (
     DeclareVariable,
     Expression,
     Fetch,
+    Goto,
     If,
     Operand,
     Print,
@@ -33,7 +34,6 @@ from servicebroker.tsql.syntax import (
     Statement,
     Throw,
     TryCatch,
-    Unsupported,
     Use,
     Variable,
     While,
@@ -169,8 +169,7 @@ class Control(Dialogs):
 
     def goto(self, line: int) -> Statement:
         """GOTO label."""
-        self.identifier()
-        return Unsupported(line, "GOTO", "Use WHILE, BREAK, CONTINUE or RETURN.")
+        return Goto(line, self.identifier().lower())
 
     def return_(self, line: int) -> Statement:
         """RETURN [value]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.parser.words import STARTERS, begins_statement
 from servicebroker.tsql.tokens import Tokens
 
-_SIGNS = frozenset(["(", ")", ",", ";", "", "CASE", "END"])
+_SIGNS = frozenset(["(", ")", ",", ";", "", "CASE", "END", ":"])
 _IN_EXPRESSION = _SIGNS | STARTERS
 _JOINERS = ("UNION", "ALL", "EXCEPT", "INTERSECT")
 _IN_STATEMENT = (_IN_EXPRESSION | {"VALUES"}) - {","}
@@ -32,6 +32,8 @@ def expression_end(tokens: Tokens, at: int, stops: frozenset[str] = frozenset())
                     cases += 1
                 elif cases:
                     cases -= word == "END"
+                elif word == ":":
+                    return at - 1  # the name before it is a label
                 elif word in stops or word in (",", ";") or _ends_expression(tokens, at):
                     return at
         at += 1
@@ -70,6 +72,8 @@ def statement_end(tokens: Tokens, at: int) -> int:
             pass
         elif word == ";":
             return at
+        elif word == ":":
+            return at - 1
         elif word == "CASE":
             cases += 1
         elif cases:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.control import Control
 from servicebroker.tsql.parser.extent import statement_end
+from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.syntax import (
     Argument,
     Execute,
@@ -27,12 +28,12 @@ class Procedures(Control):
 
     def create_procedure(self, line: int, action: str, begin: int) -> Statement:
         """CREATE [OR ALTER] PROCEDURE name @parameters WITH options AS body, to the end of the batch."""
-        self._must_be_first("CREATE/ALTER PROCEDURE", begin)
+        self.must_be_first("CREATE/ALTER PROCEDURE", begin)
         name = self.name()
         if self.take(";"):
             self.integer()
             self.refuse("A numbered procedure", "Give each procedure its own name.")
-        parameters = self._parameters()
+        parameters = self.parameters()
         execute_as = self._module_options()
         if self.take("FOR", "REPLICATION"):
             self.refuse("FOR REPLICATION", "Leave it out.")
@@ -40,10 +41,12 @@ class Procedures(Control):
         if self.word == "EXTERNAL":
             self.refuse("A .NET procedure (EXTERNAL NAME)", "Write it in T-SQL, or in Python with the package's API.")
         body = self.statements()
+        check_labels(body)
         text = self.slice(begin, self.at) if self.at > begin else ""
         return Procedure(line, action, name, parameters, execute_as, body, text)
 
-    def _parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[Parameter, ...]:
+        """@name type = default OUTPUT, ..., with or without parentheses."""
         enclosed = self.take("(")
         found: list[Parameter] = []
         while self.tokens.kinds[self.at] == VARIABLE:
@@ -76,7 +79,12 @@ class Procedures(Control):
                     break
         return execute_as
 
-    def _must_be_first(self, what: str, begin: int) -> None:
+    def must_be_first(self, what: str, begin: int) -> None:
+        """Refuse what stands behind something else in its batch.
+
+        Raises:
+            TsqlError: 111.
+        """
         if begin:
             raise TsqlError(
                 111, f"'{what}' must be the first statement in a query batch.", severity=15,
@@ -85,7 +93,7 @@ class Procedures(Control):
 
     def create_trigger(self, line: int, action: str, begin: int) -> Statement:
         """CREATE TRIGGER name ON table AFTER INSERT, UPDATE AS body."""
-        self._must_be_first("CREATE TRIGGER", begin)
+        self.must_be_first("CREATE TRIGGER", begin)
         name = self.name()
         self.expect("ON")
         if self.word in ("DATABASE", "ALL"):
@@ -101,6 +109,7 @@ class Procedures(Control):
         self.take("NOT", "FOR", "REPLICATION")
         self.expect("AS")
         body = self.statements()
+        check_labels(body)
         return Trigger(line, action, name, table, instead_of, tuple(events), body, self.slice(begin, self.at))
 
     def execute(self, line: int) -> Statement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servicebroker.tsql.parser.procedures import Procedures
+from servicebroker.tsql.parser.functions import Functions
 from servicebroker.tsql.syntax import Definition, Name, Permission, Revert, Statement
 from servicebroker.tsql.tokens import STRING
 
@@ -22,7 +22,7 @@ _SECURABLES = (
 )  # fmt: skip
 
 
-class Securing(Procedures):
+class Securing(Functions):
     """The words CREATE and LOGIN are read already."""
 
     def if_exists(self, verb: str) -> bool:

@@ -37,6 +37,8 @@ from servicebroker.tsql.types import (
     SqlType,
 )
 
+CONDITION = SqlType("boolean")  # of no value
+
 
 @value_of(exp.Literal)
 def _literal(writer: Writer, node: exp.Literal) -> Sql:
@@ -431,5 +433,5 @@ def _adjacent(writer: Writer, node: exp.Concat) -> Sql:
 def condition_or_value(writer: Writer, node: exp.Expression) -> Sql:
     """A condition or a value, for an expression of which both may come."""
     if is_predicate(node):
-        return Sql(f"({write_predicate(writer, node)})", SqlType("boolean"))
+        return Sql(f"({write_predicate(writer, node)})", CONDITION)
     return write_value(writer, node)

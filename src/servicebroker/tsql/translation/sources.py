@@ -12,6 +12,7 @@ from servicebroker.tsql.translation.alternatives import alike
 from servicebroker.tsql.translation.catalog import catalog_view
 from servicebroker.tsql.translation.hints import Hints, hints_of
 from servicebroker.tsql.translation.reading import MARK
+from servicebroker.tsql.translation.user_functions import table_call
 from servicebroker.tsql.translation.writer import (
     Source,
     Sql,
@@ -258,8 +259,11 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     nodes = nodes_of(writer, node, alias, found.sources)
     if nodes is not None:
         return nodes
+    users = table_call(writer, node, alias, found.sources)
+    if users is not None:
+        return users
     shown = called.removeprefix(MARK) or "A function"
-    raise refused(f"{shown[:60]} in FROM", "Only STRING_SPLIT, OPENJSON and the XML method nodes() return tables here.")
+    raise refused(f"{shown[:60]} in FROM", "Write the schema before a function of yours, as dbo.name(...).")
 
 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
-from servicebroker.tsql.scope import LOGIN, USER, Column
+from servicebroker.tsql.scope import Column
 from servicebroker.tsql.tokens import QUOTED, VARIABLE, WORD, unquoted
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.reading import Slice, parsed
@@ -16,6 +16,7 @@ from servicebroker.tsql.translation.writer import (
     Source,
     Writer,
     identifier,
+    of_session,
     refused,
     string,
     write_predicate,
@@ -23,9 +24,6 @@ from servicebroker.tsql.translation.writer import (
 )
 from servicebroker.tsql.types import SqlType, column_type, parse_type
 
-_SETTINGS = dict.fromkeys(("user_name", "current_user", "session_user", "user"), USER) | dict.fromkeys(
-    ("suser_name", "suser_sname", "system_user", "original_login"), LOGIN
-)
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
 
 
@@ -211,9 +209,7 @@ def _default(writer: Writer, reader: Reader, column: Column) -> str:
 def _with_settings(writer: Writer, text: str) -> str:
     """A default lives longer than the session: who works in it, a default reads from a setting of the connection."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
-        if name not in _SETTINGS:
-            raise TsqlError(128, f'The name "{name}" is not permitted in this context.', severity=15)
-        said = f"coalesce(nullif(current_setting('{_SETTINGS[name]}', true), ''), current_user)"
+        said = of_session(writer.scope, name)
         text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
     writer.parameters.clear()
     return text

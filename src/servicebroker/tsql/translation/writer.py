@@ -13,7 +13,7 @@ from sqlglot import exp
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.scope import Column, Scope
+from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, postgres_type
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
@@ -76,10 +76,13 @@ class Writer:
     used: dict[tuple[str, str], object] = field(default_factory=dict)  # what the scope was asked, and its answers
 
     def parameter(self, name: str, of: SqlType | None) -> str:
-        """The placeholder of a variable or of a value of the session."""
+        """The placeholder of a variable or of a value of the session; in the body of a function, what stands for it."""
+        cast = f"::{postgres_type(of)}" if of else ""
+        self.used["body", ""] = self.scope.is_body
+        if self.scope.is_body:
+            return (quoted(name) if name in self.scope.variables else of_session(self.scope, name)) + cast
         if name not in self.parameters:
             self.parameters.append(name)
-        cast = f"::{postgres_type(of)}" if of else ""
         return f"${self.parameters.index(name) + 1}{cast}"
 
     def variable(self, name: str) -> Sql:
@@ -167,6 +170,26 @@ class Writer:
                 if source.alias == alias:
                     return source
         return None
+
+
+# what the session has told its connection, for what outlives it: defaults of columns, bodies of functions
+_SETTINGS = {
+    **dict.fromkeys(("suser_name", "suser_sname", "original_login", "system_user"), LOGIN),
+    **dict.fromkeys(("user_name", "current_user", "session_user", "user"), USER),
+}
+
+
+def of_session(scope: Scope, name: str) -> str:
+    """A value of the session that PostgreSQL can find by itself.
+
+    Raises:
+        TsqlError: 128 it cannot.
+    """
+    if name == "db_name":
+        return string(scope.database)
+    if name not in _SETTINGS:
+        raise TsqlError(128, f'The name "{name}" is not permitted in this context.', severity=15)
+    return f"coalesce(nullif(current_setting('{_SETTINGS[name]}', true), ''), current_user)"
 
 
 Handler = Callable[[Writer, Any], Any]

@@ -7,6 +7,7 @@ from sqlglot import exp
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.conversions import converted
+from servicebroker.tsql.translation.user_functions import scalar_call
 from servicebroker.tsql.translation.writer import (
     Source,
     Sql,
@@ -25,10 +26,10 @@ NODE = SqlType("xml_node")  # what nodes() returns: a tree in jsonb
 
 
 def method(writer: Writer, node: exp.Dot) -> Sql:
-    """A method of a value.
+    """A method of a value, or a user-defined function.
 
     Raises:
-        TsqlError: 40515 for modify() and functions of users, 2389 where value() could find several nodes.
+        TsqlError: 40515 for modify(), 2389 where value() could find several nodes.
     """
     call = node.expression
     if isinstance(call, exp.Identifier):
@@ -39,7 +40,7 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     if name == "modify":
         raise refused("The XML method modify()", "Build the new document with FOR XML or as text.")
     if name not in ("value", "query", "exist"):
-        raise refused(f"The function {name[:60]}()", "Functions of users are not there: write a procedure with OUTPUT.")
+        return scalar_call(writer, node)
     arguments = list(call.expressions)
     if len(arguments) != (2 if name == "value" else 1):
         raise TsqlError(174, f"The {name} function requires {2 if name == 'value' else 1} argument(s).", severity=15)

@@ -1,0 +1,70 @@
+"""CREATE, ALTER and DROP FUNCTION: a function of PostgreSQL, beside its text."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from servicebroker.tsql.context import database_of
+from servicebroker.tsql.interpreter.known_functions import note_of
+from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.modules import drop_modules, store
+from servicebroker.tsql.interpreter.objects import defines
+from servicebroker.tsql.syntax import Definition, Function, Name
+from servicebroker.tsql.translation.bodies import body_scope, inline, parameter_list, scalar, signature, table_of
+from servicebroker.tsql.translation.user_functions import postgres_function
+from servicebroker.tsql.translation.writer import schema_of, string
+from servicebroker.tsql.types import postgres_type
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.scope import Scope
+
+
+@runs(Function)
+def _function(machine: Machine, statement: Function) -> None:
+    database = database_of(machine, statement.name)
+    name = postgres_function(database.name, statement.name.schema, statement.name.own)
+    with machine.together():
+        store(machine, statement, "IF" if statement.returns is None else "FN")
+        machine.queries.define("; ".join(_definition(statement, name, machine.queries.scope(), database.name)))
+    machine.queries.user_functions.forget()
+    machine.done(0)
+
+
+def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
+    """The function in PostgreSQL. It may call itself."""
+    known = signature(statement, scope)
+    inside = body_scope(statement, known, scope)
+    assert scope.user_functions is not None
+    functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # it is only read
+    inside = replace(inside, user_functions=functions)
+    if statement.returns is None:
+        body, columns = inline(statement, inside)
+        known = known._replace(columns=columns)
+        returns, language = f"table ({table_of(columns)})", "sql"
+    else:
+        assert known.returns is not None
+        body, returns, language = scalar(statement, known, inside), postgres_type(known.returns), "plpgsql"
+    yield f"create schema if not exists {schema_of(database, statement.name.schema)}"
+    yield f"drop function if exists {name}"
+    strict = " strict" if statement.is_strict else ""
+    yield (
+        f"create function {name}({parameter_list(statement, known)}) returns {returns} "
+        f"language {language} stable{strict} as {string(body)}"
+    )
+    yield f"comment on function {name} is {string(note_of(known))}"
+
+
+@defines("DROP", "FUNCTION")
+def _drop_function(machine: Machine, statement: Definition) -> None:
+    with machine.together():
+        for own in drop_modules(machine, statement, "function", "FN", "IF"):
+            machine.queries.define(f"drop function if exists {_postgres_name(machine, own)}")
+    machine.queries.user_functions.forget()
+    machine.done(0)
+
+
+def _postgres_name(machine: Machine, name: Name) -> str:
+    return postgres_function(database_of(machine, name).name, name.schema, name.own)

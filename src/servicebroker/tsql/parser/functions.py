@@ -1,0 +1,90 @@
+"""CREATE FUNCTION."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.parser.procedures import Procedures
+from servicebroker.tsql.syntax import Function, Return, Statement
+from servicebroker.tsql.tokens import VARIABLE
+
+
+class Functions(Procedures):
+    """User-defined functions; a batch of their own each, as procedures."""
+
+    def create_function(self, line: int, action: str, begin: int) -> Statement:
+        """CREATE [OR ALTER] FUNCTION name (parameters) RETURNS type or TABLE, to the end of the batch."""
+        self.must_be_first("CREATE FUNCTION", begin)
+        name = self.name()
+        if self.word != "(":
+            self.fail()
+        parameters = self.parameters()
+        if any(parameter.output for parameter in parameters):
+            self.refuse("An OUTPUT parameter of a function", "Write a procedure.")
+        self.expect("RETURNS")
+        if self.tokens.kinds[self.at] == VARIABLE:
+            self.refuse(
+                "A function of several statements that returns a table",
+                "Write one query, RETURNS TABLE AS RETURN (SELECT ...), or a procedure.",
+            )
+        if self.take("TABLE"):
+            self._function_options()
+            self.take("AS")
+            self.expect("RETURN")
+            query = self._whole_query()
+            return Function(line, action, name, parameters, None, query, (), False, self.slice(begin, self.at))
+        returns = self.type_name()
+        is_strict = self._function_options()
+        self.take("AS")
+        if self.word == "EXTERNAL":
+            self.refuse("A .NET function (EXTERNAL NAME)", "Write it in T-SQL.")
+        self.expect("BEGIN")
+        body = self.statements("END")
+        self.expect("END")
+        self.take(";")
+        if self.word:
+            self.fail()
+        if not body or not isinstance(body[-1], Return):
+            raise TsqlError(
+                455, "The last statement included within a function must be a return statement.", line=self.line
+            )
+        return Function(line, action, name, parameters, returns, "", body, is_strict, self.slice(begin, self.at))
+
+    def _whole_query(self) -> str:
+        """The rest of the batch, without the parentheses around it."""
+        begin, end = self.at, len(self.tokens.words) - 1
+        while end > begin and self.tokens.words[end - 1] == ";":
+            end -= 1
+        if end == begin:
+            self.fail()
+        self.at = end
+        if self.tokens.words[begin] == "(" and self._closing(begin) == end - 1:
+            begin, end = begin + 1, end - 1
+            if end == begin:
+                self.fail()
+        return self.slice(begin, end)
+
+    def _closing(self, opening: int) -> int:
+        depth = 0
+        for place in range(opening, len(self.tokens.words)):
+            depth += {"(": 1, ")": -1}.get(self.tokens.words[place], 0)
+            if depth == 0:
+                return place
+        return -1
+
+    def _function_options(self) -> bool:
+        is_strict = False
+        if self.take("WITH"):
+            while True:
+                if self.take("RETURNS", "NULL", "ON", "NULL", "INPUT"):
+                    is_strict = True
+                elif self.take_any("EXECUTE", "EXEC"):
+                    self.expect("AS")
+                    if not self.take("CALLER"):
+                        self.refuse("EXECUTE AS of a function", "It works as its caller; write a procedure.")
+                elif not (
+                    self.take("SCHEMABINDING") or self.take("ENCRYPTION") or self.take("CALLED", "ON", "NULL", "INPUT")
+                ):
+                    self.fail()
+                if not self.take(","):
+                    break
+        return is_strict

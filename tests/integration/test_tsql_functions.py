@@ -1,0 +1,174 @@
+"""User-defined functions: CREATE, ALTER and DROP FUNCTION, scalar and inline table-valued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.check import Verdict, check
+from tsql_support import rows
+
+ORDERS = """
+CREATE TABLE Orders (Id INT PRIMARY KEY, Customer NVARCHAR(20), Amount DECIMAL(10, 2))
+INSERT Orders VALUES (1, N'Ann', 10.50), (2, N'Ben', 3), (3, N'Ann', 1.25)
+"""
+TOTAL = """
+CREATE FUNCTION dbo.Total (@customer NVARCHAR(20), @factor INT = 1) RETURNS DECIMAL(12, 1)
+WITH SCHEMABINDING AS
+BEGIN
+    DECLARE @sum DECIMAL(12, 2), @n INT = 0, @seen INT = 7
+    SELECT @sum = SUM(Amount) FROM Orders WHERE Customer = @customer
+    SELECT @seen = Id FROM Orders WHERE Customer = N'nobody'
+    IF @sum IS NULL RETURN -@seen
+    WHILE 1 = 1
+    BEGIN
+        SET @n += 1
+        IF @n < @factor CONTINUE
+        ELSE BREAK
+    END
+    RETURN @sum * @n
+END
+"""
+ORDERS_OF = """
+CREATE FUNCTION dbo.OrdersOf (@customer NVARCHAR(20)) RETURNS TABLE AS RETURN
+(
+    WITH his AS (SELECT Id, Amount FROM Orders WHERE Customer = @customer)
+    SELECT his.Id AS OrderId, Amount, Amount * 2 AS Doubled FROM his
+)
+"""
+
+
+@pytest.fixture
+def orders(instance: sb.Instance) -> Iterator[sb.Database]:
+    """A database with a table of orders and two functions."""
+    database = instance.database("Functions", create=True)
+    database.execute_tsql(f"{ORDERS}\nGO\n{TOTAL}\nGO\n{ORDERS_OF}")
+    yield database
+    database.execute_tsql("USE master; DROP DATABASE Functions")
+
+
+def number(database: sb.Database, script: str) -> int:
+    with pytest.raises(sb.TsqlError) as caught:
+        database.execute_tsql(script)
+    return caught.value.number
+
+
+def test_a_scalar_function_is_a_value_wherever_a_value_stands(orders: sb.Database) -> None:
+    found = rows(orders, "SELECT dbo.Total('Ann', 2), [dbo].[total](N'Zoe', DEFAULT), Functions.dbo.Total(N'Ben', 1)")
+    assert found == [(Decimal("23.5"), Decimal("-7.0"), Decimal("3.0"))]
+    text = (
+        "SELECT Customer FROM Orders WHERE dbo.Total(Customer, Id) > 11 "
+        "GROUP BY Customer HAVING dbo.Total(Customer, 1) > 3"
+    )
+    assert rows(orders, text) == [("Ann",)]
+    text = """
+    DECLARE @x DECIMAL(9, 3) = dbo.Total('Ann', 1), @who NVARCHAR(9) = N'Ben'
+    IF dbo.Total(@who, 1) = 3 UPDATE Orders SET Amount = dbo.Total(@who, 3) WHERE Id = 3
+    SELECT @x, Amount FROM Orders WHERE Id = 3
+    """
+    assert rows(orders, text) == [(Decimal("11.800"), Decimal("9.00"))]
+
+
+def test_an_inline_function_is_a_table(orders: sb.Database) -> None:
+    results = orders.execute_tsql("SELECT * FROM dbo.OrdersOf(N'Ann') ORDER BY OrderId")
+    assert results.sets[0].columns == ("OrderId", "Amount", "Doubled")
+    assert results.rows == [(1, Decimal("10.50"), Decimal("21.00")), (3, Decimal("1.25"), Decimal("2.50"))]
+    text = "SELECT o.Id, q.N FROM Orders o {} APPLY dbo.OrdersOf(o.Customer + {}) AS q (N, A, D) ORDER BY 1, 2"
+    assert rows(orders, text.format("CROSS", "''")) == [(1, 1), (1, 3), (2, 2), (3, 1), (3, 3)]
+    assert rows(orders, text.format("OUTER", "'x'")) == [(1, None), (2, None), (3, None)]
+    text = "SELECT COUNT(*) FROM Orders o JOIN dbo.OrdersOf(N'Ann') a ON a.OrderId = o.Id"
+    assert rows(orders, text) == [(2,)]
+
+
+def test_a_function_may_call_itself_and_others(orders: sb.Database) -> None:
+    orders.execute_tsql(
+        "CREATE FUNCTION dbo.Factorial (@n INT) RETURNS BIGINT AS BEGIN\n"
+        "IF @n <= 1 RETURN 1\nRETURN @n * dbo.Factorial(@n - 1) END\nGO\n"
+        "CREATE FUNCTION dbo.Both (@n INT) RETURNS NVARCHAR(3) WITH RETURNS NULL ON NULL INPUT AS BEGIN\n"
+        "RETURN CAST(dbo.Factorial(@n) AS NVARCHAR(20)) + N' ' + SUSER_SNAME() + DB_NAME() END\nGO\n"
+        "CREATE FUNCTION dbo.Forever (@n INT) RETURNS INT AS BEGIN RETURN dbo.Forever(@n + 1) END"
+    )
+    assert rows(orders, "SELECT dbo.Factorial(12), dbo.Both(5), dbo.Both(NULL)") == [(479_001_600, "120", None)]
+    assert number(orders, "SELECT dbo.Forever(1)") == 217
+    assert rows(orders, "SELECT dbo.Factorial(3)") == [(6,)]
+
+
+def test_functions_are_altered_dropped_and_listed(orders: sb.Database) -> None:
+    text = "SELECT name, type, type_desc FROM sys.objects WHERE type IN ('FN', 'IF') ORDER BY name"
+    assert rows(orders, text) == [
+        ("OrdersOf", "IF", "SQL_INLINE_TABLE_VALUED_FUNCTION"),
+        ("Total", "FN", "SQL_SCALAR_FUNCTION"),
+    ]
+    with orders.tsql_session() as session:
+        session.execute("BEGIN TRANSACTION\nGO\nALTER FUNCTION dbo.Total (@a INT) RETURNS INT AS BEGIN RETURN @a END")
+        assert session.execute("SELECT dbo.Total('7')").rows == [(7,)]
+        session.execute("ROLLBACK")
+        assert session.execute("SELECT dbo.Total('Ben', 1)").rows == [(3,)]
+    orders.execute_tsql("CREATE OR ALTER FUNCTION dbo.Total () RETURNS INT BEGIN RETURN 1 END")
+    assert rows(orders, "SELECT dbo.Total(), OBJECT_ID('dbo.Total', 'FN') - OBJECT_ID('dbo.Total')") == [(1, 0)]
+    assert "RETURN 1" in str(rows(orders, "EXEC sp_helptext 'dbo.Total'"))
+    orders.execute_tsql("DROP FUNCTION dbo.Total, OrdersOf; DROP FUNCTION IF EXISTS dbo.Total")
+    assert rows(orders, text) == []
+    assert number(orders, "SELECT dbo.Total()") == 4121
+    assert number(orders, "SELECT * FROM dbo.OrdersOf(1)") == 208
+    assert number(orders, "DROP FUNCTION dbo.Total") == 3701
+
+
+BAD = "CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN {} END"
+REFUSED = [
+    (BAD.format("INSERT Orders VALUES (9, 'a', 2) RETURN 1"), 443),
+    (BAD.format("PRINT 'x' RETURN 1"), 443),
+    (BAD.format("EXEC sp_who RETURN 1"), 443),
+    (BAD.format("SELECT Id FROM Orders RETURN 1"), 444),
+    (BAD.format("IF 1 RETURN 2 RETURN 1"), 4145),
+    (BAD.format("DECLARE @t TABLE (a INT) RETURN 1"), 40515),
+    (BAD.format("SET @nobody = 1 RETURN 1"), 137),
+    (BAD.format("RETURN @@ROWCOUNT"), 128),
+    (BAD.format("DECLARE @a INT = 1"), 455),
+    (BAD.format("RETURN Nothing"), 207),
+    ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN RETURN END", 40515),
+    ("CREATE FUNCTION dbo.Bad () RETURNS TABLE AS RETURN (SELECT 1)", 4514),
+    ("CREATE FUNCTION dbo.Bad () RETURNS TABLE AS RETURN (SELECT * FROM Nowhere)", 40515),
+    ("CREATE FUNCTION dbo.Bad (@a INT OUTPUT) RETURNS INT AS BEGIN RETURN 1 END", 40515),
+    ("CREATE FUNCTION dbo.Bad () RETURNS NOTYPE AS BEGIN RETURN 1 END", 2715),
+    ("CREATE FUNCTION dbo.Orders () RETURNS INT AS BEGIN RETURN 1 END", 2714),
+    ("CREATE FUNCTION dbo.Total () RETURNS INT AS BEGIN RETURN 1 END", 2714),
+    ("ALTER FUNCTION dbo.Nope () RETURNS INT AS BEGIN RETURN 1 END", 208),
+    ("SELECT 1; CREATE FUNCTION dbo.Bad () RETURNS INT AS BEGIN RETURN 1 END", 111),
+    ("SELECT dbo.Total(N'Ann')", 313),
+    ("SELECT dbo.Total(N'Ann', 1, 2)", 8144),
+    ("SELECT dbo.Total(DEFAULT, 1)", 313),
+    ("SELECT dbo.OrdersOf(N'Ann')", 317),
+    ("SELECT * FROM dbo.Total(N'Ann', 1)", 208),
+    ("SELECT Total(N'Ann', 1)", 195),
+]
+
+
+def test_what_cannot_be_is_refused_and_leaves_nothing(orders: sb.Database) -> None:
+    for script, wanted in REFUSED:
+        assert (script, number(orders, script)) == (script, wanted)
+    assert rows(orders, "SELECT OBJECT_ID('dbo.Bad')") == [(None,)]
+
+
+def test_text_in_a_function_stays_text(orders: sb.Database) -> None:
+    odd = "$tsql$ '' ; drop schema servicebroker cascade; --"
+    orders.execute_tsql(
+        f"CREATE FUNCTION dbo.Odd (@a NVARCHAR(99)) RETURNS NVARCHAR(99) AS BEGIN RETURN @a + N'{odd}' END"
+    )
+    assert orders.execute_tsql("SELECT dbo.Odd(@given)", {"given": "'); --"}).rows == [
+        ("'); --" + odd.replace("''", "'"),)
+    ]
+
+
+def test_check_judges_the_body() -> None:
+    script = f"{TOTAL}\nGO\n{ORDERS_OF}\nGO\n{BAD.format('PRINT 1 RETURN 1')}\nGO\nSELECT dbo.F(1)"
+    found = [(one.statement, one.verdict) for one in check(script)]
+    assert [verdict for title, verdict in found if title == "FUNCTION"] == [
+        Verdict.RUNS,
+        Verdict.RUNS,
+        Verdict.REFUSED,
+    ]
+    assert found[-1] == ("SELECT", Verdict.RUNS)
