@@ -33,6 +33,14 @@ class FaultProxy:
         """Nothing passes for so long, and nobody is told; what is sent meanwhile is lost with its stream."""
         asyncio.run_coroutine_threadsafe(self._stall(seconds), self._loop)
 
+    def hold(self) -> None:
+        """Nothing passes any more, in either direction, until `release`; nothing is lost."""
+        asyncio.run_coroutine_threadsafe(self._let_pass(False), self._loop).result(10)
+
+    def release(self) -> None:
+        """What was held goes on."""
+        asyncio.run_coroutine_threadsafe(self._let_pass(True), self._loop).result(10)
+
     def calm(self) -> None:
         """No more faults."""
         self.cut_rate = self.corrupt_rate = self.delay_rate = 0.0
@@ -87,6 +95,13 @@ class FaultProxy:
         self.faults += 1
         for writer in list(self._writers):
             writer.transport.abort()
+
+    async def _let_pass(self, passes: bool) -> None:
+        assert self._passing is not None
+        if passes:
+            self._passing.set()
+        else:
+            self._passing.clear()
 
     async def _stall(self, seconds: float) -> None:
         assert self._passing is not None

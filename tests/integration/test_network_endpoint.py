@@ -115,7 +115,7 @@ def test_a_port_that_it_cannot_listen_on(bare: sb.Instance, port: Any) -> None:
     bare.alter_endpoint("e", listener_port=32767)
 
 
-@pytest.mark.feature(32)
+@pytest.mark.feature(32, 146)
 @pytest.mark.parametrize(
     ("number", "clause"),
     [
@@ -125,7 +125,9 @@ def test_a_port_that_it_cannot_listen_on(bare: sb.Instance, port: Any) -> None:
         (402, {"listener_ip": "localhost"}),
         (402, {"listener_ip": 1}),
         (402, {"message_forward_size": "10"}),
+        (5838, {"authentication": "WINDOWS"}),
         (5838, {"authentication": "WINDOWS NEGOTIATE"}),
+        (5838, {"authentication": "WINDOWS KERBEROS CERTIFICATE c"}),
         (5838, {"authentication": ""}),
         (5839, {"message_forward_size": 0}),
         (5839, {"message_forward_size": -1}),

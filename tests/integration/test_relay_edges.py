@@ -176,6 +176,34 @@ def test_what_waits_beside_a_queue_that_is_off_is_in_the_receiver_s_transmission
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"x" * 100_000]
 
 
+@pytest.mark.feature(137)
+def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it_is_needed(pair: Pair) -> None:
+    """In both daemons from the first message on; services of one instance need none."""
+    west, east = pair.west, pair.east
+    here, there = west.relay._memory, east.relay._memory
+    west.database.create_service("//test/Here", STOCK_QUEUE, [CONTRACT])
+    at_home = west.database.begin_dialog(ORDERS, "//test/Here", contract=CONTRACT)
+    west.database.send(at_home, ORDER, b"x")
+    handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    pair.rounds()
+    assert (len(here), len(there)) == (0, 0)
+    west.database.send(handle, ORDER, b"0")
+    west.round([])
+    assert list(dict(here.items())) == [handle]
+    pair.rounds()
+    assert len(there) == 1
+    entry = here.get(handle)
+    assert entry is not None
+    assert entry.is_at_rest  # everything is acknowledged: it may go, and is made anew when it is needed
+    here.forget(handle)
+    there.forget(east.database.receive(STOCK_QUEUE)[0].conversation_handle)
+    west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert bodies(east.database.receive(STOCK_QUEUE)) == [b"1"]
+    assert waiting_messages(west.database) == 0
+
+
+@pytest.mark.feature(137)
 def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     """A peer that is down for long, and then comes back, also across a start of the daemon."""
 

@@ -163,7 +163,7 @@ def test_the_connections_are_shown(two: Two) -> None:
 # ---------------------------------------------------------------- encryption
 
 
-@pytest.mark.feature(147, 151)
+@pytest.mark.feature(146, 147, 151)
 def test_with_certificates_it_is_encrypted_by_default(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
     serve_both(two)
@@ -217,7 +217,7 @@ def test_required_without_a_certificate_says_so(two: Two) -> None:
     two.east.daemon.says("Audit Broker Login", subclass="Authentication Failure")
 
 
-@pytest.mark.feature(149)
+@pytest.mark.feature(146, 149)
 def test_a_peer_whose_certificate_was_not_imported_is_refused(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
     two.east.certificate("drop", "west")
@@ -234,6 +234,7 @@ def test_a_peer_whose_certificate_was_not_imported_is_refused(two: Two, tmp_path
     two.arrives("a", seconds=30)
 
 
+@pytest.mark.feature(146)
 def test_a_peer_that_is_somebody_else_is_not_believed(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
     two.west.certificate("drop", "east")
@@ -264,7 +265,7 @@ def made(site: Site, folder: Path, name: str, now: datetime, days: int = 10) -> 
     return file
 
 
-@pytest.mark.feature(151)
+@pytest.mark.feature(146, 151)
 def test_what_else_is_refused(two: Two, tmp_path: Path) -> None:
     now = datetime.now(UTC)
     east = two.east
@@ -332,6 +333,7 @@ def test_certificates_are_replaced_without_loss(two: Two, tmp_path: Path) -> Non
     eventually(lambda: {row[4] for row in two.east.connections()} == {"west-new"})
 
 
+@pytest.mark.feature(146)
 def test_the_endpoint_names_its_certificate(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
     two.introduce(tmp_path, "2")

@@ -113,3 +113,27 @@ def test_what_master_has_and_what_it_refuses(sides: tuple[Side, Side]) -> None:
         assert refused.value.number == number, script
     east.run("DROP CERTIFICATE WestTransport; DROP CERTIFICATE IF EXISTS WestTransport")
     assert len(east.master.execute_tsql(shown).rows) == 1
+
+
+@pytest.mark.feature(146)
+@pytest.mark.parametrize("method", ["WINDOWS", "WINDOWS NTLM", "WINDOWS KERBEROS", "WINDOWS NEGOTIATE"])
+def test_windows_authentication_is_refused_and_the_alternative_named(instance: sb.Instance, method: str) -> None:
+    master = instance.database("master", create=True)
+    with pytest.raises(TsqlError, match="Use AUTHENTICATION = CERTIFICATE name"):
+        master.execute_tsql(
+            "CREATE ENDPOINT e STATE = STARTED AS TCP (LISTENER_PORT = 4022) "
+            f"FOR SERVICE_BROKER (AUTHENTICATION = {method})"
+        )
+    assert query(master, "select * from sys.service_broker_endpoints") == []
+
+
+@pytest.mark.feature(146)
+@pytest.mark.parametrize("method", ["CERTIFICATE", "WINDOWS KERBEROS CERTIFICATE", "CERTIFICATE WINDOWS"])
+def test_of_two_methods_the_certificate_is_taken(instance: sb.Instance, method: str) -> None:
+    """Both sides always show certificates, so there is no order to choose from."""
+    master = instance.database("master", create=True)
+    said = f"(AUTHENTICATION = {method})"
+    master.execute_tsql(f"CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER {said}")
+    shown = "select connection_auth_desc from sys.service_broker_endpoints"
+    assert query(master, shown) == [("CERTIFICATE",)]
+    instance.drop_endpoint("e")

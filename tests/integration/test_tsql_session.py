@@ -67,6 +67,66 @@ def test_python_and_tsql_see_the_same_objects(database):
     assert database.execute_tsql(script).sets == [ResultSet(("text", "status"), [("grüß", 0)])]
 
 
+@pytest.mark.feature(56)
+def test_the_list_of_receive(database):
+    """Columns, expressions over them, subqueries, and the three ways to name one."""
+    database.execute_tsql(SENDING + "\nCREATE TABLE words (n INT, word NVARCHAR(10)); INSERT words VALUES (0, N'zero')")
+    script = f"""
+        DECLARE @plus INT = 10;
+        RECEIVE TOP (1)
+            message_sequence_number,
+            message_sequence_number + @plus AS later,
+            n = message_sequence_number * 2,
+            CAST(message_body AS NVARCHAR(MAX)) text,
+            CASE WHEN message_type_name = N'{ORDER}' THEN 'order' ELSE 'other' END AS [what it is],
+            (SELECT word FROM words WHERE n = message_sequence_number) AS word,
+            1 + 1,
+            {STOCK_QUEUE}.validation
+        FROM dbo.{STOCK_QUEUE}"""
+    (found,) = database.execute_tsql(script).sets
+    columns = ("message_sequence_number", "later", "n", "text", "what it is", "word", "", "validation")
+    assert found.columns == columns
+    assert found.rows == [(0, 10, 0, "first", "order", "zero", 2, "N")]
+    (everything_left,) = database.execute_tsql(f"RECEIVE * FROM {STOCK_QUEUE}").sets
+    assert len(everything_left.columns) == 15
+    assert "message_enqueue_time" in everything_left.columns
+    assert [row[everything_left.columns.index("message_sequence_number")] for row in everything_left.rows] == [1, 2]
+
+
+@pytest.mark.feature(56)
+@pytest.mark.parametrize(
+    ("item", "number"),
+    [
+        ("COUNT(*)", 4142),
+        ("MAX(message_sequence_number) AS last", 4142),
+        ("n = SUM(status)", 4142),
+        ("status + MIN(priority)", 4142),
+        ("nothing_of_the_kind", 207),
+        ("*, status", 102),
+    ],
+)
+def test_what_the_list_of_receive_may_not_hold(database, item, number):
+    database.execute_tsql(SENDING)
+    assert failing(database, f"RECEIVE {item} FROM {STOCK_QUEUE}").number == number
+    assert len(database.receive(STOCK_QUEUE)) == 3  # nothing was received
+
+
+@pytest.mark.feature(56, 67)
+@pytest.mark.parametrize("begins", ["", "BEGIN TRANSACTION; "])
+def test_a_value_that_cannot_be_had_leaves_the_messages_where_they_are(database, begins):
+    database.execute_tsql(SENDING)
+    for number, script in [
+        (245, f"DECLARE @n INT; {begins}RECEIVE TOP (1) @n = message_type_name FROM {STOCK_QUEUE}"),
+        (245, f"{begins}RECEIVE CAST(message_type_name AS INT) FROM {STOCK_QUEUE}"),
+        (8134, f"{begins}RECEIVE 1 / message_sequence_number FROM {STOCK_QUEUE}; IF @@TRANCOUNT > 0 ROLLBACK"),
+        (213, f"DECLARE @t TABLE (n INT); {begins}RECEIVE * FROM {STOCK_QUEUE} INTO @t; IF @@TRANCOUNT > 0 ROLLBACK"),
+    ]:
+        told = [one for one in everything(database, script) if isinstance(one, sb.BrokerError)]
+        assert [one.number for one in told] == [number]
+    assert value(database, "SELECT @@TRANCOUNT") == 0
+    assert len(database.receive(STOCK_QUEUE)) == 3
+
+
 @pytest.mark.feature(57)
 def test_receive_assigns_and_keeps_what_it_does_not_find(database):
     database.execute_tsql(SENDING)

@@ -382,6 +382,7 @@ def test_a_state_is_packed_and_unpacked(state: State) -> None:
     assert unpack(pack(state)) == state
 
 
+@pytest.mark.feature(137)
 def test_a_transmission_object_takes_about_one_kilobyte() -> None:
     initiator, _ = conversing()
     assert len(initiator.save()) < 100

@@ -14,7 +14,7 @@ from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.expressions import evaluate, identifier, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.receiving import deliver
+from servicebroker.tsql.interpreter.receiving import cannot_fail, check_list, deliver
 from servicebroker.tsql.syntax import (
     BeginDialog,
     BeginTimer,
@@ -101,7 +101,7 @@ def _handle(machine: Machine, given: Operand) -> UUID:
 
 @runs(Receive)
 def _receive(machine: Machine, statement: Receive) -> None:
-    deliver(machine, statement, _received(machine, statement, 0.0))
+    _take(machine, statement, 0.0)
 
 
 @runs(WaitForMessage)
@@ -113,9 +113,25 @@ def _wait_for(machine: Machine, statement: WaitForMessage) -> None:
         )
     wait = float("inf") if timeout == -1 else timeout / 1000
     if isinstance(statement.statement, Receive):
-        deliver(machine, statement.statement, _received(machine, statement.statement, wait))
+        _take(machine, statement.statement, wait)
     else:
         _get_group(machine, statement.statement, wait)
+
+
+def _take(machine: Machine, statement: Receive, wait: float) -> None:
+    """The messages, and where they go: when that fails outside of a transaction, they are in the queue again."""
+    check_list(machine, statement)
+    if machine.transactions.count or cannot_fail(statement):
+        deliver(machine, statement, _received(machine, statement, wait))
+        return
+    machine.transactions.begin()
+    try:
+        deliver(machine, statement, _received(machine, statement, wait))
+    except BaseException:
+        if machine.transactions.count:
+            machine.context.roll_back()
+        raise
+    machine.context.commit()
 
 
 def _received(machine: Machine, statement: Receive, wait: float) -> list[Message]:

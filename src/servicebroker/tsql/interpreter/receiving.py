@@ -47,13 +47,32 @@ _AGGREGATES = frozenset(
 )
 
 
+def check_list(machine: Machine, statement: Receive) -> None:
+    """What can be refused before a message is taken.
+
+    Raises:
+        TsqlError: 4142 an aggregate, 137 no such variable, 1087 no such table variable.
+    """
+    _check_aggregates(statement.items)
+    for item in statement.items:
+        if item.variable is not None:
+            machine.frame.type_of(item.variable)
+    if statement.into is not None:
+        _target(machine, statement.into)
+
+
+def cannot_fail(statement: Receive) -> bool:
+    """Whether the list is of columns alone, which are shown as they are."""
+    items = statement.items
+    return statement.into is None and all(item.variable is None and _understood(item.value.text)[0] for item in items)
+
+
 def deliver(machine: Machine, statement: Receive, messages: list[Message]) -> None:
     """Give the messages to where the statement wants them."""
     items = statement.items
     if items and items[0].variable is not None:
         _assign(machine, items, messages)
     else:
-        _check_aggregates(items)
         names = tuple(COLUMNS) if not items else tuple(_title(item) for item in items)
         rows = [_row(machine, items, message) for message in messages]
         if statement.into is not None:
@@ -65,9 +84,6 @@ def deliver(machine: Machine, statement: Receive, messages: list[Message]) -> No
 
 def _assign(machine: Machine, items: tuple[ReceiveItem, ...], messages: list[Message]) -> None:
     """Without a message the variables keep what they have; with several, the last one counts."""
-    _check_aggregates(items)
-    for item in items:
-        machine.frame.type_of(item.variable or "")
     if not messages:
         return
     for item, value in zip(items, _row(machine, items, messages[-1]), strict=True):
@@ -146,15 +162,20 @@ def _check_aggregates(items: tuple[ReceiveItem, ...]) -> None:
             raise TsqlError(4142, "Aggregates are not allowed in the RECEIVE list.", line=item.value.line)
 
 
+def _target(machine: Machine, table: str) -> Any:
+    made = machine.frame.tables.get(table)
+    if made is None:
+        raise TsqlError(1087, f'Must declare the table variable "{table}".', severity=15)
+    return made
+
+
 def _insert(machine: Machine, table: str, names: tuple[str, ...], rows: list[list[Value]]) -> None:
     """INTO @table: its columns take those of the list in their order, converted.
 
     Raises:
         TsqlError: 1087 no such table variable, 213 another number of columns.
     """
-    made = machine.frame.tables.get(table)
-    if made is None:
-        raise TsqlError(1087, f'Must declare the table variable "{table}".', severity=15)
+    made = _target(machine, table)
     columns = machine.queries.columns.get(made, ())
     targets = [column for column in columns if not column.is_identity and not column.is_computed]
     if len(targets) != len(names):

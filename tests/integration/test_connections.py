@@ -1,0 +1,421 @@
+"""Connections between daemons: when there are any, which of two stays, and what peers that misbehave can do.
+
+The daemons run in threads of this process, on real sockets; a bad peer is a socket in the test's hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import UUID, uuid4
+from zlib import crc32
+
+import prometheus_client
+import psycopg
+import pytest
+
+import servicebroker as sb
+from fault_proxy import FaultProxy
+from servicebroker.broker import metrics, network
+from servicebroker.broker.daemon import Daemon
+from servicebroker.protocol import adjacent
+from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
+from servicebroker.protocol.frames import FrameKind, encode_frame
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    define_standard_set,
+    eventually,
+    in_thread,
+    query,
+)
+
+E = TypeVar("E", bound=Event)
+
+CONNECTIONS = "select is_accept, state_desc, login_state_desc, peer_arbitration_id from sys.dm_broker_connections"
+
+
+class Site:
+    """An instance, and its daemon in a thread."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None)
+        self.database = define_standard_set(self.instance.database("Test", create=True))
+        ((self.identifier,),) = query(self.database, "select instance_id from servicebroker.instance")
+        self.daemon = Daemon(url, lambda: datetime.now(UTC))
+        self.port = self.daemon.listen("127.0.0.1", 0).port
+        self._thread = threading.Thread(target=self.daemon.run)
+        self._thread.start()
+
+    @property
+    def streams(self) -> int:
+        return len(self.daemon._network.streams)
+
+    def is_connected_to(self, instance: UUID) -> bool:
+        return any(stream.observed().peer_arbitration_id == instance for stream in list(self.daemon._network.streams))
+
+    def connections(self) -> list[tuple[Any, ...]]:
+        return query(self.database, CONNECTIONS)
+
+    def refused(self) -> dict[int, int]:
+        return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
+
+    def route_to(self, service: str, port: int) -> None:
+        self.database.create_route(f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{port}")
+
+    def send(self, *texts: str, handle: Any = None, to: str = STOCK) -> Any:
+        handle = handle or self.database.begin_dialog(ORDERS, to, contract=CONTRACT, encryption=False)
+        for text in texts:
+            self.database.send(handle, ORDER, text)
+        return handle
+
+    def close(self) -> None:
+        self.daemon.stop()
+        self._thread.join(20)
+        self.instance.close()
+
+
+class Two:
+    """Services of each begin conversations with those of the other, through a proxy before each."""
+
+    def __init__(self, west: Site, east: Site) -> None:
+        self.west, self.east = west, east
+        self.proxies = [FaultProxy(site.port, random.Random(1)) for site in (west, east)]
+        west.database.drop_service(STOCK)
+        west.database.create_service("//test/West", STOCK_QUEUE, [CONTRACT])
+        east.database.drop_service(ORDERS)
+        east.database.create_service("//test/East", "OrdersQueue")
+        west.route_to(STOCK, self.proxies[1].port)
+        west.route_to("//test/East", self.proxies[1].port)
+        east.route_to(ORDERS, self.proxies[0].port)
+        east.route_to("//test/West", self.proxies[0].port)
+        west.database.grant("SEND", "public", service="//test/West")
+        east.database.grant("SEND", "public", service=STOCK)
+
+    def arrives(self, *texts: str) -> None:
+        """Wait until exactly these have arrived in the east, and were acknowledged."""
+        found: list[sb.Message] = []
+
+        def all_there() -> bool:
+            found.extend(self.east.database.receive(STOCK_QUEUE, wait=1))
+            return len(found) >= len(texts)
+
+        eventually(all_there, 60)
+        assert bodies(found) == [text.encode() for text in texts]
+        waiting = "select from sys.transmission_queue where to_service_name = %s"
+        eventually(lambda: not query(self.west.database, waiting, STOCK), 60)
+
+    def works(self) -> None:
+        """What one peer has done is nothing to the others."""
+        said = str(uuid4())
+        self.west.send(said)
+        self.arrives(said)
+
+    def disconnect(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let time pass without a message."""
+        monkeypatch.setattr(adjacent, "IDLE", 0.0)
+        eventually(lambda: self.west.streams == self.east.streams == 0)
+        monkeypatch.undo()
+
+    def close(self) -> None:
+        for site in (self.west, self.east):
+            site.close()
+        for proxy in self.proxies:
+            proxy.close()
+
+
+@pytest.fixture(scope="module")
+def sites(make_instance_url: Callable[[], str]) -> Iterator[Two]:
+    two = Two(Site(make_instance_url()), Site(make_instance_url()))
+    yield two
+    two.close()
+
+
+@pytest.fixture
+def two(sites: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Two:
+    """Nobody is connected; and a refused peer need not be waited for as long as usual."""
+    sites.disconnect(monkeypatch)
+    with sites.east.instance.connection() as connection:
+        connection.execute("delete from servicebroker.refused_connections")
+    caplog.set_level(logging.INFO, "servicebroker.broker")
+    caplog.clear()
+    return sites
+
+
+class Peer:
+    """The other end of a connection, which says what the test wants."""
+
+    def __init__(
+        self, stream: socket.socket, instance: UUID | None = None, *, is_opener: bool = True, **me: Any
+    ) -> None:
+        self.stream = stream
+        stream.settimeout(30)
+        self.identifier = instance or uuid4()
+        self.connection = Connection(Myself(self.identifier, uuid4(), **me), is_opener=is_opener, now=time.monotonic())
+        self.events: list[Event] = []
+
+    def close(self) -> None:
+        self.stream.close()
+
+    def greet(self, moment: int = 1) -> Peer:
+        self.connection.begin(moment, time.monotonic())
+        return self.flush()
+
+    def flush(self) -> Peer:
+        self.stream.sendall(self.connection.outgoing())
+        return self
+
+    def hears(self, kind: type[E]) -> E:
+        """Wait for an event of this kind."""
+        while True:
+            for event in self.events:
+                if isinstance(event, kind):
+                    self.events.remove(event)
+                    return event
+            data = self.stream.recv(65_536)
+            self.events += self.connection.receive(data, time.monotonic()) if data else self.connection.end_of_stream()
+
+
+def connect(site: Site, instance: UUID | None = None, **me: Any) -> Any:
+    stream = socket.create_connection(("127.0.0.1", site.port), 30)
+    return closing(Peer(stream, instance, **me))
+
+
+def count(name: str, **labels: str) -> float:
+    value = prometheus_client.CollectorRegistry.get_sample_value
+    return value(metrics.REGISTRY, f"servicebroker_{name}_total", labels) or 0.0
+
+
+# ---------------------------------------------------------------- on demand
+
+
+@pytest.mark.feature(143)
+def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
+    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    west, east = two.west, two.east
+    assert (west.connections(), east.connections()) == ([], [])
+    handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    with west.database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"undone")
+        transaction.connection.rollback()
+    assert "Connecting" not in caplog.text  # BEGIN DIALOG and what is not committed reach nobody
+    west.send("a", "b", handle=handle)
+    two.arrives("a", "b")
+    # the answer opens another one, since nobody knows yet who is at that address; one of both stays
+    eventually(lambda: [row[1:] for row in west.connections()] == [("LOGGED_IN", "ONLINE", east.identifier)])
+    eventually(lambda: [row[1:] for row in east.connections()] == [("LOGGED_IN", "ONLINE", west.identifier)])
+    eventually(lambda: west.streams == east.streams == 1)
+    connecting = caplog.text.count("subclass=Connecting")
+    for number in range(10):
+        west.send(str(number), handle=handle)
+        two.arrives(str(number))
+    assert west.streams == east.streams == 1  # one for all messages and conversations
+    assert caplog.text.count("subclass=Connecting") == connecting
+    two.disconnect(monkeypatch)
+    assert "The connection was idle." not in caplog.text.split("error=")[-1]  # it is no error
+    west.send("c", handle=handle)
+    two.arrives("c")
+    assert caplog.text.count("subclass=Connecting") > connecting
+    eventually(lambda: len(west.connections()) == len(east.connections()) == 1)
+
+
+@pytest.mark.feature(143)
+def test_who_says_nothing_but_keeps_alive_is_closed_too(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adjacent, "IDLE", 0.5)
+    with connect(two.east) as peer:
+        peer.greet().hears(Online)
+        peer.stream.sendall(encode_frame(FrameKind.KEEP_ALIVE))
+        closed = peer.hears(Closed)
+    assert (closed.number, closed.text) == (0, "The connection was idle.")
+
+
+# ---------------------------------------------------------------- one for each pair
+
+
+@pytest.mark.feature(144)
+def test_of_two_that_are_opened_at_once_one_stays(
+    two: Two, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for attempt in range(3):
+        two.disconnect(monkeypatch)
+        for proxy in two.proxies:
+            proxy.hold()
+        two.west.send(f"east {attempt}")
+        two.east.database.send(
+            two.east.database.begin_dialog("//test/East", "//test/West", contract=CONTRACT, encryption=False),
+            ORDER,
+            f"west {attempt}",
+        )
+        eventually(lambda: two.west.streams == two.east.streams == 2)  # one that it has opened, one it has accepted
+        for proxy in two.proxies:
+            proxy.release()
+        two.arrives(f"east {attempt}")
+        assert bodies(two.west.database.receive(STOCK_QUEUE, wait=30)) == [f"west {attempt}".encode()]
+        eventually(lambda: two.west.streams == two.east.streams == 1)
+        # both have let the same one go: who has opened what is left, as both see it
+        eventually(lambda: sorted(row[0] for site in (two.west, two.east) for row in site.connections()) == [0, 1])
+    assert "previously existing connection" in caplog.text or "new connection" in caplog.text  # 28032, 28033
+
+
+@pytest.mark.feature(144)
+def test_a_new_connection_of_a_peer_takes_the_place_of_the_one_before(two: Two) -> None:
+    identifier = uuid4()
+    with connect(two.east, identifier) as first, connect(two.east, identifier) as second:
+        first.greet().hears(Online)
+        second.greet().hears(Online)
+        assert first.hears(Closed).number == 28033
+        eventually(lambda: [row[3] for row in two.east.connections()].count(identifier) == 1)
+    eventually(lambda: not two.east.is_connected_to(identifier))
+    two.works()
+
+
+@pytest.mark.feature(144)
+def test_an_instance_does_not_talk_to_itself(two: Two) -> None:
+    with connect(two.east, two.east.identifier) as peer:
+        assert peer.greet().hears(Closed).number == 28032
+    eventually(lambda: not two.east.is_connected_to(two.east.identifier))
+
+
+# ---------------------------------------------------------------- peers that misbehave
+
+
+def header(length: int, check: int = 0, kind: FrameKind = FrameKind.DIALOG) -> bytes:
+    """That of a frame whose body may be anything."""
+    fields = struct.pack(">2sBBII", b"SB", 1, kind, length, check)
+    return fields + struct.pack(">I", crc32(fields))
+
+
+def test_another_version_of_the_protocol(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    refused = count("login_events", subclass="Negotiate Failure")
+    with connect(two.east, oldest=7, newest=9) as peer:
+        closed = peer.greet().hears(Closed)
+    assert (closed.number, "protocol version" in closed.text) == (28027, True)
+    eventually(lambda: two.east.refused() == {28027: 1})
+    assert "Audit Broker Login: subclass='Negotiate Failure'" in caplog.text
+    assert count("login_events", subclass="Negotiate Failure") == refused + 1
+    two.works()
+
+
+@pytest.mark.parametrize("said", [b"\0" * 16, header(4_097, kind=FrameKind.HELLO), header(2**32 - 1), b"S" * 16])
+def test_who_does_not_greet_like_a_broker(two: Two, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(two.east) as peer:
+        peer.stream.sendall(said)
+        assert peer.hears(Closed).number in (11235, 28028, 28029)
+    eventually(lambda: sum(two.east.refused().values()) == 1)
+    assert "Audit Broker Login" in caplog.text
+    two.works()
+
+
+def test_who_says_nothing_at_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adjacent, "HANDSHAKE_TIME", 0.5)
+    with connect(two.east) as peer:
+        assert peer.hears(Closed).number in (28028, 28029)
+    two.works()
+
+
+def test_a_greeting_in_single_bytes_is_one(two: Two) -> None:
+    with connect(two.east) as peer:
+        peer.connection.begin(1, time.monotonic())
+        for byte in peer.connection.outgoing():
+            peer.stream.sendall(bytes([byte]))
+        assert peer.hears(Online).instance == two.east.identifier
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        header(262_145),  # longer than allowed
+        header(2**32 - 1),
+        header(100) + bytes(50) + encode_frame(FrameKind.KEEP_ALIVE) * 10,  # a frame that ends before its length
+        header(10) + bytes(50),  # and after it
+        encode_frame(FrameKind.HELLO, b"again"),
+        b"GET / HTTP/1.0\r\n\r\n",
+    ],
+)
+def test_who_was_let_in_and_lies(two: Two, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    closings = count("connection_events", subclass="Closed")
+    with connect(two.east) as peer:
+        peer.greet().hears(Online)
+        peer.stream.sendall(said)
+        assert peer.hears(Closed).number in (11235, 28029)
+    eventually(lambda: not two.east.is_connected_to(peer.identifier))
+    assert count("connection_events", subclass="Closed") > closings
+    assert "Broker:Connection: subclass=Closed" in caplog.text
+    two.works()
+
+
+def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the daemon waits for its database, a peer sends without end: what waits in memory is bounded."""
+    limit = 4 * 1024 * 1024
+    monkeypatch.setattr(network, "INBOX", limit)
+    inbox = two.east.daemon._inbox
+    two.works()
+    corrupted = count("corrupted_messages")
+    frame = encode_frame(FrameKind.DIALOG, bytes(200_000))
+    sent = 0
+    over = threading.Event()
+
+    def flood(peer: Peer) -> None:
+        nonlocal sent
+        peer.stream.settimeout(1)
+        while not over.is_set():
+            try:
+                peer.stream.sendall(frame)
+                sent += 1
+            except TimeoutError:  # in the middle of a frame: there is nothing to be said any more
+                return
+
+    with connect(two.east) as peer, psycopg.connect(two.east.url) as holder:
+        peer.greet().hears(Online)
+        holder.execute("lock table servicebroker.queues, servicebroker.conversation_endpoints")
+        two.west.send("a")  # the daemon waits for the lock with it
+        flooding = in_thread(flood, peer)
+        eventually(lambda: inbox.is_full)
+        flooding.result(60)  # the socket takes no more
+        assert inbox._size < limit + 4 * 1024 * 1024
+        taken = sent * 200_000
+        holder.rollback()
+        two.arrives("a")
+    over.set()
+    eventually(lambda: len(inbox) == 0)
+    assert taken < 10 * limit
+    assert count("corrupted_messages") > corrupted
+    two.works()
+
+
+def test_who_never_acknowledges_gets_a_window_and_no_more(two: Two) -> None:
+    """30 MB wait for a peer that only reads; the daemon's memory and the other peer do not feel it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        two.west.route_to("//test/Silent", listening.getsockname()[1])
+        handle = two.west.database.begin_dialog(ORDERS, "//test/Silent", contract=CONTRACT, encryption=False)
+        two.west.database.send_batch(handle, ORDER, [bytes(30_000)] * 1_000)
+        stream, _ = listening.accept()
+        with closing(Peer(stream, is_opener=False)) as peer:
+            peer.connection.begin(0, time.monotonic())
+            peer.hears(Greeted)
+            peer.connection.welcome(1, time.monotonic())
+            peer.flush()
+            got = len(peer.hears(Arrived).body)
+            peer.stream.settimeout(1)
+            with pytest.raises(TimeoutError):
+                while True:
+                    got += len(peer.hears(Arrived).body)
+            assert 500_000 < got < 2_500_000
+            assert two.west.daemon._relay._memory.waiting_bytes < 8 * 1024 * 1024
+            two.works()
+    two.west.database.end_conversation(handle, cleanup=True)
+    two.west.database.drop_route("To //test/Silent")
