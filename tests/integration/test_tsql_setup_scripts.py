@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
+from servicebroker.activation.host import activate
 from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.session import Session
+from support import eventually
 
 
 def told(database: sb.Database, script: str) -> list[Any]:
@@ -181,3 +183,89 @@ def test_application_locks_are_called_rightly(database: sb.Database) -> None:
     assert told(database, "EXEC sp_getapplock @Resource = 'x', @LockMode = 'IntentExclusive'") == [40515]
     assert told(database, "EXEC sp_getapplock @Resource = 'x', @Mode = 'Shared'") == [8145]
     assert told(database, "EXEC sp_releaseapplock 'x', 'Session', 'public', 1") == [8144]
+
+
+# ---------------------------------------------------------------- what scripts look at
+
+
+def test_one_procedure_for_many_queues_finds_its_own(instance: sb.Instance, database: sb.Database) -> None:
+    """By the number of its session, which is @@SPID in the views too."""
+    script = """
+    CREATE QUEUE Left_; CREATE QUEUE Right_; CREATE QUEUE Asking;
+    CREATE SERVICE Left_ ON QUEUE Left_ ([DEFAULT]); CREATE SERVICE Right_ ON QUEUE Right_ ([DEFAULT]);
+    CREATE SERVICE Asking ON QUEUE Asking;
+    CREATE TABLE Found (Queue SYSNAME, Body NVARCHAR(20));
+    GO
+    CREATE PROCEDURE AnyQueue AS
+    BEGIN
+        DECLARE @queue SYSNAME, @h UNIQUEIDENTIFIER, @body NVARCHAR(20), @sql NVARCHAR(MAX);
+        SELECT @queue = q.name FROM sys.dm_broker_activated_tasks t
+        JOIN sys.service_queues q ON q.object_id = t.queue_id
+        WHERE t.spid = @@SPID;
+        SET @sql = N'RECEIVE TOP (1) @h = conversation_handle, @body = message_body FROM ' + QUOTENAME(@queue);
+        EXEC sp_executesql @sql, N'@h UNIQUEIDENTIFIER OUTPUT, @body NVARCHAR(20) OUTPUT', @h OUTPUT, @body OUTPUT;
+        IF @h IS NOT NULL INSERT Found VALUES (@queue, @body);
+    END
+    GO
+    ALTER QUEUE Left_ WITH ACTIVATION
+        (STATUS = ON, PROCEDURE_NAME = AnyQueue, MAX_QUEUE_READERS = 1, EXECUTE AS OWNER);
+    ALTER QUEUE Right_ WITH ACTIVATION
+        (STATUS = ON, PROCEDURE_NAME = AnyQueue, MAX_QUEUE_READERS = 1, EXECUTE AS OWNER);
+    DECLARE @h UNIQUEIDENTIFIER;
+    BEGIN DIALOG @h FROM SERVICE Asking TO SERVICE 'Left_' WITH ENCRYPTION = OFF; SEND ON CONVERSATION @h (N'left');
+    BEGIN DIALOG @h FROM SERVICE Asking TO SERVICE 'Right_' WITH ENCRYPTION = OFF; SEND ON CONVERSATION @h (N'right');
+    """
+    host = activate(instance)
+    host.start()
+    try:
+        assert told(database, script) == []
+        eventually(lambda: len(database.execute_tsql("SELECT * FROM Found").rows) == 2)
+    finally:
+        host.stop(5.0)
+    found = database.execute_tsql("SELECT Queue, Body FROM Found ORDER BY Queue").rows
+    assert found == [("Left_", "left"), ("Right_", "right")]
+
+
+def test_views_of_what_is_not_there_are_empty(database: sb.Database) -> None:
+    script = """
+    IF EXISTS (SELECT * FROM sys.assemblies WHERE name = N'Clr') DROP ASSEMBLY Clr
+    IF EXISTS (SELECT * FROM sys.asymmetric_keys WHERE name = N'Key') DROP ASYMMETRIC KEY [Key]
+    IF NOT EXISTS (SELECT * FROM sys.server_event_notifications WHERE name = N'Blocked') PRINT 'none'
+    SELECT value_in_use FROM sys.configurations WHERE name = 'blocked process threshold (s)'
+    DROP ASSEMBLY Clr
+    PRINT 'on'
+    """
+    assert told(database, script) == ["none", [], 40515, "on"]
+
+
+def test_messages_and_modules_are_shown(database: sb.Database) -> None:
+    script = """
+    CREATE PROCEDURE dbo.Shown AS SELECT 1
+    GO
+    SELECT OBJECT_NAME(object_id) FROM sys.sql_modules WHERE definition LIKE '%dbo.Shown%'
+    SELECT [text], severity FROM sys.messages WHERE message_id = 8426 AND language_id = 1033
+    SELECT COUNT(*) FROM sys.master_files WHERE database_id = DB_ID()
+    SELECT 1 FROM sys.dm_exec_sessions s WHERE s.session_id = @@SPID
+        AND EXISTS (SELECT * FROM sys.dm_exec_sessions t WHERE t.session_id = s.session_id)
+    """
+    modules, messages, files, sessions = told(database, script)
+    assert modules == [("Shown",)]
+    assert messages == [('The conversation handle "%s" is not found.', 16)]
+    assert files == sessions == [(1,)]
+
+
+def test_rowversion(database: sb.Database) -> None:
+    script = """
+    CREATE TABLE Stamped (Id INT PRIMARY KEY, Name NVARCHAR(10), Stamp ROWVERSION NOT NULL)
+    INSERT Stamped (Id, Name) VALUES (1, 'a'), (2, 'b')
+    DECLARE @seen ROWVERSION = (SELECT MAX(Stamp) FROM Stamped)
+    UPDATE Stamped SET Name = 'c' WHERE Id = 1
+    SELECT Id, DATALENGTH(Stamp) FROM Stamped WHERE Stamp > @seen
+    UPDATE Stamped SET Name = 'd' WHERE Id = 2 AND Stamp = @seen
+    SELECT @@ROWCOUNT
+    UPDATE Stamped SET Name = 'e' WHERE Id = 2 AND Stamp = @seen
+    SELECT @@ROWCOUNT
+    ALTER TABLE Found ADD Version TIMESTAMP
+    CREATE TABLE Twice (A TIMESTAMP, B ROWVERSION)
+    """
+    assert told(database, "CREATE TABLE Found (A INT)" + script) == [[(1, 8)], [(1,)], [(0,)], 2738]

@@ -69,14 +69,13 @@ _WITHOUT_ARGUMENTS = frozenset(
 )
 _REFUSED = {
     "sql_variant": "Use nvarchar, or the type that the values have.",
-    "timestamp": "Use a column of datetime2, or a number that a trigger counts up.",
-    "rowversion": "Use a column of datetime2, or a number that a trigger counts up.",
     "hierarchyid": "Use a column with the key of the parent row.",
     "geography": "Use columns of float.",
     "geometry": "Use columns of float.",
     "cursor": "Use WHILE over a table variable.",
     "table": "Write DECLARE @name TABLE (...).",
 }
+ROWVERSIONS = ("rowversion", "timestamp")  # binary(8); a column of it is written by every change of its row
 _TYPE = re.compile(
     r"(?:\[?sys\]?\s*\.\s*)?(?:\[(?P<quoted>[^\]]+)\]|\"(?P<other>[^\"]+)\"|(?P<plain>[a-z_][\w ]*?))\s*"
     r"(?:\(\s*(?P<first>max|\d{1,9})\s*(?:,\s*(?P<second>\d{1,9})\s*)?\))?",
@@ -104,6 +103,8 @@ def make_type(written: str, first: str | None = None, second: str | None = None,
     name = _OTHER_NAMES.get(written, written)
     if name in _REFUSED:
         raise TsqlError(40515, f"The type {name} is not supported here. {_REFUSED[name]}")
+    if name in ROWVERSIONS and first is None:
+        return SqlType("binary", 8)
     if name in _WITHOUT_ARGUMENTS:
         if first is not None:
             raise TsqlError(2716, f"Column, parameter, or variable: Cannot specify a column width on data type {name}.")

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
+
+from servicebroker.model.errors import RULES
 
 
 def library() -> list[str]:
-    """The files, in the order in which they need each other."""
+    """The files, in the order in which they need each other, and the view of the errors."""
     names = ("conversions", "numbers", "strings", "times", "json", "xml", "sizes", "views", "names")
-    return [(resources.files(__package__) / f"{name}.sql").read_text() for name in names]
+    return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in names), _messages()]
+
+
+def _messages() -> str:
+    """sys.messages: the errors of the broker; those of the language stand where they are raised."""
+    rows = ", ".join(f"({number}, {rule.severity}, '{_shown(rule.text)}')" for number, rule in sorted(RULES.items()))
+    return (
+        "create or replace view tsql.messages as select number as message_id, 1033::smallint as language_id, "
+        "level::smallint as severity, 0::smallint as is_event_logged, text "
+        f"from (values {rows}) known (number, level, text)"
+    )
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"\{\d+\}", "%s", text).replace("'", "''")

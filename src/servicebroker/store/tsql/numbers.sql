@@ -58,3 +58,14 @@ create or replace function tsql.isnumeric(number bigint) returns integer languag
 create or replace function tsql.isnumeric(bytes bytea) returns integer language sql immutable parallel safe return 0;
 create or replace function tsql.isnumeric(moment timestamp) returns integer language sql immutable parallel safe return 0;
 create or replace function tsql.isnumeric(id uuid) returns integer language sql immutable parallel safe return 0;
+
+-- rowversion: a number that rises with every row written, in any table.
+create sequence if not exists tsql.rowversions;
+create or replace function tsql.next_rowversion() returns bytea language sql volatile security definer set search_path = pg_catalog
+begin atomic
+    select int8send(nextval('tsql.rowversions'::regclass));
+end;
+create or replace function tsql.stamp_rowversion() returns trigger language plpgsql as $$
+begin
+    return jsonb_populate_record(new, jsonb_build_object(tg_argv[0], '\x' || encode(tsql.next_rowversion(), 'hex')));
+end $$;

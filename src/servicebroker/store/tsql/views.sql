@@ -62,6 +62,9 @@ create view tsql.partitions with (security_invoker = true) as
 select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number, pg_stat_get_live_tuples(o.object_id::bigint::oid) as rows,
        o.broker_database from tsql.objects o where o.type in ('U', 'IT');
 create view tsql.sequences with (security_invoker = true) as select * from tsql.objects where type = 'SO';
+create view tsql.sql_modules with (security_invoker = true) as
+select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
+  from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id);
 create view tsql.triggers with (security_invoker = true) as
 select name, object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, parent_object_id as parent_id,
        type, type_desc, create_date, modify_date, is_ms_shipped, 0::smallint as is_disabled, broker_database
@@ -156,7 +159,40 @@ select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::sm
   from (values ('master', 32761), ('tempdb', 32762), ('model', 32763)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
 create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
+-- @@SPID of the sessions that have asked for it: the number that they hold as a lock (store/locks.py, TSQL_SESSION).
+create or replace view tsql.session_numbers as
+select l.pid, l.objid::bigint::integer as spid
+  from pg_locks l
+ where l.locktype = 'advisory' and l.classid = 1396834337 and l.objsubid = 2 and l.granted
+   and l.database = (select d.oid from pg_database d where d.datname = current_database());
 create or replace view tsql.dm_exec_sessions with (security_invoker = true) as
-select a.pid as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
+select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.client_hostname::text as host_name, a.application_name::text as program_name,
        a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
-  from pg_stat_activity a where a.datname = current_database() and a.backend_type = 'client backend';
+  from pg_stat_activity a left join tsql.session_numbers n using (pid)
+ where a.datname = current_database() and a.backend_type = 'client backend';
+create or replace view tsql.dm_broker_activated_tasks with (security_invoker = true) as
+select coalesce(n.spid, t.spid) as spid, t.database_id, t.queue_id, t.procedure_name, t.execute_as, t.broker_database
+  from sys.dm_broker_activated_tasks t left join tsql.session_numbers n on n.pid = t.spid;
+
+-- --- what is always empty here, so that scripts that look before they drop find nothing ---
+
+create or replace view tsql.assemblies as
+select ''::text as name, 0 as assembly_id, 1 as principal_id, ''::text as permission_set_desc where false;
+create or replace view tsql.assembly_files as select 0 as assembly_id, ''::text as name, 0 as file_id, ''::bytea as content where false;
+create or replace view tsql.server_event_notifications as
+select ''::text as name, 0 as object_id, 0::smallint as parent_class, ''::text as service_name, ''::text as broker_instance where false;
+create or replace view tsql.asymmetric_keys as select ''::text as name, 0 as asymmetric_key_id, 1 as principal_id where false;
+create or replace view tsql.extended_properties as
+select 0::smallint as class, ''::text as class_desc, 0 as major_id, 0 as minor_id, ''::text as name, ''::text as value where false;
+create or replace view tsql.configurations as
+select 0 as configuration_id, ''::text as name, 0 as value, 0 as value_in_use where false;
+create or replace view tsql.database_mirroring_endpoints as
+select ''::text as name, 0 as endpoint_id, ''::text as state_desc, ''::text as role_desc where false;
+
+-- --- what databases are made of ---
+
+create or replace view tsql.sql_logins with (security_invoker = true) as
+select p.name, p.principal_id, p.type, p.type_desc, p.create_date from sys.server_principals p where p.type = 'S';
+create or replace view tsql.master_files with (security_invoker = true) as
+select d.database_id, 1 as file_id, 0::smallint as type, 'ROWS'::text as type_desc, d.name, 'PostgreSQL keeps its files itself'::text as physical_name,
+       'ONLINE'::text as state_desc from tsql.databases d;

@@ -21,7 +21,11 @@ OWN = frozenset(
         "identity_columns",
         "internal_tables",
         "partitions",
+        "sql_modules",
+        "dm_broker_activated_tasks",
     }
+    | {"assemblies", "assembly_files", "server_event_notifications", "asymmetric_keys", "extended_properties"}
+    | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
 )
 # names that are compared without regard to case; those of services, contracts and message types are not
 _NAMED = {
@@ -36,7 +40,8 @@ _INFORMATION = {
 }
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
-                      | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "messages"})  # fmt: skip
+                      | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "messages", "master_files"}
+                      | {"server_event_notifications", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 
 class View(NamedTuple):
@@ -65,6 +70,6 @@ def catalog_view(writer: Writer, own: object) -> View | None:
     else:
         view, named = f"{'tsql' if name in OWN else 'sys'}.{quoted(name)}", _NAMED.get(name, ())
     columns = dict(writer.table_columns(view) or {})
-    for each in named:
+    for each in named if not columns else [name for name in named if name in columns]:
         columns[each] = Column(each, SYSNAME)
     return View(view, columns)

@@ -19,6 +19,7 @@ from servicebroker.tsql.translation.table_columns import (
     condition,
     elements,
     ordered,
+    stamps,
     storage,
 )
 from servicebroker.tsql.translation.writer import Writer, identifier, refused, schema_of, string
@@ -88,7 +89,7 @@ def _create_table(writer: Writer, reader: Reader) -> list[str]:
     done.append(f"CREATE {kind} {table} ({', '.join(found.members)})")
     if not is_temporary:
         done.append(f"COMMENT ON TABLE {table} IS {string(own.name)}")
-    return [*done, *comments(table, found.columns), *_indexes(table, own, found)]
+    return [*done, *comments(table, found.columns), *stamps(table, found), *_indexes(table, own, found)]
 
 
 def _indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
@@ -127,7 +128,7 @@ def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[st
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
     actions += [f"ALTER COLUMN {identifier(name)} SET DEFAULT {text}" for name, text in found.defaults]
     done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
-    return [*done, *comments(table, found.columns), *_indexes(table, own, found)]
+    return [*done, *comments(table, found.columns), *stamps(table, found), *_indexes(table, own, found)]
 
 
 def _is_constraint(member: str) -> bool:
