@@ -1,0 +1,142 @@
+"""Every combination of routes, identifiers and places, beside the seed's steps written down a second time, plainly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from servicebroker.protocol.explanation import explain
+from servicebroker.protocol.routing import (
+    DYNAMIC_ROUTING_SERVICE,
+    Address,
+    Ask,
+    Conversation,
+    Delayed,
+    Destination,
+    Dropped,
+    Local,
+    Refused,
+    Remote,
+    Route,
+    RoutingTable,
+    Site,
+    parse_address,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PAST = NOW - timedelta(seconds=1)
+NAME, DIALLED = "//shop/Stock", "TCP://dialled:4022/stock"
+HERE, NEXT, FAR = "here", "next door", "far"  # two databases of this instance, and one elsewhere
+HOSTS = [f"TCP://host{n}:4022" for n in range(9)]
+
+
+def palette(name: str) -> list[Route]:
+    """Routes of every kind, of which a table is made."""
+    return [
+        Route("exact", name, FAR, None, HOSTS[0]),
+        Route("exact old", name, FAR, PAST, HOSTS[1]),
+        Route("exact local", name, HERE, None, "LOCAL"),
+        Route("mirrored", name, FAR, None, HOSTS[2], HOSTS[3]),
+        Route("named", name, None, None, HOSTS[4]),
+        Route("named old", name, None, PAST, HOSTS[1]),
+        Route("named local", name, None, None, "Local"),
+        Route("other id", name, "other", None, HOSTS[5]),
+        Route("other service", name + "x", None, None, HOSTS[6]),
+        Route("any", None, None, None, HOSTS[7]),
+        Route("any local", None, None, None, "LOCAL"),
+        Route("transport", None, None, None, "TRANSPORT"),
+        Route("configuration", DYNAMIC_ROUTING_SERVICE, None, None, HOSTS[8]),
+        Route("configuration old", DYNAMIC_ROUTING_SERVICE, None, PAST, HOSTS[8]),
+    ]
+
+
+def by_the_seed(one: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
+    """All that may become of it."""
+    arrived = one.database is None
+    if arrived and one.from_target and one.broker_instance in site.brokers:
+        return locating(one, None, site)
+    valid = [route for route in routes if route.expires is None or route.expires > NOW]
+    named = [route for route in valid if route.service == one.service]
+    if one.broker_instance and (exact := [r for r in named if r.broker_instance == one.broker_instance]):
+        return choosing(one, exact, site)
+    if without := [r for r in named if r.broker_instance is None]:
+        return choosing(one, without, site)
+    if not one.broker_instance and named:
+        picks = {route.broker_instance for route in named}
+        return set().union(*(choosing(one, [r for r in named if r.broker_instance == pick], site) for pick in picks))
+    if any(r.service == DYNAMIC_ROUTING_SERVICE for r in valid) and one.service not in site.asked:
+        return {Ask(one.service, one.broker_instance)}
+    if last := [r for r in valid if r.service is None and r.broker_instance is None]:
+        return choosing(one, last, site)
+    if one.broker_instance and site.homes(one.service):
+        return locating(one, None, site)
+    return {waiting(one, 9750, site)}
+
+
+def choosing(one: Conversation, routes: Sequence[Route], site: Site) -> set[Destination]:
+    mirrored = [route for route in routes if route.mirror_address]
+    local = [route for route in routes if route.address.upper() == "LOCAL"]
+    network = [route for route in routes if route.address.startswith("TCP") and not route.mirror_address]
+    if mirrored:
+        return {leaving(one, route, site) for route in mirrored}
+    if local and site.homes(one.service):
+        return set().union(*(locating(one, route.broker_instance, site) for route in local))
+    if network:
+        return {leaving(one, route, site) for route in network}
+    transport = [route for route in routes if route.address == "TRANSPORT"]
+    if transport and one.service == DIALLED:
+        return {leaving(one, transport[0], site)}
+    if local and one.broker_instance in site.brokers:
+        return {Refused(8490)}
+    return {waiting(one, 9796 if local else 9785, site)}
+
+
+def leaving(one: Conversation, route: Route, site: Site) -> Destination:
+    if one.database is None and not site.forwards:
+        return Dropped(9792)
+    address = Address("dialled", 4022) if route.address == "TRANSPORT" else parse_address(route.address)
+    assert address is not None
+    return Remote(address, parse_address(route.mirror_address) if route.mirror_address else None)
+
+
+def locating(one: Conversation, of_route: str | None, site: Site) -> set[Destination]:
+    homes, wanted = site.homes(one.service), one.broker_instance or of_route
+    if wanted:
+        if wanted in homes:
+            return {Local(wanted)}
+        return {Refused(8490) if wanted in site.brokers else waiting(one, 9795, site)}
+    if one.database in homes:
+        return {Local(str(one.database))}
+    return {Local(home) for home in homes} or {waiting(one, 9796, site)}
+
+
+def waiting(one: Conversation, number: int, site: Site) -> Destination:
+    if one.database is None:
+        return Dropped(number)
+    return Delayed(9770 if one.service in site.asked else number)
+
+
+@pytest.mark.feature(110, 111, 112, 113, 114, 117)
+@pytest.mark.parametrize(
+    ("service", "asked", "largest"), [(NAME, False, 3), (NAME, True, 2), (DIALLED, False, 2), (DIALLED, True, 2)]
+)
+def test_each_table_of_a_few_routes_leads_where_the_seed_says(service: str, asked: bool, largest: int) -> None:
+    kinds = palette(service)
+    tables = [table for size in range(largest + 1) for table in itertools.combinations(kinds, size)]
+    places: list[dict[str, list[str]]] = [{}, {service: [HERE]}, {service: [NEXT]}, {service: [HERE, NEXT]}]
+    pending = frozenset([service] if asked else [])
+    count = 0
+    for table, homes in itertools.product(tables, places):
+        for instance, (database, from_target, forwards) in itertools.product(
+            (None, HERE, FAR), ((HERE, False, False), (None, False, False), (None, False, True), (None, True, False))
+        ):
+            one = Conversation(service, instance, database, from_target)
+            site = Site(homes, frozenset({HERE, NEXT}), forwards=forwards, asked=pending)
+            found = explain(one, RoutingTable(table), RoutingTable(() if database else table), site, NOW)
+            expected = by_the_seed(one, table, site)
+            assert {decision.destination for decision in found.decisions} == expected, (one, table, site)
+            count += 1
+    assert count == len(tables) * 48
