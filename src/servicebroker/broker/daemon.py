@@ -90,6 +90,7 @@ class Daemon:
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
         self._connection: psycopg.Connection[Any] | None = None
+        self._impatient: threading.Timer | None = None
 
     def listen(self, host: str, port: int, *names: str) -> Address:
         """Accept connections at once, without TLS and whatever the stored endpoint says; for programs.
@@ -107,9 +108,9 @@ class Daemon:
         """End `run` soon; from any thread, but not inside of a signal's handler."""
         self._stopped.set()
         self._inbox.bell.set()
-        impatient = threading.Timer(PATIENCE, self._interrupt)
-        impatient.daemon = True
-        impatient.start()
+        self._impatient = threading.Timer(PATIENCE, self._interrupt)
+        self._impatient.daemon = True
+        self._impatient.start()
 
     def _interrupt(self) -> None:
         """A commit that waits for its standby would wait for ever."""
@@ -130,6 +131,8 @@ class Daemon:
                     self._relay.forget()
                     self._stopped.wait(RECONNECT)
         finally:
+            if self._impatient is not None:
+                self._impatient.cancel()
             self._network.close()
             _log.info("The broker is shut down.")
 

@@ -22,6 +22,7 @@ class Mirrors:
         self._seconds = seconds
         self._pairs: dict[Remote, Pair] = {}
         self._changed: set[Remote] = set()  # another one is chosen
+        self._news: set[Remote] = set()  # something was heard, or a word has changed
         self._told: dict[Remote, str] = {}  # what was kept last
 
     @property
@@ -37,6 +38,7 @@ class Mirrors:
         """Pairs that are used for the first time, and the highest timeline that was seen of each."""
         for one, highest in known.items():
             self._pairs[one] = mirroring.first_use(highest, self._seconds())
+            self._news.add(one)
             self._ask(one)
 
     def keep(self, pairs: Iterable[Remote]) -> None:
@@ -81,7 +83,9 @@ class Mirrors:
     def take_news(self) -> list[Row]:
         """What is to be kept of them: once each time that it has changed."""
         rows = []
-        for one, pair in self._pairs.items():
+        news, self._news = self._news & self._pairs.keys(), set()
+        for one in news:
+            pair = self._pairs[one]
             assert one.mirror is not None
             addresses = one.address, one.mirror
             text = mirroring.explained(pair, addresses)
@@ -94,12 +98,15 @@ class Mirrors:
     def forget_told(self) -> None:
         """What was kept last may not have been committed."""
         self._told.clear()
+        self._news.update(self._pairs)
 
     def _sides(self, address: Address) -> list[tuple[Remote, int]]:
         return [(one, int(one.mirror == address)) for one in self._pairs if address in (one.address, one.mirror)]
 
     def _becomes(self, one: Remote, pair: Pair) -> None:
         before, self._pairs[one] = self._pairs[one], pair
+        if (pair.words, pair.standings, pair.reasons) != (before.words, before.standings, before.reasons):
+            self._news.add(one)
         if pair.chosen != before.chosen:
             self._changed.add(one)
             level = logging.WARNING if pair.chosen is None else logging.INFO

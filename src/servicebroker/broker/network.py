@@ -379,13 +379,16 @@ class Network:
         with self._lock:
             self.arbiter.gone(stream)
             peer = stream.connection.peer.instance if stream.connection.peer else None
-            halves = self._halves(peer) if peer is not None and self.arbiter.find(peer) is None else []
+            lost: list[Address] = []
             if peer is not None and self.arbiter.find(peer) is None:
+                lost = self._halves(peer)
                 self._peers = {address: one for address, one in self._peers.items() if one != peer}
         if was_online:
-            self.inbox.put(Lost(stream, closed.text if closed.number else ""))
-            for address in halves if closed.number else ():
+            if closed.number == 28012 and stream.address is not None:  # a mirror takes no messages
+                lost.append(stream.address)
+            for address in set(lost) if closed.number else ():
                 self.failed(address, closed.text)
+            self.inbox.put(Lost(stream, closed.text if closed.number else ""))
         elif stream.address is not None:
             self.failed(stream.address, closed.text)
 

@@ -1,0 +1,116 @@
+"""What daemons say to each other about who is the principal: two networks over real sockets, and no database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+
+from servicebroker.broker import network as networks
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
+from servicebroker.broker.policy import Policy
+from servicebroker.broker.stream import Stream
+from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.routing import Address
+from support import eventually
+
+PRINCIPAL = Standing(Role.PRINCIPAL, "c", 3, is_guarded=True)
+MIRROR = Standing(Role.MIRROR, "c", 3)
+
+
+class Daemon:
+    """A network, and all that has happened on it."""
+
+    def __init__(self, number: int) -> None:
+        self.network = Network(UUID(int=number), UUID(int=number + 10), Inbox(), lambda: datetime.now(UTC))
+        port = self.network.obey(Policy("127.0.0.1", 0))
+        assert port is not None
+        self.address = Address("127.0.0.1", port)
+        self.happened: list[object] = []
+
+    def has(self, *wanted: object) -> bool:
+        self.happened += self.network.inbox.take(100)
+        return all(one in self.happened for one in wanted)
+
+    def kinds(self) -> set[type]:
+        self.has()
+        return set(map(type, self.happened))
+
+    def heard(self) -> list[Standing]:
+        self.has()
+        return [one.standing for one in self.happened if isinstance(one, Answered)]
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Daemon, Daemon]]:
+    west, east = Daemon(1), Daemon(2)
+    yield west, east
+    west.network.close()
+    east.network.close()
+
+
+@pytest.mark.feature(122)
+def test_who_was_asked_answers_and_says_when_that_changes(two: tuple[Daemon, Daemon]) -> None:
+    west, east = two
+    assert not east.network.was_asked
+    west.network.ask(east.address, Known())
+    eventually(lambda: west.heard() == [IN_DOUBT])
+    assert east.network.was_asked
+    for standing in (PRINCIPAL, MIRROR):
+        east.network.stand(standing)
+        eventually(lambda standing=standing: west.has(Answered(east.address, standing)))  # type: ignore[misc]
+
+
+@pytest.mark.feature(122)
+def test_whoever_does_not_go_on_to_commit_is_in_doubt(
+    two: tuple[Daemon, Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    west, east = two
+    monkeypatch.setattr(networks, "SILENT", 0.5)
+    east.network.stand(PRINCIPAL)
+    west.network.ask(east.address, Known())
+    eventually(lambda: west.heard() == [PRINCIPAL, IN_DOUBT])
+    east.network.stand(PRINCIPAL)
+    eventually(lambda: west.heard()[:3] == [PRINCIPAL, IN_DOUBT, PRINCIPAL])
+
+
+@pytest.mark.feature(122)
+def test_a_principal_hears_of_a_higher_timeline_of_its_cluster(two: tuple[Daemon, Daemon]) -> None:
+    west, east = two
+    east.network.stand(PRINCIPAL)
+    for known in (Known("c", 3), Known("other", 9), Known("c", 4)):
+        west.network.ask(east.address, known)
+    eventually(lambda: east.has(Outdated(Known("c", 4))))
+    assert [one for one in east.happened if isinstance(one, Outdated)] == [Outdated(Known("c", 4))]
+
+
+@pytest.mark.feature(122)
+def test_who_cannot_be_reached_is_told(two: tuple[Daemon, Daemon]) -> None:
+    west, east = two
+    nobody = Address("127.0.0.1", 1)
+    west.network.ask(nobody, Known())
+    eventually(lambda: Unreached in west.kinds())
+    west.happened.clear()
+    west.network.ask(east.address, Known())
+    eventually(lambda: west.has(Answered(east.address, IN_DOUBT)))
+    east.network.obey(Policy("127.0.0.1", east.address.port, refusal=28080, silence=9666))  # it restarts, and refuses
+    eventually(lambda: Unreached in west.kinds())
+
+
+@pytest.mark.feature(122, 123)
+def test_a_mirror_takes_no_messages_and_is_not_tried_again_at_once(two: tuple[Daemon, Daemon]) -> None:
+    west, east = two
+    east.network.stand(MIRROR)
+    assert west.network.reach(east.address) == ""
+    eventually(lambda: west.has(Reached(east.address)))
+    link = west.network.reach(east.address)
+    assert isinstance(link, Stream)
+    link.send(b"a message")
+    eventually(lambda: Lost in west.kinds())
+    (lost,) = (one for one in west.happened if isinstance(one, Lost))
+    assert "It is a replica of a mirrored database." in lost.status
+    assert west.network.reach(east.address) == lost.status
+    assert Arrival not in east.kinds()

@@ -1,0 +1,105 @@
+"""The mirrored pairs of a daemon: who is asked, what is told of them, and what is kept."""
+
+from __future__ import annotations
+
+from servicebroker.broker.mirrors import Mirrors
+from servicebroker.engine.mirrored_pairs import Row
+from servicebroker.protocol.mirroring import ASK_AGAIN, HEARING, NEVER, Known, Role, Standing
+from servicebroker.protocol.routing import Address, Remote
+
+A, B, C = Address("a", 1), Address("b", 1), Address("c", 1)
+PAIR, PLAIN = Remote(A, B), Remote(C)
+FIRST = Standing(Role.PRINCIPAL, "c", 1, is_guarded=True)
+MIRROR = Standing(Role.MIRROR, "c", 1)
+
+
+class Links:
+    """Nobody is there; it is noted who was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Address, Known]] = []
+
+    def reach(self, address: Address) -> str:
+        return "nobody is there"
+
+    def ask(self, address: Address, known: Known) -> None:
+        self.asked.append((address, known))
+
+
+class World:
+    def __init__(self) -> None:
+        self.links, self.now = Links(), 0.0
+        self.mirrors = Mirrors(self.links, lambda: self.now)
+
+
+def begun(known: Known | None = None) -> World:
+    world = World()
+    assert world.mirrors.strangers([PAIR, PLAIN]) == {PAIR}
+    world.mirrors.begin({PAIR: known or Known()})
+    return world
+
+
+def test_both_are_asked_once_and_then_only_while_neither_is_chosen() -> None:
+    world = begun(Known("c", 4))
+    assert world.links.asked == [(A, Known("c", 4)), (B, Known("c", 4))]
+    assert world.mirrors.strangers([PAIR]) == set()
+    world.mirrors.heard(B, MIRROR)
+    world.now = HEARING
+    world.mirrors.tick()  # A is silent
+    assert len(world.links.asked) == 4
+    world.now += ASK_AGAIN
+    world.mirrors.tick()
+    assert len(world.links.asked) == 6
+    world.mirrors.heard(A, Standing(Role.PRINCIPAL, "c", 5))
+    assert world.mirrors.wake_at == NEVER
+    world.now += 1000.0
+    world.mirrors.tick()
+    assert len(world.links.asked) == 6
+
+
+def test_the_way_is_that_of_the_principal_or_a_reason() -> None:
+    world = begun()
+    mirrors = world.mirrors
+    assert mirrors.way(PLAIN) == C
+    assert "has not answered yet" in str(mirrors.way(PAIR))
+    mirrors.heard(A, FIRST)
+    mirrors.unreached(B, "refused")
+    assert mirrors.way(PAIR) == A
+    assert mirrors.take_changed() == {PAIR}
+    mirrors.unreached(A, "cut")
+    assert "a:1 cannot be reached (cut)" in str(mirrors.way(PAIR))
+    mirrors.heard(B, FIRST._replace(timeline=2))
+    assert mirrors.way(PAIR) == B
+    assert mirrors.take_changed() == {PAIR}
+    assert mirrors.take_changed() == set()
+
+
+def test_what_is_news_is_kept_once_and_again_when_that_failed() -> None:
+    world = begun()
+    mirrors = world.mirrors
+    ((*_, first),) = mirrors.take_news()
+    assert first.startswith("Neither is known")
+    assert mirrors.take_news() == []
+    mirrors.heard(B, MIRROR)
+    mirrors.heard(A, FIRST)
+    text = "TCP://a:1 is the principal: it says so, on timeline 1, and its commits wait for a standby."
+    row = Row("TCP://a:1", "TCP://b:1", "TCP://a:1", "c", 1, text)
+    assert mirrors.take_news() == [row]
+    mirrors.heard(A, FIRST)
+    assert mirrors.take_news() == []
+    mirrors.forget_told()  # the transaction was rolled back
+    assert mirrors.take_news() == [row]
+
+
+def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
+    world = begun()
+    mirrors = world.mirrors
+    mirrors.heard(A, FIRST._replace(timeline=7))
+    mirrors.keep([PAIR])
+    assert mirrors.strangers([PAIR]) == set()
+    mirrors.keep([])
+    assert mirrors.take_changed() == {PAIR}
+    assert mirrors.strangers([PAIR]) == {PAIR}
+    assert mirrors.way(PAIR) == "Its route has gone."
+    mirrors.heard(A, FIRST)  # of a pair that is not asked about any more
+    assert mirrors.take_news() == []
