@@ -14,6 +14,7 @@ import pytest
 import servicebroker as sb
 from remote_support import WEST, Pair
 from servicebroker.api.upkeep import upkeep
+from servicebroker.broker.relay import MATCH_AGAIN
 from servicebroker.engine.missing_routes import ASK_AGAIN
 from servicebroker.model.names import MISSING_ROUTE
 from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE
@@ -198,6 +199,100 @@ def test_an_error_is_logged_and_not_asked_again_at_once(
     database.send(begin(database), ORDER, b"3")
     background(database)
     assert len(requests(service)) == 1
+
+
+def notices(service: sb.Database) -> list[tuple[str, bytes]]:
+    """What was asked and is not answered: the end of the message type's name, and the body."""
+    rows = query(service, "select message_type_name, message_body from routing_dbo.brokerconfigurationqueue")
+    return [(name.rpartition("/")[2], body) for name, body in rows if body is not None]
+
+
+def answer_with_nothing(service: sb.Database) -> None:
+    for message in service.receive("BrokerConfigurationQueue", top=100):
+        service.end_conversation(message.conversation_handle)
+
+
+@pytest.mark.feature(120)
+def test_an_answer_without_a_route_is_told_to_have_failed(
+    configured: tuple[sb.Database, sb.Database], clock: Clock
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    assert [name for name, _ in notices(service)] == ["MissingRoute"]
+    answer_with_nothing(service)
+    background(database)
+    assert notices(service) == []
+    clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    database.send(begin(database), ORDER, b"2")
+    background(database)
+    ((name, body),) = notices(service)
+    assert name == "FailedRoute"
+    space = "http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/FailedRoute"
+    assert body == f'<FailedRoute xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></FailedRoute>'.encode()
+    answer_with_nothing(service)
+    database.create_route("There", service_name=STOCK, address="LOCAL")
+    background(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+@pytest.mark.feature(120)
+def test_a_route_that_has_expired_is_missing_and_has_not_failed(
+    configured: tuple[sb.Database, sb.Database], clock: Clock
+) -> None:
+    database, service = configured
+    database.send(begin(database), ORDER, b"1")
+    background(database)
+    database.create_route("There", service_name=STOCK, address="LOCAL", lifetime=600)
+    answer_with_nothing(service)
+    background(database)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+    clock.jump(seconds=601)
+    database.send(begin(database), ORDER, b"2")
+    background(database)
+    assert [name for name, _ in notices(service)] == ["MissingRoute"]
+
+
+@pytest.mark.feature(120)
+def test_the_service_is_asked_for_a_remote_service_binding(pair: Pair, example: ModuleType) -> None:
+    west = pair.west.database
+    service = example.define(west.instance)
+
+    def asked() -> list[tuple[str, bytes]]:
+        pair.pass_time(MATCH_AGAIN + 0.1)
+        pair.rounds(2)
+        background(west)
+        return notices(service)
+
+    secured = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+    west.send(secured, ORDER, b"sealed")
+    plain = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    west.send(plain, ORDER, b"plain")
+    assert asked() == []  # there is nobody to ask
+    assert "no remote service binding" in status(west)[0]
+    example.ask_here(west)
+    west.create_route(
+        "Replies", service_name="http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker", address="LOCAL"
+    )
+    ((name, body),) = asked()
+    assert name == "MissingRemoteServiceBinding"
+    space = f"http://schemas.microsoft.com/SQL/ServiceBroker/BrokerConfigurationNotice/{name}"
+    assert body == f'<{name} xmlns="{space}"><SERVICE_NAME>{STOCK}</SERVICE_NAME></{name}>'.encode()
+    assert asked() == [(name, body)]  # once
+    assert status(west) == [ASKING]
+    answer_with_nothing(service)
+    assert asked() == []  # not at once
+    assert asked() == []
+    assert "no remote service binding" in status(west)[0]
+    pair.west.clock.jump(seconds=ASK_AGAIN.total_seconds() + 1)
+    assert [name for name, _ in asked()] == ["FailedRemoteServiceBinding"]
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"plain"]
+    west.create_user("Stock")
+    west.create_remote_service_binding("ToStock", to_service=STOCK, user="Stock", anonymous=True)
+    answer_with_nothing(service)
+    assert asked() == []
+    assert asked() == []
+    assert "no security certificate" in status(west)[0]  # the next thing that is missing
 
 
 @pytest.mark.feature(119, 126)

@@ -20,9 +20,10 @@ from servicebroker.engine import admission, dialog_security
 from servicebroker.engine.certificates import BY_MASTER_KEY, NONE, Certificate
 from servicebroker.engine.dialog_security import Beginning, Keys
 from servicebroker.engine.master_keys import ABOUT, PRIVATE_KEY, SESSION_KEY, MasterKey, find_master_key
+from servicebroker.engine.missing_routes import ask_for_binding
 from servicebroker.engine.remote import Remote
 from servicebroker.engine.site import Home
-from servicebroker.model.dialog_security import TABLE, Security, choose
+from servicebroker.model.dialog_security import NO_BINDING, TABLE, Security, choose
 from servicebroker.model.errors import RULES, BrokerError, InstanceError
 from servicebroker.model.permissions import PUBLIC
 from servicebroker.protocol.dialog import Dropped
@@ -111,6 +112,11 @@ class DialogSecurity:
                 decided[one.conversation_handle] = self._begin_one(one, by_handle[one.conversation_handle], own, remote)
             except BrokerError as reason:
                 decided[one.conversation_handle] = reason.text
+                is_asked = reason.number == NO_BINDING and do(
+                    ask_for_binding(one.database_id, by_handle[one.conversation_handle].far_service, self._clock())
+                )
+                if is_asked:
+                    decided[one.conversation_handle] = RULES[9770].text
         return decided
 
     def _begin_one(

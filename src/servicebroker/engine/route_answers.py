@@ -52,8 +52,14 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
         if state is not None:
             yield from end_conversation(handle, now=now)
     yield Statement(
-        "update servicebroker.route_requests set answered = $2 where conversation_handle = any ($1)",
-        ([handle for _, handle, *_ in done], now),
+        "update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3) "
+        "and case about when 'Route' then not exists (select from servicebroker.routes o "
+        "  where o.database_id = r.database_id and o.remote_service_name = r.service_name "
+        "  and (o.lifetime is null or o.lifetime > $2)) "
+        "else not exists (select from servicebroker.remote_service_bindings b "
+        "  where b.database_id = r.database_id and b.remote_service_name = r.service_name) end "
+        "where conversation_handle = any ($1)",
+        ([row[1] for row in done], now, [row[1] for row in done if row[2] == State.ERROR]),
     )
     left: list[UUID] = []
     for database_id in sorted({database_id for database_id, *_ in done}):

@@ -156,7 +156,8 @@ def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UU
     )
     yield forget_unused()
     yield Statement(  # whoever finds no route now may ask again
-        "delete from servicebroker.route_requests where database_id = $1 and answered is not null", (database_id,)
+        "delete from servicebroker.route_requests where database_id = $1 and about = 'Route' and answered is not null",
+        (database_id,),
     )
     return (yield from match_again(catalog, database_id, now))
 

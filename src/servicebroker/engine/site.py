@@ -91,7 +91,7 @@ def find_site(
     rows = yield Statement(
         "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
         "lower(d.name) = 'msdb', array(select r.service_name from servicebroker.route_requests r "
-        "  where r.database_id = d.database_id and r.service_name = any ($1) "
+        "  where r.database_id = d.database_id and r.about = 'Route' and r.service_name = any ($1) "
         "  and (r.answered is null or r.answered > $3)), "
         "random(), coalesce(n.ip_address, ''), n.port, n.is_message_forwarding_enabled, "
         "s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled, "
