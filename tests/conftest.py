@@ -75,7 +75,7 @@ def server() -> Iterator[EmbeddedServer]:
         with EmbeddedServer.start(folder) as server:
             with psycopg.connect(server.url, autocommit=True) as connection:
                 connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
-                connection.execute("alter role servicebroker set servicebroker.allow_data_loss = on")
+                connection.execute("alter role all set servicebroker.allow_data_loss = on")
                 connection.execute("select pg_reload_conf()")
             yield server
     finally:  # a hundred thousand files: nobody waits for that

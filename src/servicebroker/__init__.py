@@ -29,7 +29,7 @@ from servicebroker.model.poison import (
 )
 
 if TYPE_CHECKING:
-    from servicebroker.activation.host import activate
+    from servicebroker.activation.activate import activate
     from servicebroker.activation.procedures import procedure
     from servicebroker.api.aio.database import AsyncDatabase
     from servicebroker.api.aio.instance import AsyncInstance
@@ -99,7 +99,7 @@ _LATER = {
     "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
     "TsqlError": ("servicebroker.tsql.errors", "TsqlError"),
-    "activate": ("servicebroker.activation.host", "activate"),
+    "activate": ("servicebroker.activation.activate", "activate"),
     "open": ("servicebroker.api.open", "open_instance"),
     "open_async": ("servicebroker.api.open", "open_async"),
     "procedure": ("servicebroker.activation.procedures", "procedure"),

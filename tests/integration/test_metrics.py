@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from datetime import UTC, datetime
 from typing import Any
 
 import prometheus_client
@@ -13,6 +14,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.broker import journal, metrics
+from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, Events
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
 
 
@@ -54,6 +56,25 @@ def test_what_postgresql_holds(fresh_database: sb.Database) -> None:
             with undone(database) as transaction:
                 transaction.receive(STOCK_QUEUE, conversation_handle=_handle(database))
     assert scraped(url)[f"servicebroker_queue_off{of}"] == 1
+
+
+def test_events_of_readers_and_of_poison() -> None:
+    events = Events()
+    events.subscribe(metrics.count_event)
+
+    def counted() -> list[float]:
+        found = parsed(prometheus_client.generate_latest(metrics.REGISTRY).decode())
+        names = ['activation_events_total{subclass="Started"}', 'activation_events_total{subclass="Aborted"}']
+        return [found.get(f"servicebroker_{name}", 0.0) for name in (*names, "queue_disabled_events_total")]
+
+    before = counted()
+    now = datetime.now(UTC)
+    for _ in range(2):
+        events.record(ACTIVATION, now, 5, 70000, "Started: p on Q, 1 active tasks", "Started")
+    events.record(ACTIVATION, now, 5, 70000, "Aborted: p on Q, 0 active tasks", "Aborted")
+    events.record(QUEUE_DISABLED, now, 5, 70000, "off")
+    assert [after - was for after, was in zip(counted(), before, strict=True)] == [2, 1, 1]
+    assert [event.subclass for event in events.recent(ACTIVATION)] == ["Started", "Started", "Aborted"]
 
 
 def _fail(transaction: sb.Transaction, messages: Any) -> None:

@@ -8,9 +8,11 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
 
 import servicebroker as sb
 from pooling_proxy import PoolingProxy
+from servicebroker.cli.main import app as command
 from servicebroker.store.embedded import EmbeddedServer
 from support import ORDER, REPLY, STOCK_QUEUE, bodies, define_standard_set, open_dialog, query
 
@@ -102,3 +104,14 @@ def test_times_are_utc_whatever_the_server_and_the_client_have(
         assert answer.message_body == b"joined"
         assert timedelta(0) <= answer.message_enqueue_time - began < timedelta(minutes=5)
         assert bodies(database.receive(STOCK_QUEUE)) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["doctor"], ["status"], ["check"], ["poison", "list"], ["serve"], ["route", "list"]]
+)
+def test_a_command_makes_no_instance_in_somebody_s_database(make_url: Callable[[], str], arguments: list[str]) -> None:
+    url = make_url()
+    done = CliRunner().invoke(command, [*arguments, "--instance", url])
+    assert "There is no instance in the PostgreSQL database" in str(done.exception)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("select to_regnamespace('servicebroker')").fetchall() == [(None,)]

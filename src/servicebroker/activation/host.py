@@ -7,29 +7,24 @@ holds its lease; a process that cannot find the procedure leaves it to others.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import psycopg
 
 from servicebroker.activation.child import run_in_process
 from servicebroker.activation.loop import AsyncTasks
 from servicebroker.activation.order import Order
-from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, load, registered
+from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, registered
 from servicebroker.activation.task import Outcome, Stop, run_task
-from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.activation.watched import Watched
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.api.open import open_instance
 from servicebroker.engine import monitors
 from servicebroker.engine.alter import MONITORS_CHANNEL
 from servicebroker.engine.event_notifications import drop_broken, post
@@ -42,13 +37,12 @@ from servicebroker.protocol.activation import (
     INTERVAL,
     NEW,
     Decision,
-    Monitor,
     Settings,
-    State,
     could_not_start,
     look,
 )
 from servicebroker.store.connection import connect, one_line
+from servicebroker.store.hearing import hearing
 from servicebroker.store.running import run, run_alone
 
 TICK = 1.0  # seconds between two looks at everything
@@ -59,30 +53,6 @@ PATIENCE = 30.0  # seconds that `stop` gives to the calls in progress
 _STARTED = "Started"
 
 _log = logging.getLogger("servicebroker.activation")
-
-
-@dataclass
-class _Watched:
-    """A queue whose monitor runs here, and its tasks."""
-
-    definition: Definition
-    is_on: bool = True  # else its tasks are about to end
-    is_ours: bool = True  # the lease; else the database was lost
-    monitor: Monitor = NEW
-    tasks: dict[threading.Thread, Stop] = field(default_factory=dict)
-    waiting: int = 0
-    due: datetime | None = None
-    shown: tuple[Any, ...] = ()
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether there is nothing to do for a reader."""
-        return self.monitor.state != State.NOTIFIED and len(self.tasks) <= self.waiting
-
-    @property
-    def wants_to_be_told(self) -> bool:
-        """Whether a SEND is to notify: while nobody reads. Later looks are enough for the rest."""
-        return self.is_on and not self.tasks and self.monitor.state != State.NOTIFIED
 
 
 def _tsql_procedure(database: Database, name: str) -> Procedure | None:
@@ -105,9 +75,9 @@ class Host:
         self._interval = interval
         self._tick = min(TICK, interval / 4)
         self._coroutines = AsyncTasks(instance)
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, Watched] = {}
         self._retry_at: dict[int, float] = {}  # queues whose procedure is missing
-        self._ended: deque[tuple[_Watched, threading.Thread, Outcome]] = deque()
+        self._ended: deque[tuple[Watched, threading.Thread, Outcome]] = deque()
         self._rung: deque[int] = deque()
         self._listens_for: set[int] = set()
         self._look_at = 0.0  # when everything is looked at
@@ -163,7 +133,8 @@ class Host:
 
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
         self._look_at = 0.0
-        with self._hearing():
+        channels = ("servicebroker", MONITORS_CHANNEL)
+        with hearing(self.instance.url, channels, self._heard, name="servicebroker activation"):
             soon = SOON
             while not self._stopped.is_set():
                 self._bell.clear()
@@ -243,14 +214,14 @@ class Host:
             if watched is None or not watched.is_ours:
                 if not self._may_watch(definition) or not run(connection, monitors.take_lease(queue_id)):
                     continue
-                watched = self._watched[queue_id] = watched or _Watched(definition)
+                watched = self._watched[queue_id] = watched or Watched(definition)
                 watched.is_ours = True
             elif watched.is_on and watched.definition.version == definition.version:
                 watched.definition = definition  # a principal may have gone, or changed its name
                 continue
             watched.definition, watched.monitor, watched.is_on = definition, NEW, True
 
-    def _switch_off(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+    def _switch_off(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         """The queue is off, or gone: nothing is started, and what runs ends after its call."""
         queue_id = watched.definition.queue_id
         if watched.is_on:
@@ -293,11 +264,11 @@ class Host:
 
     # ---------------------------------------------------------------- one queue
 
-    def _settings(self, watched: _Watched) -> Settings:
+    def _settings(self, watched: Watched) -> Settings:
         definition = watched.definition
         return Settings(definition.max_readers, self._interval, external=definition.procedure is None)
 
-    def _look(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+    def _look(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         queue_id = watched.definition.queue_id
         if not watched.is_on or not watched.is_ours:
             return
@@ -313,7 +284,7 @@ class Host:
         if decision == Decision.ACTIVATE:
             self._activate(connection, watched)
 
-    def _activate(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+    def _activate(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         definition = watched.definition
         if definition.procedure is None:
             self._say(run_alone(connection, post(QUEUE_ACTIVATION, definition.queue_id, self.instance.clock())))
@@ -328,7 +299,7 @@ class Host:
         else:
             self._start(watched, procedure)
 
-    def _give_up(self, connection: psycopg.Connection[Any], watched: _Watched) -> None:
+    def _give_up(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         """The procedure is not to be found here: somebody else may have it."""
         queue_id = watched.definition.queue_id
         watched.monitor = could_not_start(watched.monitor, self._settings(watched), time.monotonic())
@@ -337,7 +308,7 @@ class Host:
             del self._watched[queue_id]
             run(connection, monitors.give_lease(queue_id))
 
-    def _start(self, watched: _Watched, procedure: Procedure) -> None:
+    def _start(self, watched: Watched, procedure: Procedure) -> None:
         order, stop = Order.of(watched.definition), Stop()
 
         def work() -> None:
@@ -360,31 +331,18 @@ class Host:
         for problem in problems:
             _log.error("%s", problem)
 
-    def _record(self, what: str, watched: _Watched) -> None:
+    def _record(self, what: str, watched: Watched) -> None:
         definition = watched.definition
         text = f"{what}: {definition.procedure} on {definition.name}, {len(watched.tasks)} active tasks"
         now = self.instance.clock()
-        self.instance.events.record(ACTIVATION, now, definition.database_id, definition.queue_id, text)
+        self.instance.events.record(ACTIVATION, now, definition.database_id, definition.queue_id, text, what)
 
     # ---------------------------------------------------------------- telling and being told
 
     def _show(self, connection: psycopg.Connection[Any]) -> None:
-        rows = []
         now, here = self.instance.clock(), time.monotonic()
-
-        def at(moment: float | None) -> datetime | None:
-            return None if moment is None else now - timedelta(seconds=here - moment)
-
-        for queue_id, watched in self._watched.items():
-            if not watched.is_ours:
-                continue
-            monitor = watched.monitor
-            new = (monitor.state, monitor.last_empty, monitor.last_activated, watched.waiting)
-            if new != watched.shown:
-                watched.shown = new
-                times = at(monitor.last_empty), at(monitor.last_activated)
-                rows.append((queue_id, str(monitor.state), *times, watched.waiting))
-        if rows:
+        news = (watched.news(now, here) for watched in self._watched.values() if watched.is_ours)
+        if rows := [row for row in news if row is not None]:
             run(connection, monitors.show(rows))
 
     def _listen(self, connection: psycopg.Connection[Any]) -> bool:
@@ -398,30 +356,8 @@ class Host:
         self._rung.extend(new)
         return bool(new)
 
-    @contextlib.contextmanager
-    def _hearing(self) -> Iterator[None]:
-        """A thread that rings when a queue we listen for was sent to, and when definitions have changed."""
-        with connect(self.instance.url, application_name="servicebroker activation") as connection:
-            connection.execute("listen servicebroker")
-            connection.execute(f"listen {MONITORS_CHANNEL}")
-            over = threading.Event()
-
-            def hear() -> None:
-                with contextlib.suppress(psycopg.Error):
-                    while not over.is_set():
-                        for notice in connection.notifies(timeout=0.5):
-                            self._hear(notice)
-                self._bell.set()
-
-            thread = threading.Thread(target=hear, name="servicebroker activation bell", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                over.set()
-                thread.join(RECONNECT)
-
-    def _hear(self, notice: psycopg.Notify) -> None:
+    def _heard(self, notice: psycopg.Notify) -> None:
+        """A queue that we listen for was sent to, or definitions have changed."""
         if notice.channel == MONITORS_CHANNEL:
             self._changed.set()
         elif (queue_id := abs(int(notice.payload.split()[0]))) in self._watched:
@@ -429,84 +365,3 @@ class Host:
         else:
             return
         self._bell.set()
-
-
-class AsyncHost:
-    """`Host` for an instance that is open under asyncio: it works beside the event loop, through a form of its own."""
-
-    def __init__(self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float) -> None:
-        self._instance = instance
-        self._arguments = tuple(resolvers), interval
-        self._host: Host | None = None
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self._start)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self._stop)
-
-    def _start(self) -> None:
-        opened = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
-        opened.share(self._instance)
-        resolvers, interval = self._arguments
-        self._host = Host(opened, resolvers, interval=interval).start()
-
-    def _stop(self) -> None:
-        if self._host is not None:
-            self._host.stop()
-            self._host.instance.close()
-
-
-@overload
-def activate(
-    instance: Instance,
-    *,
-    procedures: Iterable[str] = ...,
-    resolvers: Iterable[Resolver] = ...,
-    interval: float = ...,
-) -> Host: ...
-
-
-@overload
-def activate(
-    instance: AsyncInstance,
-    *,
-    procedures: Iterable[str] = ...,
-    resolvers: Iterable[Resolver] = ...,
-    interval: float = ...,
-) -> AsyncHost: ...
-
-
-def activate(
-    instance: Instance | AsyncInstance,
-    *,
-    procedures: Iterable[str] = (),
-    resolvers: Iterable[Resolver] = (),
-    interval: float = INTERVAL,
-) -> Host | AsyncHost:
-    """Activation in this process, for an open instance: `with sb.activate(instance): ...`, under asyncio `async with`.
-
-    Queues with ACTIVATION get their readers as threads of this process, and event notifications for QUEUE_ACTIVATION
-    are sent. At the end of the block nothing more is started, and the calls in progress have 30 s to end. Where several
-    processes do this, or the daemon does, a queue is served by one that finds its procedure.
-
-    Args:
-        instance: what it works on; it stays open.
-        procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`).
-            Those of the entry points `servicebroker.procedures` are imported too.
-        resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
-        interval: seconds between two readers under load, and between attempts to start what cannot be started.
-
-    Raises:
-        BrokerError: 402 the interval is no positive number.
-        InstanceError: a module cannot be imported.
-    """
-    if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
-        raise BrokerError(402, "interval", repr(interval), "a positive number of seconds")
-    load(procedures)
-    if isinstance(instance, AsyncInstance):
-        return AsyncHost(instance, resolvers, interval)
-    return Host(instance, resolvers, interval=interval)

@@ -7,7 +7,6 @@ transactions are carried together, and none runs while nothing happens.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -38,6 +37,7 @@ from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect, one_line
+from servicebroker.store.hearing import hearing
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import execute, run, run_alone
 
@@ -205,7 +205,7 @@ class Daemon:
         connection.add_notice_handler(self._relay.notice)
         connections.write(connection, [])
         forwarding.write(connection, [])
-        with self._hearing():
+        with hearing(self._url, ("servicebroker",), self._heard, name="servicebroker serve"):
             while not self._stopped.is_set():
                 if self._round(connection):
                     self._stopped.wait(PACE)
@@ -303,27 +303,10 @@ class Daemon:
             self._network.resume()
         return bool(taken) or worked
 
-    @contextlib.contextmanager
-    def _hearing(self) -> Any:
-        """A thread that rings when a SEND to another instance was committed."""
-        with connect(self._url, application_name="servicebroker serve") as connection:
-            execute(connection, "listen servicebroker")
-            over = threading.Event()
-
-            def hear() -> None:
-                with contextlib.suppress(psycopg.Error):
-                    while not over.is_set():
-                        for notification in connection.notifies(timeout=FALLBACK):
-                            if notification.payload == str(TRANSMITTER):
-                                self._inbox.bell.set()
-
-            thread = threading.Thread(target=hear, name="servicebroker doorbell", daemon=True)
-            thread.start()
-            try:
-                yield
-            finally:
-                over.set()
-                thread.join()
+    def _heard(self, notice: psycopg.Notify) -> None:
+        """A SEND to another instance was committed."""
+        if notice.payload == str(TRANSMITTER):
+            self._inbox.bell.set()
 
 
 def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from servicebroker.engine.counters import Counter, counters
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, BrokerEvent
 from servicebroker.store.connection import connect, one_line
 from servicebroker.store.running import run
 
@@ -36,6 +37,18 @@ FORWARDED = _counter("forwarded_messages", "Forwarded Messages Total.")
 DISCARDED = _counter("forwarded_messages_discarded", "Forwarded Msg Discarded Total.")
 CONNECTIONS = _counter("connection_events", "Broker:Connection events.", "subclass")
 LOGINS = _counter("login_events", "Audit Broker Login events.", "subclass")
+ACTIVATIONS = _counter(
+    "activation_events", "Broker:Activation events: Tasks Started, Tasks Aborted and their like.", "subclass"
+)
+DISABLED = _counter("queue_disabled_events", "Broker:Queue Disabled events: queues that poison has switched off.")
+
+
+def count_event(event: BrokerEvent) -> None:
+    """One of `Instance.events`."""
+    if event.number == ACTIVATION:
+        ACTIVATIONS.labels(event.subclass).inc()
+    elif event.number == QUEUE_DISABLED:
+        DISABLED.inc()
 
 
 class StoredCounters(Collector):

@@ -62,7 +62,8 @@ def read_config(path: Path) -> Config:
     try:
         given = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
-        raise InstanceError(f"The configuration '{path}' cannot be read: {problem}.") from None
+        said = getattr(problem, "strerror", None) or problem
+        raise InstanceError(f"The configuration '{path}' cannot be read: {said}.") from None
     where = f"The configuration '{path}'"
     programs = given.pop("program", None)
     texts = _texts(where, given, {"instance": "servicebroker-data", "database": None, "queue": None})

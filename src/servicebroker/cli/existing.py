@@ -8,8 +8,30 @@ from contextlib import contextmanager
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.connection import is_url
+from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.running import execute
+
+
+def must_exist(target: str) -> None:
+    """Refuse what holds no instance; nothing is made there.
+
+    Raises:
+        InstanceError: there is none, or the server cannot be reached.
+    """
+    if not is_url(target):
+        if not EmbeddedServer.exists(target):
+            raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
+        return
+    with connect(target) as connection:
+        # not to_regclass: a role without rights is told of those, by who opens it
+        if not execute(
+            connection, "select from pg_tables where (schemaname, tablename) = ('servicebroker', 'migrations')"
+        ):
+            raise InstanceError(
+                f"There is no instance in the PostgreSQL database '{connection.info.dbname}': make one with "
+                "servicebroker init."
+            )
 
 
 @contextmanager
@@ -19,7 +41,6 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     Raises:
         InstanceError: there is none.
     """
-    if not is_url(target) and not EmbeddedServer.exists(target):
-        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
+    must_exist(target)
     with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from servicebroker.api.preparation import prepare
-from servicebroker.cli.existing import open_existing
+from servicebroker.cli.existing import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption
 from servicebroker.engine.adopting import adopt as adopting
 from servicebroker.engine.adopting import check_alone, databases
@@ -48,7 +48,7 @@ def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> Non
     """Copy all of it at one moment into a file: conversations, messages and your own tables; it may be in use."""
     if file.exists():
         raise InstanceError(f"'{file}' exists already: name another file.")
-    _must_exist(instance)
+    must_exist(instance)
     with _server(instance) as url:
         _run("pg_dump", "--format=custom", f"--file={file}", url)
     typer.echo(f"The instance is in {file}. Copy its key folder too: it opens the master keys.")
@@ -127,15 +127,10 @@ def _server(target: str) -> Iterator[str]:
         yield server.url
 
 
-def _must_exist(target: str) -> None:
-    if not is_url(target) and not EmbeddedServer.exists(target):
-        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
-
-
 @contextmanager
 def _reached(target: str) -> Iterator[str]:
     """The URL of an instance that exists, its schema up to date, without a connection that stays."""
-    _must_exist(target)
+    must_exist(target)
     with _server(target) as url:
         prepare(url)
         yield url

@@ -23,11 +23,10 @@ from servicebroker.api.open import open_instance
 from servicebroker.cli import certificate, pipeline, poison, route, tsql
 from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
+from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
 from servicebroker.model.errors import ServiceBrokerError
-from servicebroker.store.connection import is_url
-from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import run
 
 app = typer.Typer(
@@ -167,7 +166,7 @@ def activator(
 @app.command()
 def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
-    _must_exist(instance)
+    must_exist(instance)
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
         with opened.connection() as connection:
@@ -211,7 +210,7 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
 @app.command()
 def check(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Look whether all that is stored holds together; exit code 1 when something does not."""
-    _must_exist(instance)
+    must_exist(instance)
     with open_instance(instance) as opened:
         analyzed, findings = opened.check()
     if as_json:
@@ -241,11 +240,6 @@ def sql(
 
     if not run_sql(instance, database, read_script(file, text), as_json=as_json):
         raise typer.Exit(1)
-
-
-def _must_exist(instance: str) -> None:
-    if not is_url(instance) and not EmbeddedServer.exists(instance):
-        raise FileNotFoundError(f"There is no instance in '{instance}': make one with servicebroker init.")
 
 
 def _age(since: datetime | None) -> str:

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
-from servicebroker.activation.host import activate
 from servicebroker.activation.output import captured
-from servicebroker.api.instance import utc_now
+from servicebroker.api.instance import Instance, utc_now
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
-from servicebroker.broker.metrics import served
+from servicebroker.broker.metrics import count_event, served
+from servicebroker.cli.existing import must_exist
 from servicebroker.engine.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -32,7 +33,6 @@ from servicebroker.engine.network_endpoints import (
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.protocol.activation import INTERVAL
 from servicebroker.store.connection import is_url
-from servicebroker.store.embedded import EmbeddedServer
 
 RETRY = 2.0  # seconds between attempts to reach a database that is down when we begin
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>[0-9]{1,5})")
@@ -61,15 +61,14 @@ def serve(
     listener = None if listen is None else parse_listener(listen, encryption)
     log_to_standard_error(as_json=as_json)
     stopping = _Stopping()
-    if not is_url(target) and not EmbeddedServer.exists(target):
-        raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
     while not stopping.asked:
         try:
+            must_exist(target)
             with open_instance(target, keys=keys) as instance:
                 daemon = Daemon(instance.url, utc_now, listener=listener, keys=instance.key_folder())
                 stopping.stops(daemon)
                 with contextlib.ExitStack() as running:
-                    running.enter_context(_measured(instance.url, metrics))
+                    running.enter_context(_measured(instance, metrics))
                     running.enter_context(captured())
                     if daemon.wait_for_promotion():
                         running.enter_context(alerts(instance, alert))
@@ -84,13 +83,14 @@ def serve(
 
 
 @contextlib.contextmanager
-def _measured(url: str, metrics: str | None) -> Iterator[None]:
+def _measured(instance: Instance, metrics: str | None) -> Iterator[None]:
     """Answer /metrics at HOST:PORT, when it is given."""
     if metrics is None:
         yield
         return
     host, port = parse_address("--metrics", metrics)
-    with served(url, host, port) as found:
+    instance.events.subscribe(count_event)
+    with served(instance.url, host, port) as found:
         _log.info("Metrics are served at http://%s:%s/metrics.", host or "0.0.0.0", found)
         yield
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from servicebroker.activation.host import activate
+from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance

@@ -1,0 +1,97 @@
+"""`activate`: activation in a process of the application's, for an open instance of either kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self, overload
+
+from servicebroker.activation.host import Host
+from servicebroker.activation.procedures import Resolver, load
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.instance import Instance
+from servicebroker.api.open import open_instance
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.activation import INTERVAL
+
+
+class AsyncHost:
+    """`Host` for an instance that is open under asyncio: it works beside the event loop, through a form of its own."""
+
+    def __init__(self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float) -> None:
+        self._instance = instance
+        self._arguments = tuple(resolvers), interval
+        self._host: Host | None = None
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._start)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._stop)
+
+    def _start(self) -> None:
+        opened = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
+        opened.share(self._instance)
+        resolvers, interval = self._arguments
+        self._host = Host(opened, resolvers, interval=interval).start()
+
+    def _stop(self) -> None:
+        if self._host is not None:
+            self._host.stop()
+            self._host.instance.close()
+
+
+@overload
+def activate(
+    instance: Instance,
+    *,
+    procedures: Iterable[str] = ...,
+    resolvers: Iterable[Resolver] = ...,
+    interval: float = ...,
+) -> Host: ...
+
+
+@overload
+def activate(
+    instance: AsyncInstance,
+    *,
+    procedures: Iterable[str] = ...,
+    resolvers: Iterable[Resolver] = ...,
+    interval: float = ...,
+) -> AsyncHost: ...
+
+
+def activate(
+    instance: Instance | AsyncInstance,
+    *,
+    procedures: Iterable[str] = (),
+    resolvers: Iterable[Resolver] = (),
+    interval: float = INTERVAL,
+) -> Host | AsyncHost:
+    """Activation in this process, for an open instance: `with sb.activate(instance): ...`, under asyncio `async with`.
+
+    Queues with ACTIVATION get their readers as threads of this process, and event notifications for QUEUE_ACTIVATION
+    are sent. At the end of the block nothing more is started, and the calls in progress have 30 s to end. Where several
+    processes do this, or the daemon does, a queue is served by one that finds its procedure.
+
+    Args:
+        instance: what it works on; it stays open.
+        procedures: modules to import, by name or file, so that they register their procedures (`sb.procedure`).
+            Those of the entry points `servicebroker.procedures` are imported too.
+        resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
+        interval: seconds between two readers under load, and between attempts to start what cannot be started.
+
+    Raises:
+        BrokerError: 402 the interval is no positive number.
+        InstanceError: a module cannot be imported.
+    """
+    if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
+        raise BrokerError(402, "interval", repr(interval), "a positive number of seconds")
+    load(procedures)
+    if isinstance(instance, AsyncInstance):
+        return AsyncHost(instance, resolvers, interval)
+    return Host(instance, resolvers, interval=interval)
