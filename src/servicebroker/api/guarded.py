@@ -15,6 +15,7 @@ from uuid import UUID
 
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine import failed_messages
 from servicebroker.engine.failed_messages import Tracked
@@ -70,11 +71,13 @@ class Guard:
         ahead, failure = transaction.connection.ahead, None
         ahead.append(_SAVEPOINT)
         try:
-            procedure(transaction, messages)
+            with tracing.current(transaction._processing):
+                procedure(transaction, messages)
         except Exception as problem:
             if transaction._is_over():
                 raise
             failure = problem
+            tracing.fail(transaction._processing, problem)
         finally:
             untouched = _SAVEPOINT in ahead
             if untouched:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from servicebroker.api import tracing
 from servicebroker.api.guarded import Guard
 from servicebroker.api.transaction import Transaction, translated
 from servicebroker.model.messages import Message
@@ -80,6 +81,7 @@ def _take(database: Database, connection: DirectConnection, queue: str, procedur
     with Transaction(database, connection) as transaction:
         messages = transaction.receive(queue, top=top)
         if messages:
-            procedure(transaction, messages)
+            with tracing.current(transaction._processing):
+                procedure(transaction, messages)
             transaction._let_commit_travel()
     return len(messages)

@@ -14,6 +14,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api import tracing
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine.databases import in_broker
@@ -26,6 +27,8 @@ from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from servicebroker.api.database import Database
 
 T = TypeVar("T")
@@ -109,6 +112,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        if self._processing is not None:
+            tracing.end(self._processing, error)
         if self._was_put_back:
             release_kept(self.connection)
             return
@@ -182,6 +187,11 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 poison.received(transaction, [queue_id])
             if not connection.closed:
                 poison.judge(connection)
+
+    def _process(self, span: Span) -> None:
+        if self._processing is not None:
+            tracing.end(self._processing)
+        self._processing = span
 
     def _received(self, queue_id: int, transaction: int) -> None:
         if (transaction, queue_id) not in self._taken:

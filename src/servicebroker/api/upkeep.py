@@ -17,6 +17,7 @@ from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
+from servicebroker.engine.traces import sweep
 from servicebroker.engine.transmission import deliver_conversation, deliver_left_over
 from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
@@ -149,7 +150,8 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
             run(connection, serve_queue(queue_id, now))
         if not queues:
             break
-    pieces: list[Callable[[], Steps[int]]] = [partial(expire_ended, now), partial(remove_closed, now), remove_unread]
+    dated = (expire_ended, remove_closed, sweep)
+    pieces: list[Callable[[], Steps[int]]] = [*(partial(piece, now) for piece in dated), remove_unread]
     for piece in pieces:
         for _ in range(_ROUNDS):
             if stopped() or not in_transaction(connection, piece()):

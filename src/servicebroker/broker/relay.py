@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 import psycopg
+from msgspec import structs
 
 from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, DialogSecurity, Secured
@@ -23,11 +24,12 @@ from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.memory import CAPACITY, Entry, Memory
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.reception import Received, Reception, parsed, refuse
-from servicebroker.engine import arriving, departing, dialog_security, enqueue, mirrored_pairs, remote
+from servicebroker.engine import arriving, departing, dialog_security, enqueue, mirrored_pairs, remote, traces
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.departing import Claim, Leaving, Reading, Snapshot, Waiting
 from servicebroker.engine.forwarding import route_arrivals
 from servicebroker.engine.site import Here
+from servicebroker.engine.traces import Traced
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES, BrokerError, InstanceError
 from servicebroker.protocol.dialog import SENDS, Acknowledged, Dropped, Failed, Sending
@@ -106,6 +108,8 @@ class Relay:
         self._lines: dict[Link, FairQueue[UUID]] = {}
         self._loads: Counter[Link] = Counter()
         self._fragments = 0  # that this round has read
+        self._is_traced = False  # messages have trace contexts
+        self._traced: list[Traced] = []  # those that came with messages
         self._snapshot: Snapshot | None = None
         self._disabled: frozenset[int] = frozenset()
         self._routes: int | None = None
@@ -149,7 +153,7 @@ class Relay:
             self._offer(do, touched)
         if not self._is_replicated:
             raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
-        self._snapshot = look.snapshot
+        self._snapshot, self._is_traced = look.snapshot, look.traced
         if stored is not None:
             self._committed(do, stored)
         for handle, event in settled.items():
@@ -274,6 +278,10 @@ class Relay:
         entry = self._memory.get(handle)
         if entry is None:
             return
+        for place, context in header.traces or ():
+            self._traced.append(
+                Traced(header.conversation_id, header.is_from_initiator, header.number + place, context)
+            )
         for event in entry.dialog.arrived(header, payload):
             match event:
                 case Acknowledged():
@@ -296,6 +304,9 @@ class Relay:
         if not batches:
             return None
         result: arriving.Result = do(arriving.store(self._catalog, batches, self._clock()))
+        if self._traced:
+            do(_alone(traces.arrived(self._traced, self._clock())))
+            self._traced = []
         self._postponed = {handle: batches[handle] for handle in result.postponed}
         return result
 
@@ -331,6 +342,8 @@ class Relay:
         if self._acknowledged:
             done, ended = do(departing.acknowledge(self._acknowledged, self._clock()))
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
+            if self._is_traced:
+                do(_alone(traces.delivered({handle: event.below for handle, event in settled.items()})))
         if self._failed:
             for handle in do(departing.fail(self._failed, self._clock())):
                 del self._failed[handle]
@@ -721,7 +734,15 @@ class Relay:
             self._forget(handle)
             self._wanted.add(handle)
             return None
-        return encode(transmission.header, parts, entry.session.of(transmission.header))
+        header = self._with_traces(connection, transmission.header, cut) if self._is_traced else transmission.header
+        return encode(header, parts, entry.session.of(header))
+
+    def _with_traces(self, connection: psycopg.Connection[Any], header: Header, cut: Cut) -> Header:
+        """The header with the trace contexts of the messages, where they have any."""
+        found = run(connection, traces.leaving(header.conversation_id, header.is_from_initiator, cut.first, cut.last))
+        if not found:
+            return header
+        return structs.replace(header, traces=tuple((number - cut.first, context) for number, context in found))
 
     def _parts(
         self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry, cut: Cut

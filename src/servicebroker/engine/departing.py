@@ -49,13 +49,14 @@ class Waiting(NamedTuple):
 class Look(NamedTuple):
     """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled.
 
-    `routes` is another number when a route has changed.
+    `routes` is another number when a route has changed. `traced`: messages have trace contexts (engine/traces.py).
     """
 
     snapshot: Snapshot
     waiting: list[Waiting]
     disabled: frozenset[int]
     routes: int
+    traced: bool
 
 
 class Leaving(NamedTuple):
@@ -81,6 +82,7 @@ def look(seen: Snapshot | None) -> Steps[Look]:
         "array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x), "
         "array(select database_id from servicebroker.databases where not is_broker_enabled), "
         "(select max(routes_version) from servicebroker.databases), "
+        "exists (select from servicebroker.trace_contexts), "
         "w.conversation_handle, w.last, w.has_end "
         "from (select pg_current_snapshot() as snapshot) now left join lateral ("
         "select conversation_handle, max(message_sequence_number) as last, "
@@ -91,9 +93,9 @@ def look(seen: Snapshot | None) -> Steps[Look]:
         "group by conversation_handle) w on true",
         (str(end), [str(xact) for xact in unfinished]),
     )
-    end, unfinished, disabled, routes, *_ = rows[0]
-    waiting = [Waiting(*row[4:]) for row in rows if row[4] is not None]
-    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes)
+    end, unfinished, disabled, routes, traced, *_ = rows[0]
+    waiting = [Waiting(*row[5:]) for row in rows if row[5] is not None]
+    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
 
 
 _FRESH = (

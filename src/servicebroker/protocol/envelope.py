@@ -88,6 +88,10 @@ class Exchange(Struct, array_like=True, frozen=True):
     signature: Secret
 
 
+# A message of the run, counted from its first, and where it comes from: trace id, span id, flags (W3C).
+Trace = tuple[Annotated[int, Meta(ge=0, lt=MAXIMUM_RUN)], Annotated[bytes, Meta(min_length=25, max_length=25)]]
+
+
 class Header(Struct, array_like=True, frozen=True):
     """The clear part. `number` is the first message of a run, or the one that the fragment is of.
 
@@ -108,6 +112,7 @@ class Header(Struct, array_like=True, frozen=True):
     acknowledgement: Acknowledgement | None = None
     opening: Opening | None = None
     exchange: Exchange | None = None
+    traces: Annotated[tuple[Trace, ...], Meta(max_length=MAXIMUM_RUN)] | None = None
 
 
 class Part(Struct, array_like=True, frozen=True):

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.engine import failed_messages
 from servicebroker.engine.failed_messages import Tracked
@@ -71,11 +72,13 @@ class AsyncGuard:
         ahead, failure = transaction.connection.ahead, None
         ahead.append(_SAVEPOINT)
         try:
-            await procedure(transaction, messages)
+            with tracing.current(transaction._processing):
+                await procedure(transaction, messages)
         except Exception as problem:
             if transaction._is_over():
                 raise
             failure = problem
+            tracing.fail(transaction._processing, problem)
         finally:
             untouched = _SAVEPOINT in ahead
             if untouched:

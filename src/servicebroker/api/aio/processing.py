@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from servicebroker.api import tracing
 from servicebroker.api.aio.guarded import AsyncGuard
 from servicebroker.api.aio.transaction import AsyncTransaction, translated
 from servicebroker.model.messages import Message
@@ -83,6 +84,7 @@ async def _take(
     async with AsyncTransaction(database, connection) as transaction:
         messages = await transaction.receive(queue, top=top)
         if messages:
-            await procedure(transaction, messages)
+            with tracing.current(transaction._processing):
+                await procedure(transaction, messages)
             transaction._let_commit_travel()
     return len(messages)

@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from servicebroker.api import tracing
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine.databases import in_broker
@@ -27,6 +28,8 @@ from servicebroker.store.direct import Ahead, is_direct, is_idle
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from servicebroker.api.aio.database import AsyncDatabase
 
 T = TypeVar("T")
@@ -110,6 +113,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended = True  # the connection serves somebody else from now on
+        if self._processing is not None:
+            tracing.end(self._processing, error)
         if self._was_put_back:
             await finish(release_kept(self.connection))
             return
@@ -183,6 +188,11 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 poison.received(transaction, [queue_id])
             if not connection.closed:
                 await poison.judge(connection)
+
+    def _process(self, span: Span) -> None:
+        if self._processing is not None:
+            tracing.end(self._processing)
+        self._processing = span
 
     def _received(self, queue_id: int, transaction: int) -> None:
         if (transaction, queue_id) not in self._taken:

@@ -10,8 +10,9 @@ from uuid import UUID
 
 import psycopg
 
+from servicebroker.api import tracing
 from servicebroker.engine import authorization as rights
-from servicebroker.engine import begin, end, move, multicast, receive, send, transmission
+from servicebroker.engine import begin, end, move, multicast, receive, send, traces, transmission
 from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
@@ -20,9 +21,12 @@ from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from servicebroker.api.aio.database import AsyncDatabase
 
 T = TypeVar("T")
+Sent = TypeVar("Sent", int, list[int])
 
 FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
 
@@ -124,20 +128,24 @@ class AsyncVerbs(ABC):
         if not isinstance(handle, UUID | None):
             return await self._multicast(handle, message_type, body)
         catalog, instance = self.database.catalog, self.database.instance
-        return await self._remembering(
+        return await self._sending(
             lambda: send.send(
                 catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
             ),
             lambda: catalog.forget(handle),
+            [handle],
+            message_type,
         )
 
     async def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
         catalog, instance = self.database.catalog, self.database.instance
-        return await self._remembering(
+        return await self._sending(
             lambda: multicast.send_multicast(
                 catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
             ),
             lambda: None,
+            handles,
+            message_type,
         )
 
     async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
@@ -147,7 +155,7 @@ class AsyncVerbs(ABC):
             BrokerError: as `send`.
         """
         database = self.database
-        return await self._remembering(
+        return await self._sending(
             lambda: send.send_batch(
                 database.catalog,
                 handle,
@@ -157,7 +165,46 @@ class AsyncVerbs(ABC):
                 maximum_body=database.instance.maximum_body,
             ),
             lambda: database.catalog.forget(handle),
+            [handle],
+            message_type,
+            len(bodies),
         )
+
+    async def _sending(
+        self,
+        verb: Callable[[], Steps[Sent]],
+        forget: Callable[[], None],
+        handles: Sequence[UUID],
+        message_type: str,
+        many: int = 1,
+    ) -> Sent:
+        """A SEND of `many` messages on each of these; under a span, their context is stored beside them."""
+        span = tracing.begin_send(self._processing, message_type, many)
+        if span is None:
+            return await self._remembering(verb, forget)
+        now, problem = self.database.instance.clock(), None
+        try:
+            return await self._remembering(
+                lambda: traces.sent(verb(), handles, many, tracing.packed(span), now), forget
+            )
+        except BaseException as raised:
+            problem = raised
+            raise
+        finally:
+            tracing.end(span, problem)
+
+    async def _trace(self, queue: str, messages: Sequence[Message]) -> None:
+        """What was received goes on under the traces of its senders."""
+        sent = [(m.conversation_handle, m.message_sequence_number) for m in messages if not (m.is_timer or m.is_error)]
+        span = tracing.begin_receive(queue, messages, await self._do(traces.take(sent)))
+        if span is not None:
+            self._process(span)
+
+    def _process(self, span: Span) -> None:
+        """A span of received messages begins; here it ends at once, since nobody knows what becomes of them."""
+        tracing.end(span)
+
+    _processing: Span | None = None  # of the messages that this transaction has received last
 
     async def receive(
         self,
@@ -205,6 +252,8 @@ class AsyncVerbs(ABC):
             )
             if messages:
                 self._received(queue_id, transaction)
+                if tracing.receives():
+                    await self._trace(found.name, messages)
             self.database.instance.took(queue_id, len(messages))
             return messages
 

@@ -1,0 +1,123 @@
+"""OpenTelemetry: one trace through sender, message, receiver and reply. Nothing of it happens where nobody traces.
+
+A SEND under a span that is sampled makes a span of kind PRODUCER, whose context goes with the message. A RECEIVE in a
+process with a tracer provider that finds such contexts makes one of kind CONSUMER, a child of the first message's,
+with links to those of the others; it lives as long as the transaction and is the parent of what that sends.
+
+opentelemetry-api is not imported here: a process that has not imported it traces nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from servicebroker.model.messages import Message
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, SpanContext
+
+_NAME = "servicebroker"
+_SYSTEM = {"messaging.system": "servicebroker"}
+
+
+def _trace() -> Any:
+    """The module opentelemetry.trace, where this process has it and a tracer provider is set."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+        return None
+    return trace
+
+
+def begin_send(within: Span | None, message_type: str, many: int) -> Span | None:
+    """The span of a SEND, when there is a sampled one above it: that of the caller, else `within`."""
+    if "opentelemetry.trace" not in sys.modules or (trace := _trace()) is None:
+        return None
+    parent = trace.get_current_span()
+    if within is not None and parent.get_span_context().trace_id != within.get_span_context().trace_id:
+        parent = within
+    if not _is_sampled(parent.get_span_context()):
+        return None
+    span: Span = trace.get_tracer(_NAME).start_span(
+        f"send {message_type}",
+        trace.set_span_in_context(parent),
+        trace.SpanKind.PRODUCER,
+        {
+            **_SYSTEM,
+            "messaging.operation.type": "send",
+            "messaging.operation.name": "SEND",
+            "messaging.batch.message_count": many,
+        },
+    )
+    return span
+
+
+def receives() -> bool:
+    """Whether a RECEIVE of this process looks for contexts."""
+    return "opentelemetry.trace" in sys.modules and _trace() is not None
+
+
+def begin_receive(queue: str, messages: Sequence[Message], contexts: Sequence[bytes]) -> Span | None:
+    """The span of what becomes of these messages; None when they bring no contexts."""
+    if not contexts or (trace := _trace()) is None:
+        return None
+    found = list(dict.fromkeys(contexts))
+    first, *others = (_unpacked(trace, context) for context in found)
+    span: Span = trace.get_tracer(_NAME).start_span(
+        f"process {queue}",
+        trace.set_span_in_context(trace.NonRecordingSpan(first)),
+        trace.SpanKind.CONSUMER,
+        {
+            **_SYSTEM,
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "RECEIVE",
+            "messaging.destination.name": queue,
+            "messaging.message.conversation_id": str(messages[0].conversation_handle),
+            "messaging.batch.message_count": len(messages),
+        },
+        links=[trace.Link(other) for other in others],
+    )
+    return span
+
+
+@contextmanager
+def current(span: Span | None) -> Iterator[None]:
+    """The span is the current one in the block, for whatever is traced there."""
+    if span is None or (trace := _trace()) is None:
+        yield
+        return
+    with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+        yield
+
+
+def fail(span: Span | None, problem: BaseException) -> None:
+    """What the span stands for has failed."""
+    if span is not None:
+        span.record_exception(problem)
+        span.set_status(sys.modules["opentelemetry.trace"].StatusCode.ERROR, str(problem))
+
+
+def end(span: Span, problem: BaseException | None = None) -> None:
+    """The span is over, with that problem."""
+    if problem is not None:
+        fail(span, problem)
+    span.end()
+
+
+def packed(span: Span) -> bytes:
+    """A span's context as messages carry it."""
+    context = span.get_span_context()
+    return b"".join((context.trace_id.to_bytes(16), context.span_id.to_bytes(8), bytes([context.trace_flags])))
+
+
+def _unpacked(trace: Any, context: bytes) -> SpanContext:
+    found: SpanContext = trace.SpanContext(
+        int.from_bytes(context[:16]), int.from_bytes(context[16:24]), True, trace.TraceFlags(context[24])
+    )
+    return found
+
+
+def _is_sampled(context: SpanContext) -> bool:
+    return context.is_valid and context.trace_flags.sampled

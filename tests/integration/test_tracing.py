@@ -1,0 +1,260 @@
+"""OpenTelemetry: one trace through the sender, the wire, the activated procedure and the reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.util._once import Once
+
+import servicebroker as sb
+from remote_support import Pair
+from servicebroker.activation import procedures
+from servicebroker.engine import traces
+from servicebroker.store.running import in_transaction, run_alone
+from support import (
+    CONTRACT,
+    MARK,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    Clock,
+    begin,
+    bodies,
+    eventually,
+    query,
+)
+
+
+class Traced:
+    """What this process has traced."""
+
+    def __init__(self, exporter: InMemorySpanExporter) -> None:
+        self.exporter = exporter
+        self.tracer = trace.get_tracer("tests")
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        """The finished spans by name, the last of each."""
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    def path(self, name: str) -> list[str]:
+        """The names from a span up to its root, all in one trace."""
+        by_id = {span.context.span_id: span for span in self.exporter.get_finished_spans() if span.context}
+        span, found = self.spans()[name], []
+        while True:
+            found.append(span.name)
+            if span.parent is None:
+                return found
+            above = by_id[span.parent.span_id]
+            assert span.context is not None
+            assert above.context is not None
+            assert above.context.trace_id == span.context.trace_id
+            span = above
+
+
+@pytest.fixture
+def traced() -> Iterator[Traced]:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    yield Traced(exporter)
+    trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()  # the other tests trace nothing
+
+
+def kept(database: sb.Database) -> int:
+    text = (
+        "select count(*) from servicebroker.trace_contexts t where exists (select "
+        "from servicebroker.conversation_endpoints e where e.conversation_id = t.conversation_id and database_id = %s)"
+    )
+    count: int = query(database, text, database.database_id)[0][0]
+    return count
+
+
+@pytest.mark.both_faces
+def test_one_trace_through_a_transaction_and_its_reply(database: sb.Database, traced: Traced) -> None:
+    handle = begin(database)
+    with traced.tracer.start_as_current_span("web request"):
+        database.send(handle, ORDER, b"1")
+    with database.transaction() as tx:
+        (message,) = tx.receive(STOCK_QUEUE)
+        assert message.message_body == b"1"
+        tx.send(message.conversation_handle, REPLY, b"done")
+    with database.transaction() as tx:
+        assert bodies(tx.receive(ORDERS_QUEUE)) == [b"done"]
+    assert traced.path(f"process {ORDERS_QUEUE}") == [
+        f"process {ORDERS_QUEUE}",
+        f"send {REPLY}",
+        f"process {STOCK_QUEUE}",
+        f"send {ORDER}",
+        "web request",
+    ]
+    spans = traced.spans()
+    assert (spans[f"send {ORDER}"].kind, spans[f"process {STOCK_QUEUE}"].kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    told = spans[f"process {STOCK_QUEUE}"].attributes
+    assert told is not None
+    assert told["messaging.destination.name"] == STOCK_QUEUE
+    assert told["messaging.message.conversation_id"] == str(message.conversation_handle)
+    assert kept(database) == 0
+
+
+def test_messages_of_several_traces_are_linked(database: sb.Database, traced: Traced) -> None:
+    handle = begin(database)
+    with traced.tracer.start_as_current_span("first"):
+        database.send_batch(handle, ORDER, [b"1", b"2"])
+    with traced.tracer.start_as_current_span("second") as second:
+        assert database.send([handle, begin(database)], MARK) == [2, 0]
+    database.send(handle, ORDER, b"of nobody")
+    assert kept(database) == 4
+    with database.transaction() as tx:
+        assert len(tx.receive(STOCK_QUEUE)) == 4
+        with traced.tracer.start_as_current_span("elsewhere"):  # the messages say more of why the reply is sent
+            tx.send(begin(tx), ORDER, b"on")  # type: ignore[arg-type]
+    span = traced.spans()[f"process {STOCK_QUEUE}"]
+    assert traced.path(f"process {STOCK_QUEUE}") == [f"process {STOCK_QUEUE}", f"send {ORDER}", "first"] or (
+        traced.spans()[f"send {ORDER}"].parent == span.context
+    )
+    assert [link.context.trace_id for link in span.links] == [second.get_span_context().trace_id]
+    assert traced.spans()[f"send {ORDER}"].parent == span.context
+
+
+def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, traced: Traced) -> None:
+    with traced.tracer.start_as_current_span("order"):
+        database.send(begin(database), ORDER, b"1")
+    with pytest.raises(ZeroDivisionError), database.transaction() as tx:
+        tx.receive(STOCK_QUEUE)
+        raise ZeroDivisionError
+    failed = traced.spans()[f"process {STOCK_QUEUE}"]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert [event.name for event in failed.events] == ["exception"]
+    assert database.receive(STOCK_QUEUE)
+    assert traced.path(f"process {STOCK_QUEUE}")[-1] == "order"
+    assert traced.spans()[f"process {STOCK_QUEUE}"].status.status_code is StatusCode.UNSET
+
+
+def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, traced: Traced) -> None:
+    with traced.tracer.start_as_current_span("order"), pytest.raises(sb.BrokerError):
+        database.send(begin(database), REPLY, b"x")
+    assert traced.spans()[f"send {REPLY}"].status.status_code is StatusCode.ERROR
+    assert kept(database) == 0
+
+
+def test_what_is_not_sampled_and_what_nobody_traces(database: sb.Database, traced: Traced) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"under no span")
+    hidden = trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False, trace_flags=trace.TraceFlags(0)))
+    with trace.use_span(hidden):
+        database.send(handle, ORDER, b"not sampled")
+    assert kept(database) == 0
+    with database.transaction() as tx:
+        assert len(tx.receive(STOCK_QUEUE)) == 2
+    assert traced.spans() == {}
+
+
+def test_nothing_is_asked_without_a_tracer(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one statement more, though opentelemetry is imported here."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    for name in ("sent", "take"):
+        monkeypatch.setattr(traces, name, refuse)
+    database.send(begin(database), ORDER, b"x")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
+
+
+def test_contexts_that_nobody_takes_go_after_an_hour(database: sb.Database, clock: Clock, traced: Traced) -> None:
+    with traced.tracer.start_as_current_span("order"):
+        database.send(begin(database), ORDER, b"x")
+    with database.instance.connection() as connection:
+        before = clock() + traces.KEPT - timedelta(minutes=1)
+        in_transaction(connection, traces.sweep(before))
+        assert kept(database) == 1
+        assert in_transaction(connection, traces.sweep(before + timedelta(minutes=2))) >= 1
+    assert kept(database) == 0
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"x"]
+
+
+def test_an_activated_procedure_and_what_it_calls(database: sb.Database, traced: Traced) -> None:
+    @sb.procedure("usp_Traced", wait=0.05)
+    def usp_traced(transaction: sb.Transaction, message: sb.Message) -> None:
+        with traced.tracer.start_as_current_span("look into the stock"):
+            transaction.send(message.conversation_handle, REPLY, b"done")
+
+    try:
+        database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Traced", 1, "SELF", status=True))
+        with sb.activate(database.instance, interval=0.4):
+            with traced.tracer.start_as_current_span("web request"):
+                database.send(begin(database), ORDER, b"1")
+            with database.transaction() as tx:
+                assert bodies(tx.receive(ORDERS_QUEUE, wait=30)) == [b"done"]
+            eventually(lambda: f"process {STOCK_QUEUE}" in traced.spans())
+    finally:
+        del procedures._registered["dbo", "usp_traced"]
+    assert traced.path(f"process {ORDERS_QUEUE}")[1:] == [
+        f"send {REPLY}",
+        "look into the stock",
+        f"process {STOCK_QUEUE}",
+        f"send {ORDER}",
+        "web request",
+    ]
+
+
+def test_a_policy_s_failure_is_on_the_span(database: sb.Database, traced: Traced) -> None:
+    with traced.tracer.start_as_current_span("order"):
+        database.send(begin(database), ORDER, b"1")
+
+    def fails(transaction: sb.Transaction, messages: list[sb.Message]) -> None:
+        raise LookupError("no such customer")
+
+    database.process(STOCK_QUEUE, fails, poison=lambda failure: sb.EndWithError(500, "poison"))
+    span = traced.spans()[f"process {STOCK_QUEUE}"]
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "no such customer")
+
+
+def test_between_instances(pair: Pair, traced: Traced) -> None:
+    west, east = pair.west.database, pair.east.database
+    handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    with traced.tracer.start_as_current_span("first"):
+        west.send(handle, ORDER, b"small")
+    west.send(handle, ORDER, b"of nobody")
+    with traced.tracer.start_as_current_span("second") as second:
+        west.send(handle, ORDER, b"large" * 20_000)  # travels in fragments
+    pair.west.round([])
+    pair.west.out.frames.clear()  # lost: it travels again
+    pair.pass_time(5)
+    pair.rounds(8)
+    assert kept(west) == 0  # acknowledged
+    assert kept(east) == 2
+    with east.transaction() as tx:
+        messages = tx.receive(STOCK_QUEUE)
+        assert [m.message_body for m in messages] == [b"small", b"of nobody", b"large" * 20_000]
+        tx.send(messages[0].conversation_handle, REPLY, b"done")
+    pair.rounds(8)
+    with west.transaction() as tx:
+        assert bodies(tx.receive(ORDERS_QUEUE)) == [b"done"]
+    assert traced.path(f"process {ORDERS_QUEUE}")[1:3] == [f"send {REPLY}", f"process {STOCK_QUEUE}"]
+    assert traced.path(f"process {ORDERS_QUEUE}")[-1] == "first"
+    (link,) = traced.spans()[f"process {STOCK_QUEUE}"].links
+    assert link.context.trace_id == second.get_span_context().trace_id
+    assert kept(west) == kept(east) == 0
+
+
+def test_contexts_are_what_the_sender_says(pair: Pair, traced: Traced) -> None:
+    """A peer without any, and one that is not traced here."""
+    west, east = pair.west.database, pair.east.database
+    handle = west.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    west.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert kept(east) == 0
+    assert bodies(east.receive(STOCK_QUEUE)) == [b"1"]
+    with east.instance.connection() as connection:
+        assert run_alone(connection, traces.take([(handle, 0)])) == []
