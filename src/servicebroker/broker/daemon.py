@@ -7,6 +7,7 @@ transactions are carried together, and none runs while nothing happens.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
