@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,15 @@ from pipeline_support import LINE, Feed, warehouse
 pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StringType, StructField, StructType
 
 import servicebroker as sb
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.pipeline import frontier
+from servicebroker.pipeline import frontier, rows
 from servicebroker.pipeline.acknowledge import acknowledge
 from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.delta import DeltaWriter
 from servicebroker.pipeline.frontier import Frontier, Share, Slice
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.rows import arrow_schema
@@ -85,6 +88,21 @@ def test_every_column_arrives(feed, reader):
     assert (row["message_sequence_number"], row["priority"], row["validation"]) == (0, 5, "N")
     assert row["message_body"] == b"\xff\x00"
     assert abs(row["message_enqueue_time"].timestamp() - time.time()) < 60
+
+
+def test_a_part_stands_for_its_rows(feed, reader):
+    feed.dialog(b"a", b"", b"\xff")
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    parts = attach(feed, deliver="parts")  # the reader owns the queue; parts are read by anybody
+    announced = [batch for part in reader.partitions(start, end) for batch in parts.read(part)]
+    assert [batch.schema.names for batch in announced] == [["part"], ["part"]]
+    found = [body for batch in rows.delivered(announced) for body in batch["message_body"].to_pylist()]
+    assert found == bodies(reader, start, end) == [b"a", None, b"\xff"]
+    messages = batches(reader, start, end)
+    assert list(rows.delivered(messages)) == messages
+    only_parts = StructType([StructField(rows.PART, StringType())])
+    assert DeltaWriter(Path(), only_parts)._schema == arrow_schema()
 
 
 def test_pages_never_hold_more_than_the_limit_and_replay_exactly(feed, reader):

@@ -33,6 +33,14 @@ def test_a_new_java_is_taken(monkeypatch, tmp_path, text):
     check_java()
 
 
+def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
+    look = "import os, sys, servicebroker.pipeline.daemon as d; print(len(os.listdir('/proc/self/task')), *sys.modules)"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
+    assert said[0] == "1"
+    assert {"servicebroker.pipeline.source", "servicebroker.pipeline.warehouse", "psycopg"} <= set(said)
+    assert not {"pyarrow", "deltalake"} & set(said)
+
+
 def test_no_java_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

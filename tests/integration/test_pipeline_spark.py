@@ -120,12 +120,16 @@ def test_every_message_lands_once_in_order_under_rough_writers(feed, land, tmp_p
     assert len(landed(tmp_path / "table")) > 3
 
 
-def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, tmp_path):
+@pytest.mark.parametrize(("deliver", "rows_of_batches"), [("messages", [15, 15, 10]), ("parts", [2, 2, 2])])
+def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, tmp_path, deliver, rows_of_batches):
     handles = [feed.dialog(b"\xff\x00", b"<x/>", b"") for _ in range(10)]
     for handle in handles:
         feed.database.send(handle, END_OF_STREAM)
-    query = land(maxMessagesPerTrigger="15")
-    assert [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]] == [15, 15, 10]
+    query = land(maxMessagesPerTrigger="15", deliver=deliver)
+    found = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert found == rows_of_batches
+    told = query.recentProgress[-1]["sources"][0]["latestOffset"]
+    assert json.loads(told)["messagesAcknowledged"] == 40
     assert (feed.left(), feed.far_states()) == (0, {"CD": 10})
     table = DeltaTable(tmp_path / "table")
     rows = table.to_pyarrow_table().to_pylist()

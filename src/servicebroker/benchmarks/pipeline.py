@@ -165,6 +165,8 @@ class Pipeline:
             .option("instance", self._instance.url)
             .option("database", DATABASE)
             .option("queue", QUEUE)
+            .option("deliver", "parts")
+            .option("partitioning", "range")
             .load()
             .writeStream.format("servicebroker_delta")
             .option("path", str(self._folder / "delta"))

@@ -130,12 +130,13 @@ class Attachment:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told
 
-    def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
-        """Everything up to `offset` is with the sink: it leaves the queue."""
+    def acknowledge(self, offset: Frontier, end_of_stream: str) -> int:
+        """Everything up to `offset` is with the sink: it leaves the queue. Returns how many messages did."""
         piece = frontier.read_so_far(offset)
-        if piece:
-            place = (self.connection, self.queue_id, self.database_id, piece)
-            acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
+        if piece is None:
+            return 0
+        place = (self.connection, self.queue_id, self.database_id, piece)
+        return acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
 
     def _owner(self) -> str:
         found = execute(

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import rows
 from servicebroker.pipeline.delta_reader import DeltaReader, table_schema
 from servicebroker.pipeline.options import whole_number
 from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
@@ -40,7 +41,8 @@ class Written(WriterCommitMessage):
 class DeltaSink(DataSource):
     """`df.writeStream.format("servicebroker_delta").option("path", folder)`; output mode append.
 
-    The table is created when it is missing. Its columns are those of the query, timestamps in UTC.
+    The table is created when it is missing. Its columns are those of the query, timestamps in UTC; of a query that
+    delivers parts, those of the source.
     `spark.read` with the same format and path reads a Delta table back (`delta_reader.py`), with `versionAsOf` an older
     version of it.
 
@@ -79,20 +81,21 @@ class DeltaWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, folder: Path, schema: StructType) -> None:
         self._folder = folder
-        self._schema = schema
+        self._schema = _arrow_schema(schema)
+        if rows.holds_parts(self._schema.names):
+            self._schema = rows.arrow_schema()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, in one durable file; none when there are no rows."""
-        return Written(
-            query_id("servicebroker_delta"), write_parquet(iterator, self._folder, _arrow_schema(self._schema))
-        )
+        files = write_parquet(rows.delivered(iterator), self._folder, self._schema)
+        return Written(query_id("servicebroker_delta"), files)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Land the batch, unless it has landed before."""
         written = [message for message in messages if isinstance(message, Written)]
         files = [file for message in written for file in message.files]
         if files:
-            land(self._folder, _arrow_schema(self._schema), files, written[0].query_id, batchId)
+            land(self._folder, self._schema, files, written[0].query_id, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: the files stay unnamed, or the batch has landed and Spark does not know."""

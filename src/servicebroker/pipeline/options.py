@@ -30,6 +30,8 @@ class SourceOptions:
         fail_on_data_loss: whether a checkpoint of another server or time stops the query, or it begins anew.
         include_system_messages: whether EndDialog, Error and DialogTimer are rows; they act in either case.
         ack: what becomes of a message that the sink has: "delete", or "archive", where a later stream finds it.
+        deliver: what a row is: "messages" one message, "parts" a part of the queue, which our own sinks read by
+            themselves, so that no message passes through Java.
     """
 
     instance: str
@@ -44,11 +46,17 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_system_messages: bool = True
     ack: str = "delete"
+    deliver: str = "messages"
 
     @property
     def archives(self) -> bool:
         """Messages that the sink has are kept."""
         return self.ack == "archive"
+
+    @property
+    def delivers_parts(self) -> bool:
+        """Rows stand for parts of the queue."""
+        return self.deliver == "parts"
 
 
 _NAMES = (
@@ -64,6 +72,7 @@ _NAMES = (
     "failOnDataLoss",
     "includeSystemMessages",
     "ack",
+    "deliver",
 )
 
 
@@ -87,6 +96,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=one_of(values, "failOnDataLoss", ("true", "false")) == "true",
         include_system_messages=one_of(values, "includeSystemMessages", ("true", "false")) == "true",
         ack=one_of(values, "ack", ("delete", "archive")),
+        deliver=one_of(values, "deliver", ("messages", "parts")),
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
@@ -23,6 +24,9 @@ COLUMNS = (
     "queuing_order bigint, priority smallint, validation string, message_body binary, "
     "message_enqueue_time timestamp"
 )
+
+PART = "part"
+PARTS = f"{PART} string"
 
 # The ids become names in the task: joins would cost the order, and the names the width of the wire.
 _WIRE = (
@@ -52,6 +56,42 @@ class Part(InputPartition):
     share: Share
     archived: bool
     system_messages: bool
+
+    def to_text(self) -> str:
+        """The part as a value of the column `part`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Part:
+        """The part that `to_text` wrote."""
+        fields = json.loads(text)
+        return cls(**fields | {"piece": Slice(*fields["piece"]), "share": Share(*fields["share"])})
+
+
+def announced(part: Part) -> pa.RecordBatch:
+    """One row that stands for a part."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pydict({PART: [part.to_text()]}, pa.schema([(PART, pa.string())]))
+
+
+def holds_parts(columns: Sequence[str]) -> bool:
+    """Whether rows with these columns stand for parts."""
+    return list(columns) == [PART]
+
+
+def delivered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The messages that a sink is given: as they are, or those of the parts that it is given.
+
+    Raises:
+        adbc_driver_manager.Error: PostgreSQL cannot be reached or gave up; Spark tries the task again.
+    """
+    for batch in batches:
+        if holds_parts(batch.schema.names):
+            for text in batch.column(0).to_pylist():
+                yield from read(Part.from_text(str(text)))
+        else:
+            yield batch
 
 
 def read(part: Part) -> Iterator[pa.RecordBatch]:

@@ -27,7 +27,8 @@ class QueueRun:
     """The query of one queue, and what it has told so far.
 
     Attributes:
-        batches, messages: since it was started.
+        batches: with messages, since it was started.
+        messages: that have landed and left the queue since then.
         behind: what the source says of how far behind it is (`Attachment.progress`).
     """
 
@@ -45,11 +46,11 @@ class QueueRun:
             told = json.loads(progress.json)
             (source,) = told["sources"]
             self.behind = source.get("latestOffset") or self.behind
+            self.messages = self.behind.get("messagesAcknowledged", 0)
             self._last = source.get("endOffset") or self._last
             if told["batchId"] > self._seen and told["numInputRows"]:
                 self._seen = told["batchId"]
                 self.batches += 1
-                self.messages += told["numInputRows"]
 
     def check(self) -> None:
         """Raise what broke the query, if anything did.
@@ -71,7 +72,7 @@ class QueueRun:
         attached = Attachment.open(options)
         try:
             attached.claim(options.claim_timeout)
-            attached.acknowledge(Frontier.from_json(self._last), options.end_of_stream)
+            self.messages += attached.acknowledge(Frontier.from_json(self._last), options.end_of_stream)
         finally:
             attached.close()
 
@@ -108,9 +109,10 @@ def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: b
     from servicebroker.pipeline.failure import reason
 
     try:
-        messages = spark.readStream.format("servicebroker").options(**queue.source_options()).load()
+        source = spark.readStream.format("servicebroker").options(**queue.source_options(), deliver="parts")
         sink = (
-            messages.writeStream.format("servicebroker_warehouse")
+            source.load()
+            .writeStream.format("servicebroker_warehouse")
             .option("pipeline", pipeline.to_text())
             .option("queue", queue.label)
             .option("checkpointLocation", str(pipeline.checkpoint(queue)))

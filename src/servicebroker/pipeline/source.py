@@ -29,7 +29,7 @@ class ServiceBrokerSource(DataSource):
     As a sink, `writeStream` and `write` with the same format, it is `writer.py`, with the options of `WriterOptions`.
 
     Options: instance, database, queue; startingOffsets, maxMessagesPerTrigger, minPartitions, partitioning,
-    failOnDataLoss, includeSystemMessages, ack, endOfStream, claimTimeout (`SourceOptions` says what they mean).
+    failOnDataLoss, includeSystemMessages, ack, deliver, endOfStream, claimTimeout: `SourceOptions` says what they mean.
 
     Raises:
         InstanceError: an unknown option, or a value that is not what it must be.
@@ -46,8 +46,7 @@ class ServiceBrokerSource(DataSource):
 
     def schema(self) -> str:
         """The columns of a message; asked for by readers alone, so that wrong options show here first."""
-        source_options(self._given)
-        return rows.COLUMNS
+        return rows.PARTS if source_options(self._given).delivers_parts else rows.COLUMNS
 
     def reader(self, schema: StructType) -> QueueReader:
         """A look at the queue as it is."""
@@ -87,8 +86,8 @@ class QueueReader(DataSourceReader):
             queue.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part, in a task. Spark makes up a part of another kind when there is none."""
-        return rows.read(partition) if isinstance(partition, rows.Part) else iter(())
+        """The rows of a part, in a task."""
+        return _read(self._options, partition)
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -101,6 +100,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._queue: Attachment | None = None
         self._acknowledged: Frontier | None = None
+        self._gone = 0  # messages that have left the queue
         self._planned: Frontier | None = None
         self._began_anew = False
         self._target: int | None = None  # the frontier that ends an AvailableNow query
@@ -139,10 +139,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json() if end else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress."""
+        """How far behind the stream is (`Attachment.progress`), and how many messages have left since it began.
+
+        Spark shows it as `latestOffset` of the source in its progress.
+        """
         if self._planned is None:
             return None
-        return self._planned.to_json() | self._attached().progress(self._planned)
+        told = {"messagesAcknowledged": self._gone}
+        return self._planned.to_json() | told | self._attached().progress(self._planned)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""
@@ -156,7 +160,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
-        return rows.read(partition) if isinstance(partition, rows.Part) else iter(())
+        return _read(self._options, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
@@ -201,8 +205,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _acknowledge(self, offset: Frontier) -> None:
         if offset != self._acknowledged:
-            self._attached().acknowledge(offset, self._options.end_of_stream)
+            self._gone += self._attached().acknowledge(offset, self._options.end_of_stream)
             self._acknowledged = offset
+
+
+def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of a part. Spark makes up a part of another kind when there is none."""
+    if not isinstance(partition, rows.Part):
+        return iter(())
+    return iter([rows.announced(partition)]) if options.delivers_parts else rows.read(partition)
 
 
 def _parts(options: SourceOptions, queue: Attachment, piece: Slice | None) -> list[InputPartition]:

@@ -18,6 +18,7 @@ from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.instance import OpenDatabase
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.parquet import DataFile
+from servicebroker.pipeline.rows import delivered
 from servicebroker.pipeline.sorting import Bad, Sorter, now_in_utc
 from servicebroker.pipeline.task import query_id
 from servicebroker.store.running import run
@@ -71,7 +72,8 @@ class WarehouseWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, in files of their tables."""
-        return sort_rows(self._pipeline, self._queue, query_id("servicebroker_warehouse"), iterator)
+        query = query_id("servicebroker_warehouse")
+        return sort_rows(self._pipeline, self._queue, query, delivered(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Land the batch in every table that has not had it, then end the conversations that are to be ended."""
