@@ -146,11 +146,17 @@ def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [[(line.system, line.goal) for line in lines if line.scenario == name] for name in names]
     assert found == [
         [("servicebroker", None), ("spark", 0.5), ("spark", 0.5)],
-        [("servicebroker", None), ("spark", 0.9), ("parquet", 0.5)],
-        [("servicebroker", None), ("spark", 0.65), ("parquet", 0.33)],
-        [("servicebroker", None), ("spark", 0.45)],
+        [("servicebroker", None), ("spark", 0.9), ("parquet", 0.5), ("jdbc", 0.9)],
+        [("servicebroker", None), ("spark", 0.65), ("parquet", 0.33), ("jdbc", 0.65)],
+        [("servicebroker", None), ("spark", 0.45), ("jdbc", 0.45)],
     ]
-    assert all(line.figures and line.figures.per_second > 0 for line in lines)
+    assert {line.reason for line in lines if line.system == "jdbc"} == {"give --jdbc-jar FILE"}
+    assert all(line.figures and line.figures.per_second > 0 for line in lines if line.system != "jdbc")
+
+
+def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InstanceError, match="is no jar of PostgreSQL's JDBC driver"):
+        benchmarks.run(["pipeline-batch"], jdbc_jar=tmp_path)
 
 
 def test_between_two_instances() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
+from servicebroker.benchmarks.jdbc import Jdbc, reachable
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.remote import compare_remote
 from servicebroker.benchmarks.report import Conditions, Line, Report
@@ -31,6 +32,7 @@ def run(
     names: Sequence[str] = (ALL,),
     *,
     pgmq_sql: Path | None = None,
+    jdbc_jar: Path | None = None,
     scale: float = 1.0,
     rounds: int = 5,
     folder: Path | None = None,
@@ -42,6 +44,7 @@ def run(
     Args:
         names: of `SCENARIOS`, "storage" or "remote" for all whose names begin so, or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
+        jdbc_jar: the jar of PostgreSQL's JDBC driver; without it Spark's JDBC is not measured.
         scale: of the number of messages in each round; 1 is the standard, 1,000,000 for the pipeline.
         rounds: how often each line is measured; the pipeline takes three at most.
         folder: an existing folder on the disk to measure; default the system's folder for large temporary files.
@@ -50,7 +53,7 @@ def run(
 
     Raises:
         InstanceError: an unknown name, a scale or a number of rounds that makes no sense, no server, no Java, or
-            a file that is not pgmq's.
+            a file that is not pgmq's, or is no jar.
     """
     chosen = chosen_scenarios(names)
     if not 0 < scale <= 1000 or rounds < 1:
@@ -60,14 +63,15 @@ def run(
         place = Path(stack.enter_context(_scratch(folder)))
         place.chmod(0o711)  # a server that root starts runs as another user, who has to pass
         progress("starting a server")
+        jdbc = reachable(place / "instance", jdbc_jar) if jdbc_jar else None
         instance = stack.enter_context(open_instance(place / "instance"))
         meter = stack.enter_context(closing(Meter(instance.url)))
         field = open_field(instance, pgmq_sql, stack)
         lines: list[Line] = []
         for name in chosen:
-            lines += _lines(name, instance, field, meter, place, messages[name], rounds, progress)
+            lines += _lines(name, instance, field, meter, place, messages[name], rounds, progress, jdbc)
         conditions = Conditions(
-            command or command_line(names, pgmq_sql, scale, rounds),
+            command or command_line(names, pgmq_sql, scale, rounds, jdbc_jar),
             datetime.now(UTC).date().isoformat(),
             platform.python_version(),
             _server_version(instance),
@@ -98,11 +102,15 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     ]
 
 
-def command_line(names: Sequence[str], pgmq_sql: Path | None, scale: float, rounds: int) -> str:
+def command_line(
+    names: Sequence[str], pgmq_sql: Path | None, scale: float, rounds: int, jdbc_jar: Path | None = None
+) -> str:
     """The command that makes the same run; a file is named without its folder."""
     words = ["servicebroker", "bench", *names]
     if pgmq_sql is not None:
         words += ["--pgmq-sql", pgmq_sql.name]
+    if jdbc_jar is not None:
+        words += ["--jdbc-jar", jdbc_jar.name]
     if scale != 1:
         words += ["--scale", f"{scale:g}"]
     if rounds != 5:
@@ -119,6 +127,7 @@ def _lines(
     messages: int,
     rounds: int,
     progress: Progress,
+    jdbc: Jdbc | None,
 ) -> list[Line]:
     scenario = SCENARIOS[name]
     if name.startswith(f"{REMOTE}-"):
@@ -128,7 +137,7 @@ def _lines(
     from servicebroker.benchmarks.pipeline import compare_pipeline
 
     rounds = min(rounds, PIPELINE_ROUNDS)
-    return compare_pipeline(name, scenario, instance, field, meter, place, messages, rounds, progress)
+    return compare_pipeline(name, scenario, instance, field, meter, place, messages, rounds, progress, jdbc)
 
 
 def _scratch(folder: Path | None) -> tempfile.TemporaryDirectory[str]:

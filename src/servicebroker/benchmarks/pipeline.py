@@ -1,6 +1,6 @@
 """The pipeline: a queue drained, read and written by Spark, against Spark without a broker on the same server.
 
-Spark's own JDBC is no peer here: the embedded server listens on no port. ADBC reads as fast as it.
+Spark's own JDBC takes part where the jar of its driver is given; ADBC reads about as fast as it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.jdbc import Jdbc
 from servicebroker.benchmarks.measure import Meter, Sample, figures
 from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker.benchmarks.report import OURS, Line
@@ -24,6 +25,7 @@ from servicebroker.store.running import execute
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+NEEDS_JAR = "give --jdbc-jar FILE"
 NEEDS_SPARK = "pip install 'servicebroker[spark]'"
 PACKAGES = ("pyspark", "pyarrow", "deltalake", "adbc_driver_postgresql")
 CONVERSATIONS = 64
@@ -40,6 +42,7 @@ def compare_pipeline(
     messages: int,
     rounds: int,
     progress: Progress,
+    jdbc: Jdbc | None = None,
 ) -> list[Line]:
     """Do what the scenario of that name says with so many messages, `rounds` times each way.
 
@@ -55,9 +58,9 @@ def compare_pipeline(
     broker = next(system for system in field.systems if isinstance(system, ServiceBroker))
     progress("pipeline: starting Spark")
     running = SparkSession.getActiveSession()
-    spark = spark_session("servicebroker bench")
+    spark = spark_session("servicebroker bench", config={"spark.jars": str(jdbc.jar)} if jdbc else None)
     try:
-        entrants = Pipeline(spark, instance, broker, place / "tables").entrants(name)
+        entrants = Pipeline(spark, instance, broker, place / "tables", jdbc).entrants(name)
         for _, way in entrants:
             way.prepare(WARM_UP)
             way.work(WARM_UP)
@@ -72,16 +75,22 @@ def compare_pipeline(
             spark.stop()
     spark_version = f"{version('pyspark')}, ADBC {version('adbc-driver-postgresql')}"
     versions = {OURS: broker.version, "spark": spark_version, "parquet": f"pyspark {version('pyspark')}"}
+    if jdbc:
+        versions["jdbc"] = f"pyspark {version('pyspark')}, driver {jdbc.version}"
     lines = [
         Line(name, system, versions[system], way.label, way.settings, figures(samples[way])) for system, way in entrants
     ]
+    if "jdbc" in scenario.goals and jdbc is None:
+        lines.append(Line(name, "jdbc", reason=NEEDS_JAR))
     return with_ratios(lines, scenario)
 
 
 class Pipeline:
     """One queue, filled anew before each measurement, and the ways to get its rows out with Spark."""
 
-    def __init__(self, spark: SparkSession, instance: Instance, broker: ServiceBroker, folder: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, instance: Instance, broker: ServiceBroker, folder: Path, jdbc: Jdbc | None
+    ) -> None:
         from servicebroker.benchmarks.adbc import AdbcSource
 
         self._spark = spark
@@ -89,6 +98,7 @@ class Pipeline:
         self._database = broker.database
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._folder = folder
+        self._jdbc = jdbc
         self._range = (0, 0)
         self._jobs = 0
         spark.dataSource.register(AdbcSource)
@@ -117,14 +127,18 @@ class Pipeline:
 
     def _peers(self) -> list[tuple[str, Way]]:
         tasks = f"{self._spark.sparkContext.defaultParallelism} tasks, same rows"
+        jdbc = Way("JDBC batch to Parquet", tasks, self.fill, self._timed(self._rows_by_jdbc))
         return [
+            *([("jdbc", jdbc)] if self._jdbc else []),
             ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
             ("parquet", Way("Parquet to Parquet", tasks, self._fill_copy, self._timed(self._copied_rows))),
         ]
 
     def _writes(self) -> list[tuple[str, Way]]:
+        jdbc = Way("JDBC insert", "one bare table, no key, batches rewritten", self._prepare_rows, self.insert)
         return [
             (OURS, Way("df.write, by key", "exactly once, 4 conversations", self._prepare_rows, self.send)),
+            *([("jdbc", jdbc)] if self._jdbc else []),
             ("spark", Way("COPY in the tasks", "one bare table, no key", self._prepare_rows, self.copy_in)),
         ]
 
@@ -133,7 +147,7 @@ class Pipeline:
         return [
             (
                 OURS,
-                Way("drained into Delta", "exactly once, AvailableNow, acknowledged", self.fill, self.drain),
+                Way("drained into Delta", "exactly once, AvailableNow, parts, acknowledged", self.fill, self.drain),
             ),
             ("spark", Way("ADBC batch read", f"to noop, {tasks}", self.fill, self._timed(self._rows, self.discard))),
             ("spark", Way("ADBC batch to Parquet", tasks, self.fill, self._timed(self._rows))),
@@ -219,6 +233,12 @@ class Pipeline:
         self._frame(messages).foreachPartition(copy)
         return messages
 
+    def insert(self, messages: int) -> int:
+        """Spark's own way into a table."""
+        assert self._jdbc
+        self._jdbc.insert(self._frame(messages), "bench_bare")
+        return messages
+
     def _prepare_rows(self, messages: int) -> None:
         with self._instance.connection() as connection:
             execute(connection, f"truncate {self._table}")
@@ -257,6 +277,12 @@ class Pipeline:
     def save(self, rows: DataFrame) -> None:
         """Into Parquet files of Spark's own."""
         rows.write.parquet(str(self._folder / "parquet"))
+
+    def _rows_by_jdbc(self) -> DataFrame:
+        from servicebroker.benchmarks.adbc import AdbcSource
+
+        assert self._jdbc
+        return self._jdbc.rows(self._spark, self._table, AdbcSource.SQL, *self._range)
 
     def _rows(self) -> DataFrame:
         first, end = self._range

@@ -129,8 +129,9 @@ _HOW_TO_READ = """\
 - **WAL/message**: bytes of write-ahead log that the server wrote for one message, indexes and bookkeeping included.
 
 pgmq is measured only when the SQL file of one of its releases is given: `--pgmq-sql FILE`. pgqueuer and procrastinate
-come with `pip install 'servicebroker[bench]'`, Spark and Delta with `servicebroker[spark]`. Filling a queue before it
-is read, emptying it after it was written to and starting Spark are not part of any figure."""
+come with `pip install 'servicebroker[bench]'`, Spark and Delta with `servicebroker[spark]`. Spark's JDBC is measured
+when the jar of PostgreSQL's driver is given (Debian: libpostgresql-jdbc-java): `--jdbc-jar FILE`. Filling a queue before
+it is read, emptying it after it was written to and starting Spark are not part of any figure."""
 
 
 def _conditions(conditions: Conditions) -> str:

@@ -60,7 +60,11 @@ SCENARIOS: dict[str, Scenario] = {
     "remote-1": Scenario("Between two instances, 16 senders with one message per transaction", 8_000, {BASELINE: 0.75}),
     "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
-    f"{PIPELINE}-batch": Scenario("Spark source to Parquet, batch", 1_000_000, {"spark": 0.9, "parquet": 0.5}),
-    f"{PIPELINE}-stream": Scenario("Spark source to Parquet, stream", 1_000_000, {"spark": 0.65, "parquet": 0.33}),
-    f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 500_000, {"spark": 0.45}),
+    f"{PIPELINE}-batch": Scenario(
+        "Spark source to Parquet, batch", 1_000_000, {"jdbc": 0.9, "spark": 0.9, "parquet": 0.5}
+    ),
+    f"{PIPELINE}-stream": Scenario(
+        "Spark source to Parquet, stream", 1_000_000, {"jdbc": 0.65, "spark": 0.65, "parquet": 0.33}
+    ),
+    f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 500_000, {"jdbc": 0.45, "spark": 0.45}),
 }

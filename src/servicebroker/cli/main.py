@@ -282,6 +282,10 @@ def bench(
     pgmq_sql: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The SQL file of a pgmq release; without it pgmq is left out.")
     ] = None,
+    jdbc_jar: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The jar of PostgreSQL's JDBC driver; without it Spark's JDBC is left out."),
+    ] = None,
     scale: Annotated[float, typer.Option(help="Times the standard number of messages.")] = 1.0,
     rounds: Annotated[int, typer.Option(help="How often each line is measured; the median counts.")] = 5,
     write: Annotated[
@@ -295,7 +299,7 @@ def bench(
     def progress(sentence: str) -> None:
         typer.echo(sentence, err=True)
 
-    report = benchmarks.run(names, pgmq_sql=pgmq_sql, scale=scale, rounds=rounds, progress=progress)
+    report = benchmarks.run(names, pgmq_sql=pgmq_sql, jdbc_jar=jdbc_jar, scale=scale, rounds=rounds, progress=progress)
     if write is not None:
         report.write(write)
     typer.echo(json.dumps(report.as_json()) if as_json else report.markdown())
