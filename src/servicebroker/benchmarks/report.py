@@ -130,8 +130,8 @@ _HOW_TO_READ = """\
 
 pgmq is measured only when the SQL file of one of its releases is given: `--pgmq-sql FILE`. pgqueuer and procrastinate
 come with `pip install 'servicebroker[bench]'`, Spark and Delta with `servicebroker[spark]`. Spark's JDBC is measured
-when the jar of PostgreSQL's driver is given (Debian: libpostgresql-jdbc-java): `--jdbc-jar FILE`. Filling a queue before
-it is read, emptying it after it was written to and starting Spark are not part of any figure."""
+when the jar of PostgreSQL's driver is given (Debian: libpostgresql-jdbc-java): `--jdbc-jar FILE`. Filling a queue
+before it is read, emptying it after it was written to and starting Spark are not part of any figure."""
 
 
 def _conditions(conditions: Conditions) -> str:
