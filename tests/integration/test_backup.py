@@ -42,6 +42,7 @@ class Copied:
     """What was going on when the dump was made."""
 
     def __init__(self, database: sb.Database) -> None:
+        self.url = database.instance.url
         self.broker = identifier(database)
         self.open, self.target = open_dialog(database)
         database.send(self.open, ORDER, b"in the queue")
@@ -164,6 +165,35 @@ def test_a_copy_is_adopted_and_its_messages_are_within_the_reach_of_a_stream(
         assert instance.check().findings == []
         assert bodies(database.receive(STOCK_QUEUE)) == [b"in the queue"]
         assert database.send(was.open, ORDER, b"next") == 2
+
+
+def test_a_stream_refuses_a_copy_by_its_checkpoint_and_reads_it_with_a_new_one(
+    copied: tuple[sb.Instance, Copied],
+) -> None:
+    pytest.importorskip("pyspark")
+    from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+    from servicebroker.pipeline.options import source_options
+    from servicebroker.pipeline.source import QueueStreamReader
+
+    def stream(url: str) -> QueueStreamReader:
+        return QueueStreamReader(source_options({"instance": url, "database": "Shop", "queue": STOCK_QUEUE}))
+
+    copy, was = copied
+    everything = ReadAllAvailable()
+    original = stream(was.url)
+    checkpoint = original.latestOffset(original.initialOffset(), everything)
+    original.stop()
+    adopted(copy, "keep")
+    reader = stream(copy.url)
+    with pytest.raises(sb.InstanceError, match=r"as after a dump and restore.*start the query with a new checkpoint"):
+        reader.latestOffset(checkpoint, everything)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, everything)
+    batches = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+    assert [body for batch in batches for body in batch["message_body"].to_pylist()] == [b"in the queue"]
+    assert reader.latestOffset(end, everything) is end
+    reader.stop()
 
 
 @pytest.mark.feature(204)

@@ -61,13 +61,28 @@ def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_pa
         row["queuing_order"]: (row["reason"], row["message_body"]) for row in found.tables["quarantine"].to_pylist()
     }
     assert quarantined == {
-        2: ("malformed", b"\xff") if False else quarantined[2],
+        2: ("wrong encoding", b"\xff"),
         3: ("empty", None),
         4: ("wrong type", b'{"id": "x"}'),
         5: ("too large", b"1234"),
         6: ("unconfigured type", b"what"),
     }
     assert found.bad == []
+
+
+def test_a_body_of_100_mb_lands_whole(tmp_path):
+    """In bronze and quarantine by the usual limit, and in its table where the rule allows as much."""
+    body = b"%05d" % 12345 * 20_000_000
+    text = MessageRule("Long", "text", "long", maximum_body=len(body))
+    pipe = pipeline(tmp_path, ORDER, text)
+    land(pipe, "q", 0, batch(order(1), message(2, body), message(3, body, "Long")))
+    files = DeltaTable(pipe.folder("bronze")).file_uris()
+    read = f"select queuing_order, octet_length(message_body) > 1000000 from read_parquet({files}) order by 1"
+    assert duckdb.sql(read).fetchall() == [(1, False), (2, True), (3, True)]
+    (row,) = table(pipe, "quarantine")
+    assert (row["reason"], row["message_body"] == body) == ("too large", True)
+    (row,) = table(pipe, "long")
+    assert row["text"].encode() == body
 
 
 def test_types_without_a_rule_stay_in_bronze_or_stop_the_pipeline(tmp_path):
