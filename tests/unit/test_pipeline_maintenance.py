@@ -115,6 +115,18 @@ def test_the_page_shows_every_figure_and_nothing_of_it_is_markup():
     assert 0 <= min(places) <= max(places) <= 860
 
 
+def test_an_hour_without_messages_is_a_gap_and_the_scale_is_round():
+    def page(*at: int) -> html.HtmlElement:
+        start = datetime(2026, 1, 2, tzinfo=UTC)
+        hours = [Hour(start + timedelta(hours=n), "q", "s", "c", 30_435, 1, 0, 0, 0.1, 0.1, 0.1, 0.1) for n in at]
+        return html.fromstring(report("a", hours))
+
+    assert len(page(0, 1, 2, 3).findall(".//polyline")) == 5
+    broken = page(0, 1, 5, 6, 9)  # two lines and a dot for each of the three latencies; sums go on at 0
+    assert (len(broken.findall(".//polyline")), len(broken.findall(".//circle"))) == (8, 3)
+    assert [text.text for text in broken.findall(".//svg")[0].findall("text")][:3] == ["0", "20,000", "40,000"]
+
+
 def test_a_page_of_nothing_and_of_one_hour():
     assert "Nothing has landed yet" in report("a", [])
     hour = Hour(datetime(2026, 1, 2, tzinfo=UTC), "q", "s", "c", 1, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from html import escape
+from itertools import groupby
 
 from servicebroker.pipeline.analysis import Hour
 
 _WIDTH, _HEIGHT = 860, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 12, 30
 _COLOURS = ("#2f6690", "#d98324", "#a23b3b")
+_WIDEST_BAR = 60.0
 _MOST_HOURS = 24 * 14  # in a chart; older hours stand in the table alone
 
 _PAGE = """<!doctype html>
@@ -20,14 +23,14 @@ _PAGE = """<!doctype html>
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 900px; padding: 0 1rem; color: #1d2430; }}
 h1 {{ font-size: 1.5rem; margin-bottom: .2rem; }}
 h2 {{ font-size: 1.05rem; margin: 1.8rem 0 .4rem; }}
-.tiles {{ display: flex; flex-wrap: wrap; gap: 1rem; margin: 1rem 0; }}
-.tile {{ background: #f2f5f8; border-radius: .4rem; padding: .6rem 1rem; min-width: 8rem; }}
+.tiles {{ display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }}
+.tile {{ background: #f2f5f8; border-radius: .4rem; padding: .6rem .9rem; flex: 1 1 7rem; white-space: nowrap; }}
 .tile b {{ display: block; font-size: 1.3rem; }}
 svg {{ width: 100%; height: auto; }}
 svg text {{ font: 12px system-ui, sans-serif; fill: #4a5568; }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .25rem .5rem; border-bottom: 1px solid #dde3ea; text-align: right; }}
-th.name, td.name {{ text-align: left; overflow-wrap: anywhere; }}
+th, td {{ padding: .25rem .5rem; border-bottom: 1px solid #dde3ea; text-align: right; white-space: nowrap; }}
+th.name, td.name {{ text-align: left; }}
 .wide {{ overflow-x: auto; }}
 </style></head><body>
 <h1>{title}</h1><p>{subtitle}</p>
@@ -99,11 +102,12 @@ def _sums(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hou
     return list(sums.values())
 
 
-def _worst(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hour], float]) -> list[float]:
-    worst = dict.fromkeys(times, 0.0)
+def _worst(hours: Sequence[Hour], times: Sequence[datetime], value: Callable[[Hour], float]) -> list[float | None]:
+    """None for an hour in which nothing came."""
+    worst: dict[datetime, float | None] = dict.fromkeys(times)
     for hour in hours:
         if hour.hour in worst:
-            worst[hour.hour] = max(worst[hour.hour], value(hour))
+            worst[hour.hour] = max(worst[hour.hour] or 0.0, value(hour))
     return list(worst.values())
 
 
@@ -123,13 +127,13 @@ def _tiles(hours: Sequence[Hour]) -> str:
 def _chart(
     title: str,
     times: Sequence[datetime],
-    series: Sequence[tuple[str, list[float]]],
+    series: Sequence[tuple[str, Sequence[float | None]]],
     show: Callable[[float], str],
     *,
     bars: bool = False,
 ) -> str:
-    """A chart over the hours, its scale from 0 to the highest value."""
-    top = max((max(values) for _, values in series), default=0) or 1.0
+    """A chart over the hours, its scale from 0 to a round number above the highest value."""
+    top = _round_up(max(value or 0.0 for _, values in series for value in values))
     plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     step = plot_width / len(times)
 
@@ -147,30 +151,44 @@ def _chart(
         parts.append(f'<text x="{x}" y="{_HEIGHT - 8}" text-anchor="middle">{times[number]:%m-%d %H:%M}</text>')
     for (name, values), colour in zip(series, _COLOURS, strict=False):
         parts.append(_bars(values, place, step, colour) if bars else _line(values, place, colour))
-        parts.append(f"<desc>{escape(name)}: {escape(', '.join(show(value) for value in values[-24:]))}</desc>")
+        parts.append(f"<desc>{escape(name)}: {escape(', '.join(show(value or 0.0) for value in values[-24:]))}</desc>")
     legend = "" if bars else _legend([name for name, _ in series])
     svg = "".join(parts)
     return f'<h2>{escape(title)}</h2>{legend}<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{svg}</svg>'
 
 
-def _bars(values: list[float], place: Callable[[int, float], tuple[float, float]], step: float, colour: str) -> str:
+def _round_up(value: float) -> float:
+    """The next number that has a half that reads well: 2, 4, 6, 8 or 10 times a power of ten; 2 for nothing."""
+    if value <= 0:
+        return 2.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * step for step in (2, 4, 6, 8, 10) if power * step >= value)
+
+
+def _bars(
+    values: Sequence[float | None], place: Callable[[int, float], tuple[float, float]], step: float, colour: str
+) -> str:
     found = []
     for number, value in enumerate(values):
-        (x, y), (_, bottom) = place(number, value), place(number, 0)
-        width = max(round(step * 0.8, 1), 0.5)
+        (x, y), (_, bottom) = place(number, value or 0.0), place(number, 0)
+        width = min(max(round(step * 0.8, 1), 0.5), _WIDEST_BAR)
         height = round(bottom - y, 1)
         left = round(x - width / 2, 1)
         found.append(f'<rect x="{left}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>')
     return "".join(found)
 
 
-def _line(values: list[float], place: Callable[[int, float], tuple[float, float]], colour: str) -> str:
-    points = [place(number, value) for number, value in enumerate(values)]
-    if len(points) == 1:
-        ((x, y),) = points
-        return f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
-    way = " ".join(f"{x},{y}" for x, y in points)
-    return f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>'
+def _line(values: Sequence[float | None], place: Callable[[int, float], tuple[float, float]], colour: str) -> str:
+    """Broken where there is no value; a value between two gaps is a dot."""
+    parts = []
+    for is_gap, run in groupby(enumerate(values), lambda one: one[1] is None):
+        points = [] if is_gap else [place(number, value or 0.0) for number, value in run]
+        way = " ".join(f"{x},{y}" for x, y in points)
+        if len(points) == 1:
+            parts.append(f'<circle cx="{points[0][0]}" cy="{points[0][1]}" r="4" fill="{colour}"/>')
+        elif points:
+            parts.append(f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    return "".join(parts)
 
 
 def _legend(names: Sequence[str]) -> str:
