@@ -128,8 +128,10 @@ def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, 
     query = land(maxMessagesPerTrigger="15", deliver=deliver)
     found = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
     assert found == rows_of_batches
-    told = query.recentProgress[-1]["sources"][0]["latestOffset"]
-    assert json.loads(told)["messagesAcknowledged"] == 40
+    last = [one for one in query.recentProgress if one["numInputRows"]][-1]
+    told = json.loads(last["sources"][0]["latestOffset"])
+    assert told.get("messagesRead", sum(found)) == 40
+    assert told["messagesBehind"] == 0
     assert (feed.left(), feed.far_states()) == (0, {"CD": 10})
     table = DeltaTable(tmp_path / "table")
     rows = table.to_pyarrow_table().to_pylist()
@@ -141,6 +143,18 @@ def test_a_run_lands_in_pages_ends_conversations_and_leaves_nothing(feed, land, 
     version = table.version()
     land()
     assert DeltaTable(tmp_path / "table").version() == version
+
+
+def test_the_progress_of_spark_says_what_holds_the_stream_back(feed, land):
+    feed.dialog(b"a")
+    with feed.database.transaction() as slow:
+        slow.send(feed.dialog(), LINE, b"slow")
+        feed.dialog(b"held back")
+        query = land()
+        told = json.loads(query.lastProgress["sources"][0]["latestOffset"])
+        assert (told["messagesBehind"], told["blockingPid"]) == (2, slow.connection.info.backend_pid)
+    assert told["oldestMessageSeconds"] >= 0
+    assert told["frontierLag"] >= 1
 
 
 def test_a_batch_that_landed_but_was_not_acknowledged_lands_once(feed, land, tmp_path):

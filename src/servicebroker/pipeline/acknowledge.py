@@ -36,10 +36,8 @@ def acknowledge(
     end_of_stream: str,
     archive: bool = False,
     ending: Ending = end_now,
-) -> int:
+) -> None:
     """Delete the rows of `piece` and end the conversations that they end, in one transaction of its own.
-
-    Returns how many rows the queue still had of it.
 
     With `archive` the rows go into the queue's archive, which the attachment has made.
 
@@ -62,7 +60,6 @@ def acknowledge(
                     raise
         if count and not keeps_or_shares:
             _remove(connection, queue_id, piece, count)
-        return int(count)
 
 
 def _remove(connection: psycopg.Connection[Any], queue_id: int, piece: Slice, count: int) -> None:

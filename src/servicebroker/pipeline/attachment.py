@@ -13,7 +13,7 @@ from servicebroker.engine.catalog import Catalog, find_queue
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
-from servicebroker.pipeline.frontier import Frontier
+from servicebroker.pipeline.frontier import Frontier, Slice
 from servicebroker.pipeline.instance import OpenDatabase, has_table
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
@@ -130,13 +130,17 @@ class Attachment:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told
 
-    def acknowledge(self, offset: Frontier, end_of_stream: str) -> int:
-        """Everything up to `offset` is with the sink: it leaves the queue. Returns how many messages did."""
+    def count(self, piece: Slice, *, system_messages: bool) -> int:
+        """How many messages a batch has."""
+        kinds = {"archived": self.reads_archive(piece.lo), "system_messages": system_messages}
+        return int(execute(self.connection, frontier.count_rows(self.queue_id, piece, **kinds))[0][0])
+
+    def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
+        """Everything up to `offset` is with the sink: it leaves the queue."""
         piece = frontier.read_so_far(offset)
-        if piece is None:
-            return 0
-        place = (self.connection, self.queue_id, self.database_id, piece)
-        return acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
+        if piece:
+            place = (self.connection, self.queue_id, self.database_id, piece)
+            acknowledge(*place, end_of_stream=end_of_stream, archive=self.archives)
 
     def _owner(self) -> str:
         found = execute(

@@ -194,12 +194,23 @@ def rows(queue_id: int, piece: Slice, share: Share, columns: str, *, archived: b
 
     The values are written into the text because COPY takes no parameters; all are numbers.
     """
-    where = _in_slice(piece)
+    where = _in_slice(piece) + _without_system_messages(system_messages)
     if share.of > 1:
         where += f" and bucket % {int(share.of)} = {int(share.number)}"
-    if not system_messages:
-        where += f" and message_type_id not in ({', '.join(map(str, SYSTEM_TYPES))})"
     return _merged(queue_id, columns, where, archived)
+
+
+def count_rows(queue_id: int, piece: Slice, *, archived: bool, system_messages: bool) -> str:
+    """How many rows a slice has."""
+    kinds = _without_system_messages(system_messages)
+    counted = f"select (select count(*) from servicebroker.queue_{queue_id} where {_scanned(piece)}{kinds})"
+    if archived:
+        counted += f" + (select count(*) from servicebroker.archived_{queue_id} where {_in_slice(piece)}{kinds})"
+    return counted
+
+
+def _without_system_messages(system_messages: bool) -> str:
+    return "" if system_messages else f" and message_type_id not in ({', '.join(map(str, SYSTEM_TYPES))})"
 
 
 def endings(queue_id: int, piece: Slice) -> str:

@@ -29,7 +29,7 @@ class Metrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"servicebroker_pipeline_{name}", text, labels, registry=self.registry)
 
-        self._messages = gauge("messages", "Messages that have landed and left the queue since the start")
+        self._messages = gauge("messages", "Messages that have landed since the start")
         self._batches = gauge("batches", "Batches with messages since the start")
         self._behind = {key: gauge(*words) for key, words in _GAUGES.items()}
 

@@ -27,8 +27,7 @@ class QueueRun:
     """The query of one queue, and what it has told so far.
 
     Attributes:
-        batches: with messages, since it was started.
-        messages: that have landed and left the queue since then.
+        batches, messages: that have landed since it was started.
         behind: what the source says of how far behind it is (`Attachment.progress`).
     """
 
@@ -46,7 +45,7 @@ class QueueRun:
             told = json.loads(progress.json)
             (source,) = told["sources"]
             self.behind = source.get("latestOffset") or self.behind
-            self.messages = self.behind.get("messagesAcknowledged", 0)
+            self.messages = self.behind.get("messagesRead", 0)
             self._last = source.get("endOffset") or self._last
             if told["batchId"] > self._seen and told["numInputRows"]:
                 self._seen = told["batchId"]
@@ -72,7 +71,7 @@ class QueueRun:
         attached = Attachment.open(options)
         try:
             attached.claim(options.claim_timeout)
-            self.messages += attached.acknowledge(Frontier.from_json(self._last), options.end_of_stream)
+            attached.acknowledge(Frontier.from_json(self._last), options.end_of_stream)
         finally:
             attached.close()
 

@@ -92,7 +92,6 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.noDataProgressEventInterval": "1000",  # ms: how fresh the progress of an idle query is
         "spark.sql.shuffle.partitions": str(tasks),
         # few, large batches between Java and Python
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",

@@ -100,7 +100,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._queue: Attachment | None = None
         self._acknowledged: Frontier | None = None
-        self._gone = 0  # messages that have left the queue
+        self._read = 0  # messages in the batches since the start, where Spark counts parts
         self._planned: Frontier | None = None
         self._began_anew = False
         self._target: int | None = None  # the frontier that ends an AvailableNow query
@@ -139,13 +139,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json() if end else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How far behind the stream is (`Attachment.progress`), and how many messages have left since it began.
+        """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress.
 
-        Spark shows it as `latestOffset` of the source in its progress.
+        With it goes `messagesRead`, how many messages were in the batches so far, where rows stand for parts.
         """
         if self._planned is None:
             return None
-        told = {"messagesAcknowledged": self._gone}
+        told = {"messagesRead": self._read} if self._options.delivers_parts else {}
         return self._planned.to_json() | told | self._attached().progress(self._planned)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -156,7 +156,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last is None:
             return []  # a batch that was planned in another life of the server
         first = self._continued(Frontier.from_json(start), now) or queue.initial
-        return _parts(self._options, queue, between(first, last))
+        self._planned = last  # also of a batch that was planned by the query's last life
+        piece = between(first, last)
+        if piece and self._options.delivers_parts:
+            self._read += queue.count(piece, system_messages=self._options.include_system_messages)
+        return _parts(self._options, queue, piece)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
@@ -205,7 +209,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _acknowledge(self, offset: Frontier) -> None:
         if offset != self._acknowledged:
-            self._gone += self._attached().acknowledge(offset, self._options.end_of_stream)
+            self._attached().acknowledge(offset, self._options.end_of_stream)
             self._acknowledged = offset
 
 
