@@ -136,12 +136,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end is None and offset.hi < hi:
             end = queue.page_end(offset.opened(hi), at_most)
         self._planned = end or offset
+        piece = between(offset, end) if end and self._options.delivers_parts else None
+        if piece:  # counted here: Spark asks for its progress next
+            self._read += queue.count(piece, system_messages=self._options.include_system_messages)
         return end.to_json() if end else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """How far behind the stream is (`Attachment.progress`): `latestOffset` of the source in Spark's progress.
 
-        With it goes `messagesRead`, how many messages were in the batches so far, where rows stand for parts.
+        With it goes `messagesRead`, where rows stand for parts: how many messages were in the batches so far, but for
+        one that an earlier run has planned.
         """
         if self._planned is None:
             return None
@@ -156,11 +160,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last is None:
             return []  # a batch that was planned in another life of the server
         first = self._continued(Frontier.from_json(start), now) or queue.initial
-        self._planned = last  # also of a batch that was planned by the query's last life
-        piece = between(first, last)
-        if piece and self._options.delivers_parts:
-            self._read += queue.count(piece, system_messages=self._options.include_system_messages)
-        return _parts(self._options, queue, piece)
+        return _parts(self._options, queue, between(first, last))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a part, in a task."""
