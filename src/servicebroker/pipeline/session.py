@@ -95,6 +95,7 @@ def _settings(cores: int | None, memory: str) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(tasks),
         # few, large batches between Java and Python
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.python.authenticate.socketTimeout": "120s",  # of 15: on a busy machine Python starts slowly
         "spark.python.daemon.module": "servicebroker.pipeline.daemon",
         "spark.sql.warehouse.dir": Path(tempfile.gettempdir(), "servicebroker-spark-warehouse").as_uri(),
     }
