@@ -50,7 +50,7 @@ def land(spark, feed, tmp_path):
         sink = source.load().writeStream.format("servicebroker_delta").option("path", str(tmp_path / "table"))
         query = sink.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(**trigger).start()
         if available_now:
-            query.awaitTermination(60)
+            assert query.awaitTermination(300)
         return query
 
     return start
