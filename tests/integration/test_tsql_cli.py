@@ -107,6 +107,18 @@ def test_an_error_inside_a_procedure_names_it(make_url):
     assert (error["number"], error["procedure"], error["line"]) == (8134, "Fails", 2)
 
 
+def test_a_script_may_be_one_of_sqlcmd(make_url, tmp_path: Path):
+    (tmp_path / "names.sql").write_text(":setvar what Orders\n")
+    script = tmp_path / "made.sql"
+    script.write_text(":on error exit\n:r names.sql\nPRINT '$(what) $(who)'\nGO\nSELECT 1/0\nGO\nPRINT 'never'\n")
+    result = run("sql", "--instance", make_url(), "-i", str(script), "-v", "who=Ann", "--json")
+    assert result.exit_code == 1
+    first, error = told(result)
+    assert first == {"message": "Orders Ann"}
+    assert (error["number"], error["line"]) == (8134, 5)
+    assert run("sql", "-v", "nothing", "-Q", "PRINT 1").exit_code == 2
+
+
 def test_check_says_what_runs(tmp_path: Path):
     script = tmp_path / "old.sql"
     script.write_text(
@@ -136,7 +148,7 @@ def test_check_reads_on_after_a_batch_that_it_cannot_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "runs"), [("SELECT 1", False), ("SELECT 1\nGO", True), ("go 3", True), ("exit;", True)]
+    ("text", "runs"), [("SELECT 1", False), ("SELECT 1\nGO", True), ("go 3", True), ("exit;", True), (":r x.sql", True)]
 )
 def test_the_prompt_runs_what_go_ends(text, runs):
     assert is_complete(text) is runs

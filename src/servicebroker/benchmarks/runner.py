@@ -18,6 +18,7 @@ from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.scenarios import Scenario
 from servicebroker.benchmarks.storage import storage_systems
 from servicebroker.benchmarks.system import System, Way
+from servicebroker.benchmarks.tsql import tsql_systems
 
 NEEDS_FILE = "give --pgmq-sql FILE"
 NEEDS_EXTRA = "pip install 'servicebroker[bench]'"
@@ -58,6 +59,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
             missing[name] = NEEDS_EXTRA
     systems += [stack.enter_context(closing(measured)) for measured in network_systems(instance.url)]
     systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in tsql_systems(instance)]
     for system in list(systems):
         if isinstance(system, ServiceBroker):
             systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]

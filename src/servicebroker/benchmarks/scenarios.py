@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 PIPELINE = "pipeline"
 STORAGE = "storage"  # stands for all scenarios whose names begin so
 REMOTE = "remote"  # likewise
+TSQL = "tsql"  # likewise
 BASELINE = "baseline"  # ours in easier conditions
 PIPELINE_ROUNDS = 3  # at most: one takes a minute
 
@@ -59,6 +60,9 @@ SCENARIOS: dict[str, Scenario] = {
     "remote-10": Scenario("Between two instances, 10 messages per SEND transaction", 20_000, {BASELINE: 0.75}),
     "remote-1": Scenario("Between two instances, 16 senders with one message per transaction", 8_000, {BASELINE: 0.75}),
     "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
+    "tsql-send": Scenario("SEND through a procedure in T-SQL against Python", 2_000, {BASELINE: 0.5}),
+    "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
+    "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
     f"{PIPELINE}-batch": Scenario(
         "Spark source to Parquet, batch", 1_000_000, {"jdbc": 0.9, "spark": 0.9, "parquet": 0.5}

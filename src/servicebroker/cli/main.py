@@ -233,12 +233,21 @@ def sql(
     ] = "master",
     file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
     text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
+    variables: Annotated[
+        list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
+    ] = [],  # noqa: B006 # typer reads it
     as_json: Annotated[bool, typer.Option("--json", help="One line for each result set and message.")] = False,
 ) -> None:
     """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
     from servicebroker.cli.sql import read_script, run_sql  # the parser takes its time to import
+    from servicebroker.cli.sqlcmd import Sqlcmd, variables_of
 
-    if not run_sql(instance, database, read_script(file, text), as_json=as_json):
+    try:
+        sqlcmd = Sqlcmd(variables_of(variables))
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong)) from None
+    folder = Path.cwd() if file is None else file.parent
+    if not run_sql(instance, database, read_script(file, text), sqlcmd, folder, as_json=as_json):
         raise typer.Exit(1)
 
 

@@ -14,6 +14,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import TransactSqlLexer
 
+from servicebroker.cli.sqlcmd import Sqlcmd
+from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.session import Session
 
@@ -43,7 +45,7 @@ class WordsAndNames(Completer):
                 yield Completion(name, -len(word))
 
 
-def prompt(session: Session, history: Path | None = None) -> None:
+def prompt(session: Session, sqlcmd: Sqlcmd, history: Path | None = None) -> None:
     """Read and run batches until QUIT, EXIT or the end of input."""
     kept = history or Path.home() / ".servicebroker_history"
     try:
@@ -72,13 +74,17 @@ def prompt(session: Session, history: Path | None = None) -> None:
         if text.strip().upper().rstrip(";") in ("QUIT", "EXIT"):
             return
         try:
-            session.run(text)
+            session.run(sqlcmd.expand(text, Path.cwd()).text)
+        except TsqlError as unreadable:
+            session.machine.say(unreadable)
         except KeyboardInterrupt:
             print("Interrupted.")  # noqa: T201
 
 
 def is_complete(text: str) -> bool:
-    """Whether Enter runs it: GO stands in the last line, or the text is a command of the prompt."""
+    """Whether Enter runs it: GO stands in the last line, or the text is a command of the prompt or of sqlcmd."""
+    if "\n" not in text and text.startswith(":"):
+        return True
     last = text.rstrip().split("\n")[-1].strip().upper().rstrip(";")
     return last.split(" ")[0] == "GO" or text.strip().upper().rstrip(";") in ("QUIT", "EXIT")
 

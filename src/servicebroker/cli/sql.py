@@ -21,6 +21,7 @@ from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
+from servicebroker.cli.sqlcmd import Sqlcmd
 from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
@@ -44,20 +45,28 @@ class Told:
         self._tell(said)
 
 
-def run_sql(instance: str, database: str, script: str | None, *, as_json: bool) -> bool:
-    """Run a script, or what is typed when there is none; whether all of it went well."""
+def run_sql(instance: str, database: str, script: str | None, sqlcmd: Sqlcmd, folder: Path, *, as_json: bool) -> bool:
+    """Run a script, or what is typed when there is none; whether all of it went well.
+
+    `folder` is where the names of files in the script begin.
+    """
     told = Told(tell_json if as_json else tell_plainly)
+    try:
+        expanded = None if script is None else sqlcmd.expand(script, folder)
+    except TsqlError as unreadable:
+        told(unreadable)
+        return False
     with (
         open_instance(instance) as opened,
         activated(opened),
         Session(opened.database(database, create=True), told) as session,
     ):
-        if script is not None:
-            session.run(script)
+        if expanded is not None:
+            session.run(expanded.text, ends_at_error=expanded.ends_at_error)
             return not told.failed
         from servicebroker.cli.prompt import prompt
 
-        prompt(session)
+        prompt(session, sqlcmd)
         return True
 
 

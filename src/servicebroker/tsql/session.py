@@ -7,7 +7,7 @@ with Session(database) as session:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -124,12 +124,24 @@ class Session:
         if self._given is None:
             release_kept(machine.connection)
 
-    def run(self, script: str, parameters: Mapping[str, object] | None = None) -> None:
-        """Run a script, batch by batch; everything is told to the listener, and errors of one batch stop no other."""
+    def run(
+        self,
+        script: str,
+        parameters: Mapping[str, object] | None = None,
+        *,
+        ends_at_error: Callable[[int], bool] = lambda line: False,
+    ) -> None:
+        """Run a script, batch by batch; everything is told to the listener.
+
+        An error of one batch stops no other, unless `ends_at_error` says so of the line where the batch ends.
+        """
         try:
             for batch in batches(script):
+                self.machine.last_error = None
                 for _ in range(batch.times):
                     self._run_batch(batch, parameters or {})
+                    if self.machine.last_error and ends_at_error(batch.tokens.line(len(batch.tokens.words) - 1)):
+                        return
         except TsqlError as unreadable:  # what follows cannot be told apart
             self.machine.say(unreadable)
 
