@@ -18,10 +18,12 @@ class TsqlError(BrokerError):
         line: where the statement begins, 0 when that is not known: of the script, inside a procedure of its text.
         procedure: its name, "" outside of procedures.
         is_raised: whether RAISERROR said it, so that SET XACT_ABORT does not count.
+        undoes: whether the transaction is rolled back whatever the number, since what was done before it stands.
         ends_batch: whether what follows in the batch is left out whatever the number, as after THROW.
     """
 
     is_raised = False
+    undoes = False
     ends_batch = False
 
     def __init__(

@@ -36,6 +36,8 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     "42601": (102, 15, "Incorrect syntax: {message}."),
     "42702": (209, 16, "Ambiguous column name '{name}'."),
     "42803": (8120, 16, "{message}."),
+    "42704": (3701, 11, "Cannot drop the object, because it does not exist: {message}."),
+    "42P06": (2714, 16, "There is already an object named '{name}' in the database."),
     "42501": (229, 14, "The permission was denied: {message}."),
     "40P01": (
         1205, 13,

@@ -66,7 +66,7 @@ union select name from servicebroker.message_types where database_id = $1
 union select name from servicebroker.service_contracts where database_id = $1
 union select name from servicebroker.tsql_modules where database_id = $1
 """
-_KEPT = 500
+_KEPT = 2000
 _LONG = 20_000  # characters; longer batches are hardly run twice
 _parsed: dict[tuple[str, int], tuple[Statement, ...]] = {}  # by text and first line
 
@@ -243,7 +243,7 @@ def statements_of(batch: Batch) -> tuple[Statement, ...]:
     key = (text, tokens.line(0))
     if key not in _parsed:
         if len(_parsed) >= _KEPT:
-            _parsed.clear()
+            del _parsed[next(iter(_parsed))]  # the oldest
         _parsed[key] = parse(tokens)
     return _parsed[key]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from uuid import UUID
 
+import psycopg
+
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Omitted
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
@@ -15,6 +17,7 @@ from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.expressions import evaluate, identifier, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.receiving import cannot_fail, check_list, deliver
+from servicebroker.tsql.postgres_errors import from_postgres
 from servicebroker.tsql.syntax import (
     BeginDialog,
     BeginTimer,
@@ -41,7 +44,7 @@ def written(name: Name) -> str:
 
 @runs(BeginDialog)
 def _begin_dialog(machine: Machine, statement: BeginDialog) -> None:
-    machine.frame.type_of(statement.handle)
+    convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.handle))  # it must take a handle
     contract = names.DEFAULT if statement.contract is None else text(machine, statement.contract)
     lifetime = MAXIMUM_LIFETIME if statement.lifetime is None else integer(machine, statement.lifetime)
     handle = machine.context.verbs.begin_dialog(
@@ -119,19 +122,19 @@ def _wait_for(machine: Machine, statement: WaitForMessage) -> None:
 
 
 def _take(machine: Machine, statement: Receive, wait: float) -> None:
-    """The messages, and where they go: when that fails outside of a transaction, they are in the queue again."""
+    """The messages, and where they go: when that fails, they are in the queue again."""
     check_list(machine, statement)
-    if machine.transactions.count or cannot_fail(statement):
+    if cannot_fail(statement):
         deliver(machine, statement, _received(machine, statement, wait))
         return
-    machine.transactions.begin()
-    try:
-        deliver(machine, statement, _received(machine, statement, wait))
-    except BaseException:
-        if machine.transactions.count:
-            machine.context.roll_back()
-        raise
-    machine.context.commit()
+    with machine.together():
+        messages = _received(machine, statement, wait)
+        try:
+            deliver(machine, statement, messages)
+        except (TsqlError, psycopg.Error) as problem:
+            error = problem if isinstance(problem, TsqlError) else from_postgres(problem)
+            error.undoes = bool(messages)
+            raise error from None
 
 
 def _received(machine: Machine, statement: Receive, wait: float) -> list[Message]:
@@ -160,7 +163,7 @@ def _get(machine: Machine, statement: GetConversationGroup) -> None:
 
 
 def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -> None:
-    machine.frame.type_of(statement.group)
+    convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
     group = database_of(machine, statement.queue).verbs.get_conversation_group(written(statement.queue), wait=wait)
     machine.frame.assign(statement.group, group, UNIQUEIDENTIFIER)
     machine.done(int(group is not None))

@@ -177,7 +177,7 @@ class Machine:
         lost = error.number == 1205 or self.transactions.is_lost
         if lost and self.transactions.count and not self.transactions.outer:
             self.transactions.restart()
-        aborts = lost or (self.xact_abort and not error.is_raised) or error.number in _ABORTING
+        aborts = lost or error.undoes or (self.xact_abort and not error.is_raised) or error.number in _ABORTING
         if self.tries:
             if aborts and self.transactions.count:
                 self.transactions.doomed = True

@@ -6,6 +6,7 @@ from typing import Any
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import postgres_name
+from servicebroker.store.queue import quoted
 from servicebroker.tsql.context import SessionDatabase, check_alone
 from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter.conversations import written
@@ -13,6 +14,7 @@ from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop
 from servicebroker.tsql.interpreter.transport import connect_on_endpoint
 from servicebroker.tsql.syntax import Definition, Name, Permission
+from servicebroker.tsql.translation.writer import string
 
 _OBJECTS = {
     "SERVICE": "service",
@@ -139,8 +141,8 @@ def _create_schema(machine: Machine, statement: Definition) -> None:
         (database.database_id, name),
     ):
         raise TsqlError(2714, f"There is already an object named '{name}' in the database.")
-    spelled = name.replace("'", "''")  # which sys.schemas shows
-    machine.queries.define(f'create schema if not exists "{schema}"; comment on schema "{schema}" is \'{spelled}\'')
+    own = quoted(schema)
+    machine.queries.define(f"create schema if not exists {own}; comment on schema {own} is {string(name)}")
     machine.connection.run_prepared(
         "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3)",
         (database.database_id, name, schema),
@@ -156,7 +158,7 @@ def _drop_schema(machine: Machine, statement: Definition) -> None:
     if not rows:
         drop(statement, lambda: _not_there(statement.name.own))
         return
-    machine.queries.define(f'drop schema if exists "{rows[0][0]}"')
+    machine.queries.define(f"drop schema if exists {quoted(rows[0][0])}")
     machine.connection.run_prepared(
         "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)",
         (machine.database.database_id, statement.name.own),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import NUMBER
+from servicebroker.tsql.tokens import NUMBER, unquoted
 from servicebroker.tsql.translation.reading import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import output_columns, query
@@ -303,13 +303,13 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
     name = reader.dotted()
     if reader.take("ON"):
         table, own = _table(writer, reader)
-        index = name.text.strip('[]"')
+        index = unquoted(name.text)
     else:  # the old form: table.index
         parts = name.part(0, len(name.words) - 2)
         if len(name.words) < 3:
             raise syntax_error(name.text, reader.piece.line(place))
         own = object_name(parsed(parts, "SELECT * FROM").args["from_"].this)
         table = table_name(writer, own)
-        index = name.part(len(name.words) - 1, len(name.words)).text.strip('[]"')
+        index = unquoted(name.part(len(name.words) - 1, len(name.words)).text)
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
     return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"
