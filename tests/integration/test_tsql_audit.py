@@ -104,3 +104,34 @@ def test_procedures_know_their_number(clinic: sb.Database) -> None:
     EXEC (N'SELECT OBJECT_SCHEMA_NAME(@@PROCID) + ''.'' + OBJECT_NAME(@@PROCID)')""")
     assert document(clinic, "EXEC WhoAmI; ") == "dbo.WhoAmI"
     assert clinic.execute_tsql("SELECT OBJECT_NAME(@@PROCID)").rows == [(None,)]
+
+
+def test_a_trigger_asks_which_columns_were_set(clinic: sb.Database) -> None:
+    script = """
+    CREATE TABLE Beds (Bed INT PRIMARY KEY, Room VARCHAR(10), State VARCHAR(10), Moves INT);
+    CREATE TABLE Log (Said VARCHAR(20));
+    INSERT Beds VALUES (1, 'blue', 'free', 0);
+    GO
+    CREATE TRIGGER BedChanged ON Beds AFTER INSERT, UPDATE, DELETE AS
+    BEGIN
+        IF UPDATE(State) AND NOT UPDATE([Room]) INSERT Log VALUES ('state alone');
+        IF UPDATE(Room) OR UPDATE(Moves) INSERT Log VALUES ('room or moves');
+        IF NOT UPDATE(Bed) INSERT Log VALUES ('same bed');
+    END
+    """
+    clinic.execute_tsql(script)
+
+    def logged(change: str) -> list[object]:
+        clinic.execute_tsql("DELETE Log; " + change)
+        return [said for (said,) in clinic.execute_tsql("SELECT Said FROM Log ORDER BY Said").rows]
+
+    assert logged("UPDATE Beds SET State = 'taken' WHERE Room = 'blue'") == ["same bed", "state alone"]
+    assert logged("UPDATE b SET b.Moves += 1, [Room] = 'red' FROM Beds b") == ["room or moves", "same bed"]
+    counted = "DECLARE @n INT; UPDATE Beds SET @n = Moves = Moves + 1; INSERT Log SELECT @n"
+    assert logged(counted) == ["2", "room or moves", "same bed"]  # also where the statement gives a variable its value
+    assert logged("INSERT Beds VALUES (2, 'red', 'free', 0)") == ["room or moves"]
+    assert logged("DELETE Beds WHERE Bed = 2") == ["same bed"]
+    with pytest.raises(TsqlError) as caught:
+        clinic.execute_tsql("UPDATE Beds SET Moves = 1 / 0")
+    assert caught.value.number == 8134
+    assert clinic.execute_tsql("SELECT @@TRANCOUNT").rows == [(0,)]

@@ -269,3 +269,34 @@ def test_rowversion(database: sb.Database) -> None:
     CREATE TABLE Twice (A TIMESTAMP, B ROWVERSION)
     """
     assert told(database, "CREATE TABLE Found (A INT)" + script) == [[(1, 8)], [(1,)], [(0,)], 2738]
+
+
+def test_certificates_travel_as_data(instance: sb.Instance, database: sb.Database) -> None:
+    instance.database("Peer", create=True)
+    script = """
+    CREATE MASTER KEY ENCRYPTION BY PASSWORD = 'long enough 1!';
+    CREATE CERTIFICATE Own WITH SUBJECT = 'Own', EXPIRY_DATE = '20900101';
+    DECLARE @sql NVARCHAR(MAX) = N'USE Peer; CREATE CERTIFICATE Theirs FROM BINARY = '
+        + CONVERT(NVARCHAR(MAX), CERTENCODED(CERT_ID('Own')), 1);
+    EXEC (@sql);
+    USE Peer
+    SELECT pvt_key_encryption_type, subject FROM sys.certificates WHERE name = 'theirs'
+    CREATE CERTIFICATE Wrong FROM BINARY = 5
+    """
+    found = [said for said in told(database, script) if not str(said).startswith("Changed database")]
+    assert found == [[("NA", "CN=Own")], 102]
+
+
+def test_dates_beside_numbers_and_parameters_of_templates(database: sb.Database) -> None:
+    script = """
+    DECLARE @elapsed DATETIME = GETDATE() - GETDATE(), @limit INT = 5
+    IF @elapsed > @limit PRINT 'late' ELSE PRINT 'in time'
+    IF GETDATE() > 40000 AND 0 = @elapsed PRINT 'days since 1900'
+    GO
+    CREATE QUEUE <queue name, sysname, test_queue>
+    GO
+    CREATE QUEUE <queue_name, sysname, test_queue>
+    """
+    assert told(database, script) == ["in time", "days since 1900", 102, 102]
+    with pytest.raises(TsqlError, match="a parameter of a template"):
+        database.execute_tsql("DROP QUEUE <queue_name, sysname, test_queue>")

@@ -136,6 +136,10 @@ begin atomic
                   or (wanted.name = 'db_owner' and 1 in (select principal_id from roles)) then 1 else 0 end
       from known wanted where lower(wanted.name) = lower(is_member.role) and wanted.is_role;
 end;
+create or replace function tsql.certencoded(id integer) returns bytea language sql stable parallel safe
+begin atomic
+    select c.certificate from servicebroker.certificates c where c.certificate_id = id;
+end;
 create or replace function tsql.cert_id(database text, name text) returns integer language sql stable parallel safe
 begin atomic
     select c.certificate_id from servicebroker.certificates c join servicebroker.databases d using (database_id)

@@ -38,6 +38,7 @@ class Frame:
         types, values: of the variables.
         tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
         code: the return code.
+        updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
         trigger_tables: `inserted` and `deleted` inside a trigger.
     """
 
@@ -47,6 +48,11 @@ class Frame:
     values: dict[str, object] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
     code: int = 0
+    updated: frozenset[str] | None = frozenset()
+
+    def has_set(self, column: str) -> bool:
+        """UPDATE(column) of a trigger."""
+        return self.updated is None or column in self.updated
 
     def declare(self, name: str, kind: SqlType) -> None:
         """A new variable, NULL. One that a loop declares again keeps its value."""

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from servicebroker.store import locks
 from servicebroker.store.direct import DirectConnection
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.translation.triggers import UPDATED
 from servicebroker.tsql.types import INT, SqlType
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class Functions(Mapping[str, object]):
         self._machine = machine
 
     def __getitem__(self, name: str) -> object:
+        if name.startswith(UPDATED):
+            return int(self._machine.frame.has_set(name.removeprefix(UPDATED)))
         return KNOWN[name][0](self._machine)
 
     def __contains__(self, name: object) -> bool:

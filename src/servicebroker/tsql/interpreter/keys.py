@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from servicebroker.tsql.errors import unsupported
+from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter import transport
 from servicebroker.tsql.interpreter.expressions import text
 from servicebroker.tsql.interpreter.machine import Machine
@@ -56,9 +59,21 @@ def _backup_master_key(machine: Machine, statement: Definition) -> None:
 
 @defines("CREATE", "CERTIFICATE")
 def _create_certificate(machine: Machine, statement: Definition) -> None:
+    if "binary" not in statement.clauses:
+        _create(machine, statement)
+        return
+    encoded = statement.clauses["binary"].value
+    if not isinstance(encoded, bytes):
+        raise TsqlError(102, f"Incorrect syntax near '{str(encoded)[:30]}'.", severity=15)
+    with TemporaryDirectory() as folder:  # the API reads files
+        file = Path(folder) / "certificate"
+        file.write_bytes(encoded)
+        clauses = {name: value for name, value in statement.clauses.items() if name != "binary"}
+        _create(machine, replace(statement, clauses=clauses | {"file": str(file)}))
+
+
+def _create(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
-    if "binary" in clauses:
-        raise unsupported("A certificate FROM BINARY", "Use FROM FILE.", statement.line)
     if transport.is_of_the_transport(machine):
         transport.create_certificate(machine, statement, _private_key(statement))
         return

@@ -26,6 +26,7 @@ from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.types import SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
+_CHANGES = re.compile(r"\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
 _WRITES = re.compile(r"\b(?:insert|update|merge|into)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(", re.IGNORECASE)
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
@@ -74,10 +75,17 @@ class Queries:
         done = translate(text, self.scope())
         if done.kind != "rows":
             machine.transactions.check()
-        if done.kind == "count" and triggers.any_here(machine):
-            self._change_with_triggers(done, text)
+        if done.kind != "ddl" and _CHANGES.match(text) and triggers.any_here(machine):
+            with machine.together():  # a statement and the triggers that it fires, all or nothing
+                triggers.ask(machine)
+                self._take(done, self._execute(done, text), text)
+                triggers.fire(machine, text)
             return
-        result = self._execute(done, text)
+        self._take(done, self._execute(done, text), text)
+
+    def _take(self, done: Translated, result: Result, text: str) -> None:
+        """What comes of a statement that has run: its rows are said or assigned, its count is kept."""
+        machine = self.machine
         if done.kind == "ddl":
             self.columns.forget()
             self._note_temporary(text)
@@ -92,14 +100,6 @@ class Queries:
             machine.done(len(result.rows))
         else:
             self._changed(done, result, text)
-
-    def _change_with_triggers(self, done: Translated, text: str) -> None:
-        """A statement and the triggers that it fires, all or nothing."""
-        machine = self.machine
-        with machine.together():
-            triggers.ask(machine)
-            self._changed(done, self._execute(done, text), text)
-            triggers.fire(machine)
 
     def _changed(self, done: Translated, result: Result, text: str) -> None:
         machine = self.machine

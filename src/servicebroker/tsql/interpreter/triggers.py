@@ -16,6 +16,8 @@ from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.syntax import Trigger
+from servicebroker.tsql.tokens import VARIABLE, unquoted
+from servicebroker.tsql.translation.reading import read
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -68,7 +70,27 @@ def ask(machine: Machine) -> None:
     )
 
 
-def fire(machine: Machine) -> None:
+@functools.lru_cache(maxsize=256)
+def columns_set(text: str) -> frozenset[str] | None:
+    """The columns, in lower case, that an UPDATE sets; None for another statement, which writes all of them."""
+    piece = read(text)
+    begin = piece.find("UPDATE", "INSERT", "DELETE", "MERGE")
+    first = piece.find("SET", after=begin or 0)
+    if begin is None or first is None or piece.words[begin] != "UPDATE":
+        return None
+    last = piece.find("FROM", "WHERE", "OUTPUT", "OPTION", after=first)
+    found = set()
+    for part in piece.part(first + 1, len(piece.words) if last is None else last).split():
+        signs = [place for place in part.outside() if part.words[place].endswith("=")]
+        for place in signs[:2]:  # @variable = column = value
+            at = part.first + place - 1
+            if part.tokens.kinds[at] != VARIABLE:
+                found.add(unquoted(part.tokens.text(at)).lower())
+                break
+    return frozenset(found)
+
+
+def fire(machine: Machine, statement: str) -> None:
     """After it: run the triggers of what it has changed.
 
     Raises:
@@ -88,7 +110,9 @@ def fire(machine: Machine) -> None:
                 trigger = _parsed(text)
                 if event in trigger.events:
                     machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
-                    _run(machine, Frame(name, number), trigger, tables)
+                    frame = Frame(name, number)
+                    frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
+                    _run(machine, frame, trigger, tables)
         finally:
             for copy in tables.values():
                 machine.queries.columns.copies.pop(copy, None)

@@ -75,6 +75,14 @@ class Reader:
         if self.word == "":
             before = max(self.at - 1, 0)
             return syntax_error(self.tokens.text(before) or "the end", self.tokens.line(before))
+        if self.word == "<" and self.words[self.at + 2 : self.at + 4] == [",", self.peek(3)]:
+            return TsqlError(
+                102,
+                f"Incorrect syntax near '<'. <{self.tokens.text(self.at + 1)}, ...> is a parameter of a template: "
+                "write a value in its place.",
+                severity=15,
+                line=self.line,
+            )
         return syntax_error(self.tokens.text(self.at)[:60], self.line)
 
     def refuse(self, what: str, instead: str) -> NoReturn:

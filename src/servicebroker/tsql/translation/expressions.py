@@ -273,6 +273,10 @@ def matched(left: Sql, right: Sql) -> tuple[str, str]:
     if right.kind == "string" and left.kind not in (None, "string"):
         assert left.type is not None
         return left.text, _beside(right, left.type)
+    for one, other in ((left, right), (right, left)):  # a number of days since 1900
+        if one.kind == "number" and other.type is not None and other.type.name in ("datetime", "smalldatetime"):
+            days = converted(one, other.type).text
+            return (days, other.text) if one is left else (other.text, days)
     if left.kind and right.kind and left.kind != right.kind and not {left.kind, right.kind} <= {"number", "binary"}:
         raise _incompatible(left, right, "equal to")
     if {left.kind, right.kind} == {"number", "binary"}:

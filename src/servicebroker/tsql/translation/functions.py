@@ -145,6 +145,7 @@ FUNCTIONS: dict[str, Function] = {
     "databasepropertyex": _f("ss", "tsql.databasepropertyex({0}, {1})", NVARCHAR),
     "objectproperty": _f("is", "tsql.objectproperty({0}, {1})", INT),
     "get_transmission_status": _f("a", "tsql.get_transmission_status({0})", SqlType("nvarchar", 4000)),
+    "certencoded": _f("i", "tsql.certencoded({0})", VARBINARY),
     "cert_id": _f("s", "tsql.cert_id({database}, {0})", INT),
     "database_principal_id": _f("?s", "tsql.principal_id({database}, {all_or_dbo})", INT),
     "user_id": _f("?s", "tsql.principal_id({database}, {all_or_dbo})", INT),
@@ -487,7 +488,6 @@ SPECIAL: dict[str, Callable[[Writer, list[exp.Expression]], Sql]] = {
     "json_modify": _json_modify,
     "ident_current": _ident_current,
     "soundex": _not_here("SOUNDEX", "Compare the strings themselves."),
-    "update": _not_here("UPDATE(column)", "Compare inserted and deleted."),
     "identity": _not_here("IDENTITY() in SELECT INTO", "Create the table with an IDENTITY column, then INSERT."),
     "string_split": _not_here("STRING_SPLIT as a value", "It is a table: write it in FROM."),
 }

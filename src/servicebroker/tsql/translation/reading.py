@@ -31,7 +31,7 @@ _FUNCTIONS = frozenset(
     DATABASE_PRINCIPAL_ID CERT_ID HAS_PERMS_BY_NAME GET_TRANSMISSION_STATUS UPDATE FORMATMESSAGE CONTEXT_INFO
     SESSION_CONTEXT CURRENT_TRANSACTION_ID EVENTDATA PARSENAME ISNUMBER GREATEST LEAST STDEV VAR CHECKSUM_AGG
     DEGREES RADIANS ATN2 TRIGGER_NESTLEVEL IS_MEMBER IS_SRVROLEMEMBER IS_ROLEMEMBER COMPRESS DECOMPRESS IDENTITY
-    STRING_TO_ARRAY ASYMKEY_ID KEY_GUID""".split()  # noqa: SIM905 # a list of so many strings is harder to read
+    STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
 )
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
 _COMPOUND = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
@@ -176,7 +176,7 @@ def _respelled(piece: Slice) -> str:
         elif kinds[at] == VARIABLE and text.startswith("@@"):
             out.append(f"{MARK}global('{text.lower()}')")
         elif kinds[at] == WORD and _is_function(words, at, piece):
-            out.append(MARK + text)
+            out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
             out.append(f"{MARK}{text}()")
         elif word == "SOME" and words[at + 1] == "(":
