@@ -300,3 +300,29 @@ def test_dates_beside_numbers_and_parameters_of_templates(database: sb.Database)
     assert told(database, script) == ["in time", "days since 1900", 102, 102]
     with pytest.raises(TsqlError, match="a parameter of a template"):
         database.execute_tsql("DROP QUEUE <queue_name, sysname, test_queue>")
+
+
+def test_clean_up_that_puts_its_statements_together(database: sb.Database) -> None:
+    """Names of the catalog go into a variable row by row, and queues say the schemas they stand in."""
+    script = """
+    CREATE SCHEMA Depot
+    GO
+    CREATE QUEUE dbo.One; CREATE QUEUE Depot.Two;
+    CREATE SERVICE One ON QUEUE dbo.One; CREATE SERVICE Two ON QUEUE Depot.Two;
+    GO
+    SELECT s.name, q.name FROM sys.service_queues q JOIN sys.schemas s ON s.schema_id = q.schema_id
+    WHERE q.name IN ('One', 'Two') ORDER BY q.name
+    DECLARE @sql NVARCHAR(MAX) = N'', @count INT = 0
+    SELECT @sql = @sql + N'DROP SERVICE ' + QUOTENAME(name) + N';', @count += 1
+    FROM sys.services WHERE name IN ('One', 'Two') ORDER BY name
+    SELECT @sql += N'DROP QUEUE ' + QUOTENAME(SCHEMA_NAME(schema_id)) + N'.' + QUOTENAME(name) + N';'
+    FROM sys.service_queues WHERE name IN ('One', 'Two') ORDER BY name
+    PRINT @sql
+    EXEC sp_executesql @sql
+    SELECT @count, COUNT(*) FROM sys.service_queues WHERE name IN ('One', 'Two')
+    """
+    assert told(database, script) == [
+        [("dbo", "One"), ("Depot", "Two")],
+        "DROP SERVICE [One];DROP SERVICE [Two];DROP QUEUE [dbo].[One];DROP QUEUE [Depot].[Two];",
+        [(2, 0)],
+    ]

@@ -72,6 +72,14 @@ select name, object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as paren
 create view tsql.schemas with (security_invoker = true) as
 select s.name, s.schema_id, 1 as principal_id, s.broker_database
   from tsql.every_schema s join servicebroker.shown_databases shown using (database_id);
+-- Under the number that sys.schemas has for it: 1 for dbo.
+create or replace view tsql.service_queues with (security_invoker = true) as
+select q.name, q.object_id, q.principal_id,
+       case when n.nspname is null or n.nspname = lower(q.broker_database || '_dbo') then 1 else q.schema_id end as schema_id,
+       q.parent_object_id, q.type, q.type_desc, q.create_date, q.modify_date, q.is_ms_shipped, q.is_published, q.is_schema_published,
+       q.max_readers, q.activation_procedure, q.execute_as_principal_id, q.is_activation_enabled, q.is_receive_enabled,
+       q.is_enqueue_enabled, q.is_retention_enabled, q.is_poison_message_handling_enabled, q.broker_database
+  from sys.service_queues q left join pg_namespace n on n.oid = q.schema_id::bigint::oid;
 create view tsql.sysobjects with (security_invoker = true) as
 select o.name, o.object_id as id, o.type as xtype, o.schema_id as uid, o.type, o.create_date as crdate, o.parent_object_id as parent_obj,
        o.broker_database from tsql.objects o;

@@ -22,6 +22,7 @@ OWN = frozenset(
         "internal_tables",
         "partitions",
         "sql_modules",
+        "service_queues",
         "dm_broker_activated_tasks",
     }
     | {"assemblies", "assembly_files", "server_event_notifications", "asymmetric_keys", "extended_properties"}

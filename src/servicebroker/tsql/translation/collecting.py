@@ -12,6 +12,7 @@ from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import query
 from servicebroker.tsql.translation.writer import Source, Writer, refused, write_value
+from servicebroker.tsql.types import STRINGS, SqlType
 
 _ROWS, _KEPT = "tsql_rows", "tsql_kept"
 
@@ -39,11 +40,11 @@ def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translate
     steps = [value.transform(lambda each: _renamed(each, columns, targets)) for value in values]
     with writer.query([Source(_ROWS, known if len(known) > len(columns) else None), Source(_KEPT, kept)]):
         texts = [
-            converted(write_value(writer, step), writer.variable_type(name)).text
+            _plain(converted(write_value(writer, step), writer.variable_type(name)).text, writer.variable_type(name))
             for step, name in zip(steps, targets, strict=True)
         ]
     names = ", ".join(kept)
-    start = ", ".join(writer.variable(name).text for name in targets)
+    start = ", ".join(_plain(writer.variable(name).text, writer.variable_type(name)) for name in targets)
     text = (
         f"WITH RECURSIVE {_ROWS} AS MATERIALIZED ({numbered.text}), {_KEPT} (n, {names}) AS (SELECT 0::bigint, {start} UNION ALL "
         f"SELECT {_ROWS}.n, {', '.join(texts)} FROM {_KEPT} JOIN {_ROWS} ON {_ROWS}.n = {_KEPT}.n + 1) "
@@ -51,6 +52,11 @@ def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translate
     )
     types = tuple(writer.variable_type(name) for name in targets)
     return Translated(text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.locks))
+
+
+def _plain(text: str, of: SqlType) -> str:
+    """Names of catalog views have another collation, and both parts of a recursive query must have one."""
+    return f'({text}) COLLATE "C"' if of.name in STRINGS or of.name == "xml" else text
 
 
 def _numbered(rows: exp.Select) -> exp.Expression:

@@ -1,0 +1,1 @@
+-- The views and functions for T-SQL are made again: queues stand in the schemas that sys.schemas shows.
