@@ -13,6 +13,7 @@ import servicebroker as sb
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.site import Here
+from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect
 from support import Clock, define_standard_set
@@ -41,6 +42,7 @@ class Site:
         self.msdb = self.instance.database("msdb")
         self.out: dict[str, Pipe] = {}
         self.lost: set[str] = set()
+        self.asked: set[str] = set()  # whether they are the principal
         self.here = Here(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
         self.connection: psycopg.Connection[Any] = connect(url)
         self.clock = clock
@@ -54,6 +56,9 @@ class Site:
         if address.host in self.lost:
             return "The target service broker is unreachable."
         return self.out.setdefault(address.host, Pipe())
+
+    def ask(self, address: Address, known: Known) -> None:
+        self.asked.add(address.host)
 
     def route(self, service: str, to: str, *, outside: bool = False) -> None:
         (self.msdb if outside else self.database).create_route(

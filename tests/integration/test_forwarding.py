@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.broker import forwarding
 from servicebroker.protocol.forwarding import unwrap
-from servicebroker.protocol.routing import parse_address
+from servicebroker.protocol.mirroring import Role, Standing
+from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
 from support import (
@@ -288,3 +291,87 @@ def test_a_transport_route_dials_the_address_in_the_service_s_name(three: Three)
     assert (message.service_name, message.message_body) == (name, b"dialled")
     assert waiting_messages(database) == 0
     database.drop_route("Dialled")
+
+
+# ---------------------------------------------------------------- mirrored pairs
+
+EAST, NOBODY = Address("east", 4022), Address("nobody", 4022)
+MIRROR = Standing(Role.MIRROR, "c", 1)
+
+
+@contextmanager
+def mirrored(three: Three, site: Site, table: sb.Database, before: str) -> Iterator[None]:
+    """The routes of `table` lead to east, or its mirror that is nowhere, instead of where they did."""
+    text = "select service_broker_guid::text from sys.databases where broker_database = 'Test'"
+    ((broker,),) = query(three.east.database, text)
+    table.drop_route(f"{STOCK} to {before}")
+    clauses = {"address": str(EAST), "mirror_address": str(NOBODY)}
+    table.create_route("pair", service_name=STOCK, broker_instance=broker, **clauses)
+    site.asked.clear()
+    try:
+        yield
+    finally:
+        table.drop_route("pair")
+        site.route(STOCK, before, outside=table is site.msdb)
+
+
+def principal(timeline: int) -> Standing:
+    return Standing(Role.PRINCIPAL, "c", timeline)
+
+
+@pytest.mark.feature(122)
+def test_messages_wait_until_one_of_a_pair_is_the_principal_and_again_when_it_is_not(three: Three) -> None:
+    west, east = three.west, three.east
+    with mirrored(three, west, west.database, "middle"):
+        handle = three.send("a")
+        three.rounds(4)
+        assert west.asked == {"east", "nobody"}
+        assert east.database.receive(STOCK_QUEUE) == []
+        west.relay.stands(EAST, principal(1))
+        west.relay.unreached(NOBODY, "refused")
+        three.rounds()
+        assert bodies(east.database.receive(STOCK_QUEUE)) == [b"a"]
+        west.asked.clear()
+        three.send("b", handle=handle)
+        west.round()  # it is under way, and never arrives
+        east.world["west"].out["east"].frames.clear()
+        assert west.asked == set()
+        west.relay.stands(EAST, MIRROR)
+        three.send("c", handle=handle)
+        three.rounds(4)
+        assert west.asked == {"east", "nobody"}
+        ((why,),) = query(west.database, "select distinct transmission_status from sys.transmission_queue")
+        assert why.startswith("The target service broker is unreachable. Neither is known to be the principal: ")
+        assert "TCP://east:4022 says that it is the mirror" in why
+        west.relay.stands(EAST, principal(2))
+        west.relay.stands(NOBODY, principal(1))  # the old one
+        three.rounds()
+        assert bodies(east.database.receive(STOCK_QUEUE)) == [b"b", b"c"]
+        west.restart()  # and is known as that after a restart
+        three.send("d", handle=handle)
+        three.rounds(4)
+        west.relay.stands(NOBODY, principal(1))
+        west.relay.unreached(EAST, "cut")
+        three.rounds(4)
+        ((why,),) = query(west.database, "select distinct transmission_status from sys.transmission_queue")
+        assert "TCP://nobody:4022 claims to be the principal on a timeline that a promotion has ended" in why
+        west.relay.stands(EAST, principal(2))
+        three.rounds()
+        assert bodies(east.database.receive(STOCK_QUEUE)) == [b"d"]
+    assert query(west.database, "select * from servicebroker.mirrored_pairs") == []
+
+
+@pytest.mark.feature(122, 152)
+def test_a_forwarder_holds_messages_until_one_of_a_pair_is_the_principal(three: Three) -> None:
+    middle, east = three.middle, three.east
+    with mirrored(three, middle, middle.msdb, "east"):
+        three.send("a")
+        three.rounds(4)
+        assert middle.asked == {"east", "nobody"}
+        assert len(middle.relay.forwarding.observed()) == 1
+        assert east.database.receive(STOCK_QUEUE) == []
+        middle.relay.stands(EAST, principal(1))
+        middle.relay.stands(NOBODY, MIRROR)
+        three.rounds()
+        assert bodies(east.database.receive(STOCK_QUEUE)) == [b"a"]
+        assert middle.relay.forwarding.observed() == []

@@ -91,7 +91,7 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
     pair = told(MIRROR, None)
     assert pair.wake_at == ASK_AGAIN
     pair = tick(pair, ASK_AGAIN)
-    assert (pair.asked_at, pair.wake_at) == (ASK_AGAIN, 2 * ASK_AGAIN)
+    assert (pair.asked_at, pair.wake_at, pair.questions) == (ASK_AGAIN, 2 * ASK_AGAIN, 2)
     silent = tick(first_use(Known(), 0.0), HEARING)
     assert (silent.chosen, silent.asked_at) == (None, HEARING)
 
@@ -100,7 +100,7 @@ def test_both_are_asked_again_while_neither_is_chosen() -> None:
 def test_the_other_one_takes_over_when_it_claims_the_role_and_not_before(news: Standing | None) -> None:
     pair = told(principal(), MIRROR)
     pair = unreachable(pair, 0, "cut", 5.0) if news is None else heard(pair, 0, news, 5.0)
-    assert (pair.chosen, pair.words[1], pair.asked_at) == (None, Word.UNHEARD, 5.0)  # both are asked
+    assert (pair.chosen, pair.words[1], pair.asked_at, pair.questions) == (None, Word.UNHEARD, 5.0, 2)  # both are asked
     assert heard(pair, 1, MIRROR, 5.1).chosen is None
     assert heard(pair, 1, principal(2), 5.1).chosen == 1
 

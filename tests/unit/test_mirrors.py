@@ -95,6 +95,10 @@ def test_who_makes_the_route_anew_begins_without_what_was_seen() -> None:
     world = begun()
     mirrors = world.mirrors
     mirrors.heard(A, FIRST._replace(timeline=7))
+    mirrors.keep([])  # it was not kept yet
+    mirrors.take_changed()
+    assert mirrors.strangers([PAIR]) == set()
+    mirrors.take_news()
     mirrors.keep([PAIR])
     assert mirrors.strangers([PAIR]) == set()
     mirrors.keep([])

@@ -21,7 +21,7 @@ class Mirrors:
         self._links = links
         self._seconds = seconds
         self._pairs: dict[Remote, Pair] = {}
-        self._changed: set[Remote] = set()  # another one is chosen
+        self._changed: set[Remote] = set()  # another one is chosen, or none for another reason
         self._news: set[Remote] = set()  # something was heard, or a word has changed
         self._told: dict[Remote, str] = {}  # what was kept last
 
@@ -42,11 +42,9 @@ class Mirrors:
             self._ask(one)
 
     def keep(self, pairs: Iterable[Remote]) -> None:
-        """Routes have changed: only of these pairs anything is to be remembered."""
-        kept = set(pairs)
-        for one in self._pairs.keys() - kept:
-            del self._pairs[one]
-            self._told.pop(one, None)
+        """Routes have changed: of pairs that were kept, only these are to be remembered."""
+        for one in self._told.keys() - set(pairs):
+            del self._pairs[one], self._told[one]
             self._changed.add(one)
 
     def way(self, destination: Remote) -> Address | str:
@@ -76,7 +74,7 @@ class Mirrors:
             self._becomes(one, mirroring.tick(pair, self._seconds()))
 
     def take_changed(self) -> set[Remote]:
-        """The pairs of which another one was chosen, or none, since the last time."""
+        """The pairs of which another one was chosen since the last time, or none, or none for another reason."""
         taken, self._changed = self._changed, set()
         return taken
 
@@ -107,12 +105,14 @@ class Mirrors:
         before, self._pairs[one] = self._pairs[one], pair
         if (pair.words, pair.standings, pair.reasons) != (before.words, before.standings, before.reasons):
             self._news.add(one)
+            if pair.chosen is None:
+                self._changed.add(one)  # what waits says why
         if pair.chosen != before.chosen:
             self._changed.add(one)
             level = logging.WARNING if pair.chosen is None else logging.INFO
             assert one.mirror is not None
             _log.log(level, "%s", mirroring.explained(pair, (one.address, one.mirror)))
-        if pair.asked_at != before.asked_at:
+        if pair.questions != before.questions:
             self._ask(one)
 
     def _ask(self, one: Remote) -> None:

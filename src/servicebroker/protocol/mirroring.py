@@ -111,6 +111,7 @@ class Pair(NamedTuple):
         reasons: why each cannot be reached, where that is so.
         known: the highest timeline seen.
         asked_at: when the question was put that is open, or put last.
+        questions: how often it was put: whoever drives this asks both when the number rises.
     """
 
     chosen: int | None = None
@@ -119,6 +120,7 @@ class Pair(NamedTuple):
     reasons: tuple[str, str] = ("", "")
     known: Known = Known()
     asked_at: float = 0.0
+    questions: int = 1
 
     @property
     def wake_at(self) -> float:
@@ -152,17 +154,14 @@ def unreachable(pair: Pair, side: int, reason: str, now: float) -> Pair:
 
 
 def tick(pair: Pair, now: float) -> Pair:
-    """Time has passed: who has not answered counts as unreachable; while neither is chosen, both are asked again.
-
-    Who calls it asks both whenever `asked_at` has changed.
-    """
+    """Time has passed: who has not answered counts as unreachable; while neither is chosen, both are asked again."""
     if now < pair.wake_at:
         return pair
     if Word.UNHEARD in pair.words:
         for side in (0, 1):
             if pair.words[side] is Word.UNHEARD:
                 pair = unreachable(pair, side, f"no answer in {HEARING:g} seconds", now)
-    return pair if pair.chosen is not None else pair._replace(asked_at=now)
+    return pair if pair.chosen is not None else _asked(pair, now)
 
 
 def explained(pair: Pair, addresses: tuple[object, object]) -> str:
@@ -186,8 +185,13 @@ def _decided(pair: Pair, now: float) -> Pair:
         return pair._replace(chosen=CHOICE[first, second])
     if STAYS[CLAIMS[pair.words[pair.chosen]]]:
         return pair
-    words = _with(pair.words, 1 - pair.chosen, Word.UNHEARD)  # what it said before may be long ago
-    return pair._replace(chosen=None, words=words, asked_at=now)
+    other = 1 - pair.chosen  # what it said before may be long ago
+    words, reasons = _with(pair.words, other, Word.UNHEARD), _with(pair.reasons, other, "")
+    return _asked(pair._replace(chosen=None, words=words, reasons=reasons), now)
+
+
+def _asked(pair: Pair, now: float) -> Pair:
+    return pair._replace(asked_at=now, questions=pair.questions + 1)
 
 
 def _word(standing: Standing, known: Known) -> Word:

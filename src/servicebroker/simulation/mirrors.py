@@ -109,7 +109,7 @@ class _Sender:
                 self.changes += self.chosen_last not in (-1, pair.chosen)
                 self.chosen_last = pair.chosen
                 self.transmit()
-        if pair.asked_at != before.asked_at:
+        if pair.questions != before.questions:
             self._ask()
 
     def _ask(self) -> None:
