@@ -41,8 +41,9 @@ from servicebroker.protocol.activation import (
     could_not_start,
     look,
 )
-from servicebroker.store.connection import connect, one_line
+from servicebroker.store.connection import connect
 from servicebroker.store.hearing import hearing
+from servicebroker.store.outage import Outage
 from servicebroker.store.running import run, run_alone
 
 TICK = 1.0  # seconds between two looks at everything
@@ -83,6 +84,7 @@ class Host:
         self._look_at = 0.0  # when everything is looked at
         self._looks = 0  # how often everything was
         self._patience = PATIENCE
+        self._outage = Outage(_log, "Activation has lost the database, and looks for it again")
         self._changed, self._bell, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
 
@@ -124,9 +126,10 @@ class Host:
         while not self._stopped.is_set():
             try:
                 with connect(self.instance.url, application_name="servicebroker activation") as connection:
+                    self._outage.over()
                     self._serve(connection)
             except (psycopg.Error, ServiceBrokerError) as problem:
-                _log.warning("Activation has lost the database, and looks for it again: %s", one_line(problem))
+                self._outage.lost(problem)
                 self._forget()
                 self._stopped.wait(RECONNECT)
         self._drain()

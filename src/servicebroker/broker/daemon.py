@@ -37,9 +37,10 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
-from servicebroker.store.connection import connect, one_line
+from servicebroker.store.connection import connect
 from servicebroker.store.hearing import hearing
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
 
 PACE = 0.005  # seconds between rounds that follow each other
@@ -87,6 +88,7 @@ class Daemon:
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._trouble = ""
+        self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
@@ -127,7 +129,7 @@ class Daemon:
                 try:
                     self._connect_and_serve()
                 except (psycopg.Error, InstanceError) as problem:
-                    _log.warning("The database was lost, and is looked for again: %s", one_line(problem))
+                    self._outage.lost(problem)
                     self._network.stand(IN_DOUBT)
                     self._relay.forget()
                     self._stopped.wait(RECONNECT)
@@ -139,6 +141,7 @@ class Daemon:
 
     def _connect_and_serve(self) -> None:
         with connect(self._url, application_name="servicebroker serve") as connection:
+            self._outage.over()
             try:
                 self._connection = connection
                 if self._is_promoted(connection) and self._wait_for_lease(connection):
@@ -156,7 +159,7 @@ class Daemon:
                 with connect(self._url, application_name="servicebroker serve") as connection:
                     return self._is_promoted(connection)
             except (psycopg.Error, InstanceError) as problem:
-                _log.warning("The database was lost, and is looked for again: %s", one_line(problem))
+                self._outage.lost(problem)
                 self._network.stand(IN_DOUBT)
                 self._stopped.wait(RECONNECT)
         return False

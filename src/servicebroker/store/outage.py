@@ -1,0 +1,33 @@
+"""Saying that the database is lost: when that is news, and then once a minute; who looks for it does so each second."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from servicebroker.store.connection import one_line
+
+AGAIN = 60.0  # seconds until the same is said again
+
+
+class Outage:
+    """What one thread says of its database, as warnings that begin with `text`."""
+
+    def __init__(self, log: logging.Logger, text: str, seconds: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._text = text
+        self._seconds = seconds
+        self._said = ""
+        self._say_at = 0.0
+
+    def lost(self, problem: Exception) -> None:
+        """It is lost, or still is."""
+        said, now = one_line(problem), self._seconds()
+        if said != self._said or now >= self._say_at:
+            self._log.warning("%s: %s", self._text, said)
+            self._said, self._say_at = said, now + AGAIN
+
+    def over(self) -> None:
+        """It is there; the next loss is news."""
+        self._said = ""

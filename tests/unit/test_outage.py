@@ -1,0 +1,22 @@
+"""A database that is down for a night fills no log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from servicebroker.store.outage import Outage
+
+
+def test_the_same_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    outage = Outage(logging.getLogger("servicebroker.test"), "Lost", lambda: now)
+    for second in range(130):
+        now = float(second)
+        outage.lost(OSError("refused"))
+    assert [record.getMessage() for record in caplog.records] == ["Lost: refused"] * 3
+    outage.lost(OSError("another\nproblem"))
+    outage.over()
+    outage.lost(OSError("another problem"))
+    assert [record.getMessage() for record in caplog.records[3:]] == ["Lost: another problem"] * 2
