@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.store.direct import DirectConnection
 from support import (
     CONTRACT,
     ORDER,
@@ -222,6 +224,21 @@ def test_an_empty_receive_assigns_no_transaction_id(database: sb.Database) -> No
         assert transaction.receive(STOCK_QUEUE) == []
         row = transaction.connection.execute("select pg_current_xact_id_if_assigned()").fetchone()
     assert row == (None,)
+
+
+def test_an_empty_receive_is_one_statement(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    database.receive(STOCK_QUEUE)
+    done: list[str] = []
+    run = DirectConnection.run_prepared
+
+    def counted(connection: DirectConnection, sql: str, parameters: tuple[object, ...]) -> list[Any]:
+        done.append(sql)
+        return run(connection, sql, parameters)
+
+    monkeypatch.setattr(DirectConnection, "run_prepared", counted)
+    assert database.receive(STOCK_QUEUE) == []
+    assert len(done) == 1
+    assert database.get_conversation_group(STOCK_QUEUE) is None
 
 
 # ---------------------------------------------------------------- waiting

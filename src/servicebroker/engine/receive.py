@@ -54,6 +54,7 @@ def receive(
         rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
+    if not rows or rows[0][0] is None:
         return Received([], 0)
     group, _, transaction_id, under_savepoint = rows[0][-4:]
     transaction = int.from_bytes(transaction_id, "big")  # the driver leaves an xid8 as it came
@@ -137,11 +138,11 @@ def _messages(rows: Rows, labels: Labels) -> list[Message]:
             Message,
             (
                 *(0, -descent, place & _ORDER, group, handles[handle], number, service_name, service),
-                *kinds[kind],
-                *(validation, body, time),
+                *(contract, contract_id, message_type, type_id, validation, body, time),
             ),
         )
         for descent, handle, place, number, kind, validation, body, time, _, _, _, _ in sorted(rows)
+        for contract, contract_id, message_type, type_id in (kinds[kind],)
     ]
 
 

@@ -58,6 +58,7 @@ class PreparedStatements:
         self._ahead = ahead
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
         self._made = 0
+        self._transformer: Any = None  # kept, since it remembers how each type is loaded
 
     def steps(self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]) -> PQGen[list[Row]]:
         """The protocol's steps of a statement with $1, $2, ..., prepared at its first use; they return its rows."""
@@ -79,7 +80,7 @@ class PreparedStatements:
     def _result_steps(
         self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]
     ) -> PQGen[tuple[PGresult, Any]]:
-        transformer = Transformer(connection)
+        transformer = self._transformer = self._transformer or Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types = tuple(transformer.types or ())
         begins = bool(self._ahead)

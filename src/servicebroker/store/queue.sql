@@ -187,7 +187,8 @@ end $$;
 -- Returns the messages in any order but for the first; they sort by the first three columns. What is the same for
 -- all of them stands in the first row only, since a column costs as much as a tenth of a message. Under a savepoint
 -- (a row's xmax is then not the transaction's own id) the client makes the session keep the lock too. With
--- `only_lock` it takes the group and leaves the messages: one row, of which the group counts.
+-- `only_lock` it takes the group and leaves the messages: one row, of which the group counts. A row of nulls says that
+-- there is nothing to take; no row at all, that it may not take, or not from there: the client finds out why.
 -- Plans are pinned: on a fresh table the statistics would choose to sort a whole group.
 create or replace function servicebroker.receive_{id}(
     top integer, at timestamptz, handle uuid default null, in_group uuid default null, only_lock boolean default false
@@ -300,9 +301,11 @@ begin
                 previous := '00000000-0000-0000-0000-000000000000';
                 loop
                     foreach candidate in array candidates loop
-                        continue when holds and in_group is null and exists (
-                            select from servicebroker.failed_messages f
-                             where f.conversation_group_id = candidate and f.held_until > at);
+                        if holds and in_group is null then  -- apart, or its subquery is started each time
+                            continue when exists (
+                                select from servicebroker.failed_messages f
+                                 where f.conversation_group_id = candidate and f.held_until > at);
+                        end if;
                         continue when not pg_try_advisory_xact_lock({group_lock}, uuid_hash(candidate));
                         places := array(
                             select m.ctid from servicebroker.queue_{id} m
@@ -361,6 +364,10 @@ begin
     if places = '{}' then
         if monitored then
             perform nextval('servicebroker.queue_{id}_empty_receives');
+        end if;
+        if handle is null and in_group is null and not only_lock then
+            return query select null::smallint, null::bytea, null::bigint, null::bigint, null::bigint, null::"char",
+                null::bytea, null::timestamptz, null::uuid, null::integer, null::xid8, null::boolean;
         end if;
         return;
     end if;
