@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
+from servicebroker.api import rush
 from servicebroker.api.instance import Instance
 from support import (
     ORDER,
@@ -26,6 +28,7 @@ from support import (
     open_dialog,
     query,
     queue_number,
+    refused,
     together,
 )
 
@@ -191,6 +194,47 @@ def test_one_transaction_wakes_a_reader_for_each_group(database: sb.Database, mu
     eventually(lambda: sum(reader.done() for reader in readers) == 6)
     database.send(handles[0], ORDER, b"last")
     assert sorted(bodies([m for reader in readers for m in reader.result(5)])) == [b"last"] + [b"x"] * 6
+
+
+@pytest.mark.usefixtures("without_polls")
+@pytest.mark.feature(65)
+def test_in_a_rush_readers_look_by_themselves(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are off the list of those to notify, miss nothing, hear of changes, and are on the list again afterwards."""
+    monkeypatch.setattr(rush, "_CLOSE", 10.0)
+    handles = [open_dialog(database)[0] for _ in range(3)]
+    taken: list[int] = []
+
+    def read() -> None:
+        while True:
+            taken.extend(m.message_sequence_number for m in database.receive(STOCK_QUEUE, top=1, wait=60))
+
+    readers = [in_thread(read) for _ in range(4)]
+    listed = "select count(*) from servicebroker.waiting_readers"
+    sent: list[UUID] = []
+
+    def all_taken() -> bool:
+        return len(taken) == len(sent)
+
+    for ends in (True, False):
+        eventually(lambda: query(database, listed) == [(1,)])
+        if not ends:
+            monkeypatch.setattr(rush, "_LONGEST", math.inf)
+            monkeypatch.setattr(rush, "_LAST", math.inf)
+        while query(database, listed) == [(1,)]:
+            sent.append(handles[len(sent) % 3])
+            database.send(sent[-1], ORDER, b"x")
+            eventually(all_taken)
+        for _ in range(20):
+            with database.transaction() as transaction:
+                for handle in handles:
+                    transaction.send(handle, ORDER, b"x")
+            sent += handles
+        eventually(all_taken)
+    assert query(database, listed) == [(0,)]
+    database.alter_queue(STOCK_QUEUE, status=False)
+    for reader in readers:
+        with refused(9617, STOCK_QUEUE):
+            reader.result(5)
 
 
 @pytest.mark.feature(76)

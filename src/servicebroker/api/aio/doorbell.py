@@ -3,17 +3,23 @@
 Messages of one group wake one reader of the process, and with it those that wait for a certain conversation or group:
 woken all at once, sixteen readers would look sixteen times for each message. Where several groups may have got
 messages, who was woken wakes the next as soon as it has found something. What changes the queue itself wakes all.
+
+Where notifications follow each other closely the process takes itself off the list, and one of its sleepers looks from
+time to time instead (api/rush.py), until a few have found nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import psycopg
 
+from servicebroker.api.rush import Rush
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
 from servicebroker.store.aio.connection import connect
@@ -41,6 +47,7 @@ class Doorbell:
         self._lock = Lock()
         self._waiting: dict[int, list[Bell]] = {}
         self._registered: set[int] = set()
+        self._rushes: dict[int, Rush] = {}
         self.service_changes: dict[int, int] = {}
         self._registrar: psycopg.AsyncConnection[Any] | None = None
         self._background: Background | None = None
@@ -49,7 +56,7 @@ class Doorbell:
 
     def hears(self, queue_id: int) -> bool:
         """Whether others of this process wait at the queue: then it costs nothing to listen before the first look."""
-        return queue_id in self._registered
+        return queue_id in self._registered or self._is_rushed(queue_id)
 
     @contextlib.asynccontextmanager
     async def listening(self, queue_id: int, *, choosy: bool) -> AsyncIterator[Bell]:
@@ -89,7 +96,7 @@ class Doorbell:
         async with self._lock:
             await self._start()
             self._waiting.setdefault(queue_id, []).append(bell)
-            if queue_id not in self._registered:
+            if not self.hears(queue_id):
                 await self._register()
 
     async def _leave(self, queue_id: int, bell: Bell) -> None:
@@ -97,10 +104,13 @@ class Doorbell:
             bells = self._waiting.get(queue_id, [])
             if bell in bells:  # not when it was interrupted before it entered
                 bells.remove(bell)
+                if queue_id in self._rushes:
+                    self._rushes[queue_id].found()
                 if not bells:
                     del self._waiting[queue_id]
-                    self.service_changes.pop(queue_id, None)
-                    await self._register()
+                    if not self._is_rushed(queue_id):
+                        self.service_changes.pop(queue_id, None)
+                        await self._register()
                 elif bell.is_ringing or bell.is_one_of_several:
                     _wake_one(bells, several=bell.is_one_of_several)
 
@@ -110,7 +120,7 @@ class Doorbell:
             await self._listens.wait(_LOOK)
 
     async def _register(self) -> None:
-        """List the queues that we wait for, and no others.
+        """List the queues whose messages we are to be notified of, and no others.
 
         Where that fails nobody notifies us, and the reader's own poll still finds every message.
         """
@@ -120,8 +130,9 @@ class Doorbell:
                 return
             try:
                 registrar = self._registrar = self._registrar or await self._connect()
-                await execute(registrar, _REGISTER, list(self._waiting))
-                self._registered = set(self._waiting)
+                wanted = [queue_id for queue_id in self._waiting if not self._is_rushed(queue_id)]
+                await execute(registrar, _REGISTER, wanted)
+                self._registered = set(wanted)
                 return
             except (psycopg.Error, InstanceError):
                 if self._registrar is not None:
@@ -141,10 +152,14 @@ class Doorbell:
                         async with self._lock:
                             await self._register()  # a server that crashed has forgotten
                     while not self._closed.is_set():
-                        async for notice in connection.notifies(timeout=_LOOK):
+                        due = min((rush.due for rush in self._rushes.values()), default=math.inf)
+                        pause = max(0.001, min(_LOOK, due - time.monotonic()))
+                        async for notice in connection.notifies(timeout=pause, stop_after=1):
                             await self._notified(notice.payload)
+                        await self._look()
             except (psycopg.Error, InstanceError):
                 self._lost = True
+                self._rushes.clear()
                 self.service_changes.clear()
                 await self._closed.wait(_LOOK)
 
@@ -161,6 +176,29 @@ class Doorbell:
                     bell.ring(changed=changed)
             if not changed:
                 _wake_one(bells, several=not group)
+                rush = self._rushes.setdefault(int(queue_id), Rush())
+                rush.notified(time.monotonic())
+                if rush.is_on and int(queue_id) in self._registered:
+                    await self._register()
+
+    async def _look(self) -> None:
+        """In a rush, and after it, let one who sleeps look; it wakes the next when it has found something."""
+        now = time.monotonic()
+        for queue_id, rush in list(self._rushes.items()):
+            if rush.due <= now:
+                async with self._lock:
+                    bells = self._waiting.get(queue_id, ())
+                    if rush.look(now):
+                        await self._register()
+                        if not bells:
+                            self.service_changes.pop(queue_id, None)
+                    for bell in bells:
+                        if bell.is_choosy:
+                            bell.ring()
+                    _wake_one([bell for bell in bells if bell.sleeps], several=True)
+
+    def _is_rushed(self, queue_id: int) -> bool:
+        return queue_id in self._rushes and self._rushes[queue_id].is_on
 
 
 class Bell:
