@@ -125,6 +125,8 @@ _HOW_TO_READ = """\
 - **messages/s**: the median over the rounds.
 - **ours is**: our messages per second divided by this line's.
 - **goal**: the ratio that is wanted, and whether this run reached it.
+- **postgresql**: a row as long as a message, inserted and committed. Nobody commits messages one by one faster on that
+  disk; where more than 1x of it is reached, connections have shared flushes of the log.
 - **commits/message**: transactions that wrote something; each costs a flush of the write-ahead log.
 - **WAL/message**: bytes of write-ahead log that the server wrote for one message, indexes and bookkeeping included.
 

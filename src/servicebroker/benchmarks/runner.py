@@ -10,12 +10,13 @@ from pathlib import Path
 
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.activation import activation_systems
+from servicebroker.benchmarks.bare import BareCommits
 from servicebroker.benchmarks.measure import Meter, Sample, figures
 from servicebroker.benchmarks.network import network_systems
 from servicebroker.benchmarks.ours import ServiceBroker
 from servicebroker.benchmarks.peers import Pgmq, PgQueuer, Procrastinate
 from servicebroker.benchmarks.report import OURS, Line
-from servicebroker.benchmarks.scenarios import Scenario
+from servicebroker.benchmarks.scenarios import BARE, Scenario
 from servicebroker.benchmarks.storage import storage_systems
 from servicebroker.benchmarks.system import System, Way
 from servicebroker.benchmarks.tsql import tsql_systems
@@ -42,6 +43,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
     """
     makers: dict[str, Callable[[], System]] = {
         OURS: lambda: ServiceBroker(instance),
+        BARE: lambda: BareCommits(instance.url),
         "pgqueuer": lambda: PgQueuer(instance.url),
         "procrastinate": lambda: Procrastinate(instance.url),
     }
@@ -105,8 +107,8 @@ def with_ratios(lines: Sequence[Line], scenario: Scenario) -> list[Line]:
 
 
 def _in_order(scenario: Scenario, field: Field) -> Iterator[System]:
-    """Ours, then the peers in the order of the goals."""
-    for name in (OURS, *scenario.goals):
+    """Ours, then the peers in the order of the goals, then the bound."""
+    for name in (OURS, *scenario.goals, BARE):
         yield from (system for system in field.systems if system.name == name)
 
 

@@ -10,6 +10,7 @@ STORAGE = "storage"  # stands for all scenarios whose names begin so
 REMOTE = "remote"  # likewise
 TSQL = "tsql"  # likewise
 BASELINE = "baseline"  # ours in easier conditions
+BARE = "postgresql"  # a bare commit, for each message; a bound and no goal
 PIPELINE_ROUNDS = 3  # at most: one takes a minute
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import Transaction
-from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
+from servicebroker.benchmarks.crowd import Crowd
+from servicebroker.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker.benchmarks.scenarios import BASELINE
 from servicebroker.benchmarks.system import Way, text_body
 from servicebroker.model.messages import Message
@@ -47,12 +45,11 @@ class Storage:
         self._database = broker.database
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._body = text_body().encode()
-        self._handles: list[UUID] = []
         self._open = ExitStack()  # what the present condition holds
 
     def subjects(self) -> dict[str, Way]:
         """By scenario, what is measured."""
-        receive, sides = self.receive, self.crowd
+        receive = self.receive
         return {
             "poison": Way(
                 "process(poison=policy)", "no message fails", self._rows, partial(self.work, give_up_after(3))
@@ -71,23 +68,28 @@ class Storage:
                 partial(self._consumed, "select pg_current_xact_id()"),
                 self.receive_tens,
             ),
-            "storage-crowd": Way("send, receive(top=1)", "16 senders, 16 readers", self._crowded, partial(sides, 16)),
+            "storage-crowd": Way(
+                "send, receive(top=1)",
+                "16 senders, 16 readers, each a process",
+                partial(self._crowded, 16),
+                self.run_crowd,
+            ),
             "storage-whole-group": Way(
                 "receive()", "whole groups, a commit for each", self._dialogs, self.receive_groups
             ),
             "storage-reuse-send": Way("send", "2 conversations", self._empty, partial(self.send_on, 2)),
             "storage-reuse-receive": Way("receive()", "2 conversations", partial(self._sent, 2), self.receive_groups),
             "storage-readers": Way(
-                "receive(top=1)", "4 readers, 100 groups", partial(self._few, 100), partial(self.readers, 4)
+                "receive(top=1)", "4 readers, 100 groups", partial(self._few, 100, 4), self.run_crowd
             ),
             "storage-readers-one": Way(
-                "receive(top=1)", "4 readers, 1 group", partial(self._few, 1), partial(self.readers, 4)
+                "receive(top=1)", "4 readers, 1 group", partial(self._few, 1, 4), self.run_crowd
             ),
         }
 
     def baselines(self) -> dict[str, Way]:
         """By scenario, what it is compared with."""
-        receive, sides = self.receive, self.crowd
+        receive = self.receive
         held = Way("receive(top=10)", "no old transaction", partial(self._consumed, None), self.receive_tens)
         return {
             "poison": Way("process", "no policy", self._rows, partial(self.work, None)),
@@ -96,18 +98,21 @@ class Storage:
             "storage-locked": Way("receive(top=1)", "nothing is locked", partial(self._fill, GROUPS), receive),
             "storage-held-read": held,
             "storage-held-write": held,
-            "storage-crowd": Way("send, receive(top=1)", "4 senders, 4 readers", self._crowded, partial(sides, 4)),
+            "storage-crowd": Way(
+                "send, receive(top=1)",
+                "4 senders, 4 readers, each a process",
+                partial(self._crowded, 4),
+                self.run_crowd,
+            ),
             "storage-whole-group": Way("receive(top=1)", "a commit for each", self._dialogs, receive),
             "storage-reuse-send": Way("begin_dialog, send", "one for each message", self._empty, self.send_anew),
             "storage-reuse-receive": Way(
                 "receive()", "one for each message", partial(self._sent, None), self.receive_groups
             ),
             "storage-readers": Way(
-                "receive(top=1)", "1 reader, 100 groups", partial(self._few, 100), partial(self.readers, 1)
+                "receive(top=1)", "1 reader, 100 groups", partial(self._few, 100, 1), self.run_crowd
             ),
-            "storage-readers-one": Way(
-                "receive(top=1)", "1 reader, 1 group", partial(self._few, 1), partial(self.readers, 1)
-            ),
+            "storage-readers-one": Way("receive(top=1)", "1 reader, 1 group", partial(self._few, 1, 1), self.run_crowd),
         }
 
     def close(self) -> None:
@@ -129,10 +134,6 @@ class Storage:
         with self._database.instance.connection() as connection:
             connection.execute("create table if not exists bench_rows (number bigint)")
         self._broker.fill_groups(messages)
-
-    def _few(self, groups: int, messages: int) -> None:
-        self._fill(groups, messages)
-        self._threads(4)
 
     def _deep(self, messages: int) -> None:
         self._fill(GROUPS, messages * DEPTH)
@@ -167,19 +168,24 @@ class Storage:
         self._empty(messages)
         self.send_on(conversations or messages, messages)
 
-    def _crowded(self, messages: int) -> None:
+    def _crowded(self, count: int, messages: int) -> None:
+        """So many senders, each on a conversation of its own, and as many readers."""
         self._empty(messages)
-        self._threads(32)
-        self._handles = [self._begin() for _ in range(16)]
-        for handle in self._handles:
+        handles = [self._begin() for _ in range(count)]
+        for handle in handles:
             self._database.send(handle, TYPE, self._body)
         while self._database.receive(QUEUE):
             pass
+        self._gather(handles, count, messages)
 
-    def _threads(self, connections: int) -> None:
-        """An instance with a connection for each thread."""
-        instance = Instance(self._database.instance.url, connections=connections, upkeep=None)
-        self._crowd = self._open.enter_context(instance).database(DATABASE)
+    def _few(self, groups: int, readers: int, messages: int) -> None:
+        """So many readers of a queue that is full."""
+        self._fill(groups, messages)
+        self._gather([], readers, messages)
+
+    def _gather(self, handles: list[UUID], readers: int, messages: int) -> None:
+        crowd = Crowd(self._database.instance.url, handles, readers, messages)
+        self._crowd = self._open.enter_context(closing(crowd))
 
     def _connection(self) -> psycopg.Connection[Any]:
         return self._open.enter_context(psycopg.connect(self._database.instance.url))
@@ -236,42 +242,9 @@ class Storage:
                 transaction.send(handle, TYPE, self._body)
         return messages
 
-    def readers(self, count: int, messages: int) -> int:
-        """Receive all there is, one by one, in so many threads."""
-        with ThreadPoolExecutor(count) as pool:
-            return sum(pool.map(lambda _: self._read(threading.Event(), finished=True), range(count)))
-
-    def crowd(self, count: int, messages: int) -> int:
-        """So many senders, each on a conversation of its own, and as many readers."""
-        done = threading.Event()
-        shares = [len(range(number, messages, count)) for number in range(count)]
-        with ThreadPoolExecutor(2 * count) as pool:
-            readers = [pool.submit(self._read, done) for _ in range(count)]
-            senders = [pool.submit(self._send, *pair) for pair in zip(self._handles, shares, strict=False)]
-            try:
-                for sender in senders:
-                    sender.result()
-            finally:
-                done.set()
-            return sum(reader.result() for reader in readers)
-
-    def _send(self, handle: UUID, messages: int) -> None:
-        for _ in range(messages):
-            self._crowd.send(handle, TYPE, self._body)
-
-    def _read(self, done: threading.Event, *, finished: bool = False) -> int:
-        taken = 0
-        while True:
-            finished = finished or done.is_set()
-            received = self._crowd.receive(QUEUE, top=1, wait=0 if finished else 0.1)
-            taken += len(received)
-            if finished and not received and self._is_empty():
-                return taken
-
-    def _is_empty(self) -> bool:
-        """Nothing is left, also not in a group that another reader has locked."""
-        with self._crowd.instance.connection() as connection:
-            return connection.execute(f"select from {self._table} limit 1".encode()).fetchone() is None
+    def run_crowd(self, messages: int) -> int:
+        """Let the senders and readers do their work."""
+        return self._crowd.run()
 
 
 class Measured:
