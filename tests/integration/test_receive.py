@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.store.direct import DirectConnection
+from servicebroker.store.direct import PreparedStatements
 from support import (
     CONTRACT,
     ORDER,
@@ -229,13 +229,13 @@ def test_an_empty_receive_assigns_no_transaction_id(database: sb.Database) -> No
 def test_an_empty_receive_is_one_statement(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     database.receive(STOCK_QUEUE)
     done: list[str] = []
-    run = DirectConnection.run_prepared
+    steps = PreparedStatements.steps
 
-    def counted(connection: DirectConnection, sql: str, parameters: tuple[object, ...]) -> list[Any]:
+    def counted(self: PreparedStatements, connection: Any, sql: str, parameters: tuple[object, ...]) -> Any:
         done.append(sql)
-        return run(connection, sql, parameters)
+        return steps(self, connection, sql, parameters)
 
-    monkeypatch.setattr(DirectConnection, "run_prepared", counted)
+    monkeypatch.setattr(PreparedStatements, "steps", counted)
     assert database.receive(STOCK_QUEUE) == []
     assert len(done) == 1
     assert database.get_conversation_group(STOCK_QUEUE) is None
