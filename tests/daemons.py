@@ -45,10 +45,11 @@ def free_port() -> int:
 
 
 class Served:
-    """A process of `servicebroker serve`, and the lines of its log."""
+    """A process of `servicebroker serve`, and the lines of its log; `host` is a network namespace that it runs in."""
 
-    def __init__(self, target: str, keys: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", target, "--json"]
+    def __init__(self, target: str, keys: Path, *arguments: str, host: str = "") -> None:
+        within = ["ip", "netns", "exec", host] if host else []
+        command = [*within, sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", target, "--json"]
         self.process = subprocess.Popen(
             [*command, "--keys", str(keys), *arguments], stderr=subprocess.PIPE, text=True, env=os.environ
         )
@@ -116,8 +117,8 @@ class Site:
     def daemon(self) -> Served:
         return self.daemons[-1]
 
-    def serve(self, *arguments: str) -> Served:
-        self.daemons.append(Served(self.url, self.keys, *arguments))
+    def serve(self, *arguments: str, host: str = "") -> Served:
+        self.daemons.append(Served(self.url, self.keys, *arguments, host=host))
         return self.daemon
 
     def endpoint(self, state: str = "STARTED", **clauses: Any) -> None:
