@@ -52,7 +52,7 @@ def test_the_configuration(fresh_database: sb.Database, server: EmbeddedServer) 
     said = {finding["subject"]: finding["problem"] for finding in found if finding["subject"] != "PostgreSQL"}
     assert said["queue Test.dbo.StockQueue"].startswith("It is OFF")
     assert said["queue Test.dbo.Idle"].startswith("Nobody runs its activation procedure")
-    assert "1 messages to it wait" in said["service //nowhere"]
+    assert "1 message to it waits" in said["service //nowhere"]
     assert "database Other" in said
     assert "network" in said
     assert all(finding["advice"] for finding in found)
@@ -64,7 +64,7 @@ def test_a_conversation_that_is_stuck(database: sb.Database, clock: Clock) -> No
     assert of(database, handle) == "Nothing wrong was found.\n"
     database.send(handle, ORDER, b"x")
     far = far_handle(database, handle)
-    assert "The other side has 1 messages of it to receive" in of(database, handle)
+    assert "The other side has 1 message of it to receive" in of(database, handle)
     assert of(database, far) == "Nothing wrong was found.\n"  # it came just now
     missing = database.begin_dialog(ORDERS, "//nowhere", contract=CONTRACT)
     database.send(missing, ORDER, b"x")

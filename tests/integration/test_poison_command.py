@@ -119,13 +119,13 @@ def test_retry_switches_on_and_forgets_what_has_failed(database: sb.Database, ru
     database.send(begin(database), ORDER, b"x")
     database.process(STOCK_QUEUE, failing, poison=lambda failure: sb.Retry(after=3600))
     told = run("list")
-    assert "failed 1 times" in told
+    assert "failed 1 time" in told
     assert "ValueError: no such customer" in told
-    assert "failed 1 times" in run("inspect", STOCK_QUEUE)
+    assert "failed 1 time" in run("inspect", STOCK_QUEUE)
     database.alter_queue(STOCK_QUEUE, status=False)
     database.send(begin(database), ORDER, b"y")
     assert waiting_messages(database) == 1
-    assert "1 messages that have failed" in run("retry", STOCK_QUEUE)
+    assert "1 message that has failed is tried again" in run("retry", STOCK_QUEUE)
     assert waiting_messages(database) == 0
     assert sorted(bodies(database.receive(STOCK_QUEUE) + database.receive(STOCK_QUEUE))) == [b"x", b"y"]  # type: ignore[type-var]
     counted = "select from servicebroker.failed_messages where queue_id = %s"

@@ -132,6 +132,9 @@ def test_why_messages_wait(status: str, advice: str) -> None:
         ({"failures": 3, "last_error": "ValueError: x"}, ["has failed 3 times", "ValueError: x", "poison end"]),
         ({"messages": 2, "oldest": AGO}, ["Nobody receives its 2 messages"]),
         ({"peer_messages": 2}, ["has 2 messages of it to receive, in Shop.dbo.P"]),
+        ({"peer_messages": 1}, ["has 1 message of it to receive, in Shop.dbo.P"]),
+        ({"messages": 1, "oldest": AGO}, ["Nobody receives its 1 message in"]),
+        ({"messages": 2_000, "oldest": AGO}, ["Nobody receives its 2,000 messages in"]),
     ],
 )
 def test_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:

@@ -27,6 +27,7 @@ from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
 from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
 app = typer.Typer(
@@ -198,13 +199,14 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
     console.print(table if queues else "No queues yet.")
     if waiting.messages:
         console.print(
-            f"{waiting.messages:,} messages wait in the transmission queue; the oldest because: {waiting.status}"
+            f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
+            f"the oldest because: {waiting.status}"
         )
     for link in links:
         how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
         console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
     for one in refused:
-        console.print(f"{one.times:,} connections refused with {one.number}, the last from {one.last_peer}")
+        console.print(f"{counted(one.times, 'connection')} refused with {one.number}, the last from {one.last_peer}")
 
 
 @app.command()
@@ -220,7 +222,7 @@ def check(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
             typer.echo(f"Msg {finding.number}: {finding.text}")
         for kind, count in analyzed.items():
             typer.echo(f"{kind} analyzed: {count:,}.")
-        typer.echo(f"{len(findings):,} problems found.")
+        typer.echo(f"{counted(len(findings), 'problem')} found.")
     if findings:
         raise typer.Exit(1)
 

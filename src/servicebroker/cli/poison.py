@@ -16,6 +16,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.texts import shown_body
 from servicebroker.engine import poison_report
 from servicebroker.engine.alter import find_queue_now
+from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
 PATIENCE = 2.0  # seconds that --receive waits for the message
@@ -43,13 +44,14 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
         return
     for queue in off:
         since = f", the oldest since {queue.oldest:%Y-%m-%d %H:%M:%S} UTC" if queue.oldest else ""
-        typer.echo(f"{queue.database}.{queue.queue} is OFF with {queue.messages:,} messages{since}.")
+        typer.echo(f"{queue.database}.{queue.queue} is OFF with {counted(queue.messages, 'message')}{since}.")
         typer.echo(f"  next: servicebroker poison inspect {queue.queue} --database {queue.database}")
     for one in failing:
         held = f", held until {one.held_until:%H:%M:%S} UTC" if one.held_until else ""
         typer.echo(
             f"{one.database}.{one.queue}: message {one.message_sequence_number} of conversation "
-            f"{one.conversation_handle} has failed {one.failures} times since {one.first_failed_at:%Y-%m-%d %H:%M:%S} "
+            f"{one.conversation_handle} has failed {counted(one.failures, 'time')} "
+            f"since {one.first_failed_at:%Y-%m-%d %H:%M:%S} "
             f"UTC{held}; the last time with {shown_body('X', one.last_error.encode())}"
         )
     if not off and not failing:
@@ -75,7 +77,7 @@ def inspect(
         typer.echo(json.dumps(messages, default=_as_json))
         return
     for message in messages:
-        failed = f", failed {message['failures']} times" if message.get("failures") else ""
+        failed = f", failed {counted(message['failures'], 'time')}" if message.get("failures") else ""
         typer.echo(
             f"conversation {message['conversation_handle']}, message {message['message_sequence_number']}, "
             f"{message['message_type_name']} for {message['service_name']}, since "
@@ -119,7 +121,8 @@ def retry(queue: QueueArgument, database: DatabaseOption, instance: InstanceOpti
         found = opened._do(find_queue_now("alter", opened.database_id, queue))
         opened.alter_queue(queue, status=True)
         count = opened._alone(poison_report.forget_failures(found.queue_id))
-    typer.echo(f"The queue {queue} is ON; {count:,} messages that have failed are tried again.")
+    again = counted(count, "message that has failed is", "messages that have failed are")
+    typer.echo(f"The queue {queue} is ON; {again} tried again.")
 
 
 @app.command("set-aside")
@@ -139,7 +142,7 @@ def set_aside(
         typer.echo(
             f"{one.set_aside_id}: {one.message_type_name} from {one.far_service} at {one.far_broker_instance}, "
             f"message {one.message_sequence_number} of conversation {one.conversation_handle} in {one.queue}; "
-            f"failed {one.failures} times, set aside {one.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
+            f"failed {counted(one.failures, 'time')}, set aside {one.set_aside_at:%Y-%m-%d %H:%M:%S} UTC: "
             f"{shown_body('X', one.error.encode())}"
         )
         typer.echo(shown_body(one.validation, one.message_body))

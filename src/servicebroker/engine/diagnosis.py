@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.model.wording import counted
+
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
 
 # what `transmission_status` says, in part, and what to do about it
@@ -175,7 +177,7 @@ def _queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
     if not queue.is_on:
         yield Finding(
             subject,
-            f"It is OFF, with {queue.messages:,} messages: five rollbacks in a row, or ALTER QUEUE.",
+            f"It is OFF, with {counted(queue.messages, 'message')}: five rollbacks in a row, or ALTER QUEUE.",
             "servicebroker poison inspect shows the message; poison end ends its conversation, poison retry goes on.",
         )
     if queue.is_activated and not queue.procedure:
@@ -191,7 +193,11 @@ def _queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
     if queue.failing:
         yield Finding(
             subject,
-            f"{queue.failing:,} messages have failed and wait for their next try.",
+            counted(
+                queue.failing,
+                "message has failed and waits for its next try.",
+                "messages have failed and wait for their next try.",
+            ),
             "servicebroker poison list shows them and their errors.",
         )
     late = queue.oldest is not None and now - queue.oldest > LONG
@@ -199,7 +205,7 @@ def _queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
     if queue.is_on and late and not watched and queue.oldest is not None:
         yield Finding(
             subject,
-            f"Nobody receives: {queue.messages:,} messages, the oldest for {_long(now - queue.oldest)}.",
+            f"Nobody receives: {counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}.",
             "Start the program that reads it, or give the queue an activation procedure.",
         )
 
@@ -208,7 +214,8 @@ def _waiting(wait: WaitFacts) -> Finding:
     said = wait.status or "it was not tried yet."
     return Finding(
         f"service {wait.to_service}",
-        f"{wait.messages:,} messages to it wait, the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
+        f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
+        f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
         _advice(wait.status),
     )
 
@@ -287,7 +294,9 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         yield "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
     if facts.waits:
         said = facts.status or "it was not tried yet."
-        yield f"{facts.waits:,} messages to {facts.far_service} wait: {said}", _advice(facts.status)
+        far = facts.far_service
+        what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
+        yield f"{what}: {said}", _advice(facts.status)
     if not facts.is_on:
         yield (
             f"Its queue {facts.queue} is OFF.",
@@ -299,19 +308,19 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
     if facts.failures:
         held = f", and is held until {facts.held_until:%H:%M:%S} UTC" if facts.held_until else ""
         yield (
-            f"Its message has failed {facts.failures} times{held}; the last time with {facts.last_error}",
+            f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
             "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
         )
     busy = facts.holders or facts.failures or facts.readers or facts.is_activated
     if facts.messages and facts.is_on and not busy and facts.oldest is not None and facts.now - facts.oldest > LONG:
         yield (
-            f"Nobody receives its {facts.messages:,} messages in {facts.queue}, the oldest for "
+            f"Nobody receives its {counted(facts.messages, 'message')} in {facts.queue}, the oldest for "
             f"{_long(facts.now - facts.oldest)}.",
             "Start the program that reads the queue.",
         )
     if facts.peer_messages and not facts.messages and not facts.waits:
         yield (
-            f"The other side has {facts.peer_messages:,} messages of it to receive, in {facts.peer_queue}.",
+            f"The other side has {counted(facts.peer_messages, 'message')} of it to receive, in {facts.peer_queue}.",
             "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
         )
 
