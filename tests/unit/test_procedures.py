@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
+from servicebroker.activation.output import captured
 from servicebroker.activation.procedures import Form, load, registered
 from support import refused
 
@@ -107,3 +109,14 @@ def test_a_policy_belongs_to_a_procedure_that_gets_messages() -> None:
     for wrong in ({"poison": 3}, {"poison": policy, "form": "transaction"}):
         with refused(402, "poison"):
             sb.procedure("wrong", **wrong)
+
+
+def test_what_looks_through_the_output_is_the_terminal_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt asks it how wide it is."""
+    with (tmp_path / "out").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        with captured():
+            assert sys.stdout is not file
+            assert (sys.stdout.fileno(), sys.stdout.isatty()) == (file.fileno(), False)

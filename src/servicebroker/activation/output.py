@@ -65,3 +65,9 @@ class _Output(io.TextIOBase):
 
     def flush(self) -> None:
         self._other.flush()
+
+    def fileno(self) -> int:
+        return self._other.fileno()  # a prompt asks it how wide the terminal is
+
+    def isatty(self) -> bool:
+        return self._other.isatty()
