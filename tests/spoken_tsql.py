@@ -137,7 +137,7 @@ class Spoken:
             try:
                 yield inside
             except Undo:
-                inside._run("ROLLBACK TRANSACTION")
+                inside._run("IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION")  # a lock that was not to be had has done it
             else:
                 inside._run("COMMIT TRANSACTION")
 
@@ -149,7 +149,7 @@ class Spoken:
         try:
             yield
         except Undo:
-            self._run(f"ROLLBACK TRANSACTION {name}")
+            self._run(f"IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION {name}")
 
     # ------------------------------------------------------------ definitions
 
