@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from servicebroker.activation.host import activate
+from servicebroker.activation.activate import activate
 from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.session import Session
