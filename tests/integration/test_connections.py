@@ -233,6 +233,27 @@ def test_there_is_a_connection_from_the_first_send_until_nobody_uses_it(
     eventually(lambda: len(west.connections()) == len(east.connections()) == 1)
 
 
+def test_bytes_and_fragments_are_counted_and_outlive_their_connection(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted() -> list[float]:
+        names = ("io_bytes", "ios", "fragments", "fragment_bytes")
+        return [count(name, direction=way) for name in names for way in ("send", "receive")]
+
+    before = counted()
+    two.west.send("x" * 100_000)
+    two.arrives("x" * 100_000)
+    sent, received, sends, receives, *fragments, sent_bytes, received_bytes = (
+        now - was for now, was in zip(counted(), before, strict=True)
+    )
+    assert min(sent, received) > min(sent_bytes, received_bytes) > 100_000
+    assert min(sends, receives) >= 4  # two greetings, a message, an acknowledgement
+    assert min(fragments) >= 5  # the message is four of 32 KB
+    two.disconnect(monkeypatch)
+    assert all(now >= was for now, was in zip(counted(), before, strict=True))
+    assert count("io_bytes", direction="send") >= before[0] + sent
+
+
 @pytest.mark.feature(143)
 def test_who_says_nothing_but_keeps_alive_is_closed_too(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adjacent, "IDLE", 0.5)

@@ -12,7 +12,7 @@ import pytest
 
 import servicebroker as sb
 from many_sites import Site, rounds
-from servicebroker.broker import forwarding
+from servicebroker.broker import forwarding, metrics
 from servicebroker.protocol.forwarding import unwrap
 from servicebroker.protocol.mirroring import Role, Standing
 from servicebroker.protocol.routing import Address, parse_address
@@ -159,6 +159,28 @@ def test_an_acknowledgement_comes_from_the_target_alone(three: Three) -> None:
     three.rounds()
     assert waiting_messages(three.west.database) == 0
     assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a"]
+
+
+def test_what_is_held_and_passed_on_is_counted(three: Three) -> None:
+    def value(name: str) -> float:
+        return metrics.REGISTRY.get_sample_value(f"servicebroker_forwarded_{name}") or 0.0
+
+    sent, carried = value("messages_total"), value("message_bytes_total")
+    three.middle.lost.add("east")
+    three.send("a" * 1000)
+    for _ in range(2):
+        three.west.round()
+        three.middle.round()
+    assert value("pending_messages") == 1
+    assert 1500 < value("pending_bytes") < 3000
+    assert value("messages_total") == sent
+    three.middle.lost.clear()
+    three.middle.round()
+    assert (value("pending_messages"), value("pending_bytes")) == (0, 0)
+    assert value("messages_total") == sent + 1
+    assert 1000 < value("message_bytes_total") - carried < 2000
+    three.rounds()
+    assert bodies(three.east.database.receive(STOCK_QUEUE)) == [b"a" * 1000]
 
 
 @pytest.mark.feature(153)

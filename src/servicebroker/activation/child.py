@@ -14,16 +14,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from servicebroker.activation.loop import AsyncTasks
 from servicebroker.activation.order import Order
 from servicebroker.activation.output import captured
-from servicebroker.activation.procedures import PythonProcedure, load, registered
+from servicebroker.activation.procedures import Call, PythonProcedure, Worker, load, registered
 from servicebroker.activation.task import Outcome, Stop, run_task
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.api.poison import PoisonDetector
+from servicebroker.broker import metrics
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 
@@ -71,15 +72,20 @@ def _tell(orders: IO[str], what: object) -> None:
 
 
 def _listen(instance: Instance, reports: Iterable[str]) -> Outcome | None:
-    outcome = None
+    outcome, last_call = None, ""
     for line in reports:
         report = json.loads(line)
         if "log" in report:
             _LOG.log(report["level"], "%s", report["log"])
         if "took" in report:
             instance.poison.received(report["took"], report["queues"])
+        if "call" in report:
+            last_call = report["call"]
+            metrics.INVOKED.inc(last_call == "begins")
         if "outcome" in report:
             outcome = Outcome(report["outcome"])
+    if outcome is None or (outcome is Outcome.ABORTED and last_call == "raises"):
+        metrics.ACTIVATION_ERRORS.inc()
     return outcome
 
 
@@ -147,9 +153,28 @@ def _run(url: str, order: Order, source: str, stop: Stop, report: Report) -> Out
             return Outcome.NOT_STARTED
         coroutines = AsyncTasks(instance)
         with captured():
-            outcome = run_task(instance, order, found, stop, coroutines)
+            outcome = run_task(instance, order, _Told(found, report), stop, coroutines)
         coroutines.close()
         return outcome
+
+
+class _Told(NamedTuple):
+    """A procedure; the parent is told of each call, and when one raises."""
+
+    procedure: PythonProcedure
+    report: Report
+
+    @property
+    def worker(self) -> Worker:
+        return self.procedure.worker
+
+    def __call__(self, call: Call) -> None:
+        self.report(call="begins")
+        try:
+            self.procedure(call)
+        except Exception:
+            self.report(call="raises")
+            raise
 
 
 def _obey(stop: Stop) -> None:

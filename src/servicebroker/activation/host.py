@@ -25,6 +25,7 @@ from servicebroker.activation.task import Outcome, Stop, run_task
 from servicebroker.activation.watched import Watched
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
+from servicebroker.broker import metrics
 from servicebroker.engine import monitors
 from servicebroker.engine.alter import MONITORS_CHANNEL
 from servicebroker.engine.event_notifications import drop_broken, post
@@ -286,6 +287,8 @@ class Host:
         watched.monitor, decision = look(watched.monitor, seen, self._settings(watched), time.monotonic())
         if decision == Decision.ACTIVATE:
             self._activate(connection, watched)
+        elif decision == Decision.LIMIT:
+            metrics.LIMIT_REACHED.inc()
 
     def _activate(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         definition = watched.definition

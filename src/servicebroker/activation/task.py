@@ -15,6 +15,7 @@ from servicebroker.activation.output import said_by
 from servicebroker.activation.procedures import Call, Procedure
 from servicebroker.api.instance import Instance
 from servicebroker.api.session import Observed, Session
+from servicebroker.broker import metrics
 from servicebroker.engine import monitors
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.store.connection import connect
@@ -100,6 +101,7 @@ def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop
     observed = session.observed
     while True:
         observed.begin()
+        metrics.INVOKED.inc()
         try:
             procedure(call)
         except Exception as problem:
@@ -131,6 +133,7 @@ def _failed(order: Order, session: Session, problem: Exception) -> Outcome:
         if reason is not None:
             _LOG.warning("%s", BrokerError(reason))
             return Outcome.ENDED
+    metrics.ACTIVATION_ERRORS.inc()
     _fail(order, problem)
     return Outcome.ABORTED
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.broker import journal
+from servicebroker.broker import journal, metrics
 from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.shown import show
@@ -55,6 +55,7 @@ class Forwarding:
         if refusal is not None:
             _dropped(refusal)
         self._look_at = min(self._look_at, now + LOOK)
+        self._show_pending()
 
     def send(self) -> bool:
         """Pass on what the links take; whether there was anything."""
@@ -70,18 +71,24 @@ class Forwarding:
                     continue
                 header, body = found
                 link.send(body, is_forwarded=True)
-                journal.forwarded(header, address)
+                journal.forwarded(header, address, len(body))
                 sent = True
         if now >= self._look_at:
             for refusal in self._forwarder.expire(now):
                 _dropped(refusal)
             self._look_at = now + LOOK if len(self._forwarder) else NEVER
+        self._show_pending()
         return sent
 
     def drop_all(self, number: int) -> None:
         """Nothing more is passed on, for that reason; the senders send it again."""
         for refusal in self._forwarder.drop_all(number):
             _dropped(refusal)
+        self._show_pending()
+
+    def _show_pending(self) -> None:
+        metrics.FORWARDED_PENDING.set(len(self._forwarder))
+        metrics.FORWARDED_PENDING_BYTES.set(self._forwarder.held_bytes)
 
     def observed(self) -> list[Row]:
         """For sys.dm_broker_forwarded_messages."""

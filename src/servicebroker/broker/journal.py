@@ -6,14 +6,16 @@ A record's attribute `fields` holds what a program wants to read of it.
 from __future__ import annotations
 
 import logging
+from uuid import UUID
 
 from servicebroker.broker import metrics
 from servicebroker.engine.arriving import Failed
-from servicebroker.engine.remote import Remote
+from servicebroker.engine.remote import Remote as Endpoint
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.dialog import Dropped
-from servicebroker.protocol.envelope import Header
+from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
+from servicebroker.protocol.routing import Destination, Local, Refused, Remote
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -62,7 +64,7 @@ def undeliverable(dropped: Dropped, header: Header) -> None:
 _REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # the event for the Error that both sides get
 
 
-def rejected(failed: Failed, endpoint: Remote) -> None:
+def rejected(failed: Failed, endpoint: Endpoint) -> None:
     """Broker:Message Undeliverable for a message that the contract or the validation of the endpoint does not allow."""
     metrics.DROPPED.inc()
     number = _REJECTIONS.get(failed.code)
@@ -78,9 +80,10 @@ def rejected(failed: Failed, endpoint: Remote) -> None:
     )
 
 
-def forwarded(header: Header, address: object) -> None:
-    """Broker:Forwarded Message Sent."""
+def forwarded(header: Header, address: object, size: int) -> None:
+    """Broker:Forwarded Message Sent; its bytes."""
     metrics.FORWARDED.inc()
+    metrics.FORWARDED_BYTES.inc(size)
     _log.debug("Broker:Forwarded Message Sent: to %s at %s", header.to_service, address)
 
 
@@ -121,6 +124,47 @@ def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> N
     metrics.LOGINS.labels(subclass).inc()
     level = logging.WARNING if error else logging.INFO
     _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
+
+
+def transmission(conversation_id: UUID, error: str) -> None:
+    """Broker:Transmission: the messages of a conversation cannot travel, and why."""
+    metrics.TRANSMISSIONS.inc()
+    _record(logging.INFO, "Broker:Transmission", conversation=str(conversation_id), error=error)
+
+
+def classified(destination: Destination, service: str, broker: object, *, is_arrival: bool = False) -> None:
+    """Broker:Message Classify: messages for that service stay here (Local), go to an address (Remote), or are Delayed.
+
+    `broker` is the identifier that they name, None for any.
+    """
+    match destination:
+        case Remote(address):
+            subclass, way = "Remote", str(address)
+        case Local():
+            subclass, way = "Local", ""
+        case Refused():
+            return
+        case _:
+            subclass, way = "Delayed", ""
+    metrics.CLASSIFIED.labels(subclass).inc()
+    if _log.isEnabledFor(logging.DEBUG):
+        fields = {"service": service, "broker": str(broker or ""), "address": way}
+        role = "network" if is_arrival else "this instance"
+        _record(logging.DEBUG, "Broker:Message Classify", subclass=subclass, **fields, role=role)
+
+
+def acknowledgement(header: Header, *, is_sent: bool) -> None:
+    """Broker:Remote Message Acknowledgement, for a header that carries one: with a message, or alone."""
+    if header.acknowledgement is None:
+        return
+    what = "Acknowledgement" if header.kind is Kind.ACKNOWLEDGEMENT else "Message with Acknowledgement"
+    subclass = f"{what} {'Sent' if is_sent else 'Received'}"
+    metrics.ACKNOWLEDGEMENTS.labels(subclass).inc()
+    if _log.isEnabledFor(logging.DEBUG):
+        fields = {"conversation": header.conversation_id, "message": header.number, "fragment": header.fragment}
+        told = {name: str(value) for name, value in fields.items()}
+        below = str(header.acknowledgement.below)
+        _record(logging.DEBUG, "Broker:Remote Message Acknowledgement", subclass=subclass, **told, below=below)
 
 
 def _record(level: int, event: str, **fields: str) -> None:

@@ -20,6 +20,7 @@ from servicebroker.protocol.routing import Remote as Away
 from servicebroker.protocol.session import Session
 
 CAPACITY = 10_000  # conversations
+DEFAULT_PRIORITY = 5
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,11 @@ class Entry:
     status: str | None = None  # that was written last
     match_at: float = NEVER  # when its address is looked for again
     alarm: float = NEVER  # the next one that is set
+
+    @property
+    def priority(self) -> int:
+        """Of what it sends, 1 to 10."""
+        return self.endpoint.priority if self.endpoint.honors_priority else DEFAULT_PRIORITY
 
     @property
     def wants_route(self) -> bool:

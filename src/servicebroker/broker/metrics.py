@@ -31,6 +31,10 @@ def _counter(name: str, meaning: str, *labels: str) -> prometheus_client.Counter
     return prometheus_client.Counter(PREFIX + name, meaning, labels, registry=REGISTRY)
 
 
+def _gauge(name: str, meaning: str) -> prometheus_client.Gauge:
+    return prometheus_client.Gauge(PREFIX + name, meaning, registry=REGISTRY)
+
+
 CORRUPTED = _counter("corrupted_messages", "Corrupted Messages Total: dropped, and sent again by their sender.")
 DROPPED = _counter("dropped_messages", "Dropped Messages Total: received, and not deliverable to a queue.")
 FORWARDED = _counter("forwarded_messages", "Forwarded Messages Total.")
@@ -41,6 +45,37 @@ ACTIVATIONS = _counter(
     "activation_events", "Broker:Activation events: Tasks Started, Tasks Aborted and their like.", "subclass"
 )
 DISABLED = _counter("queue_disabled_events", "Broker:Queue Disabled events: queues that poison has switched off.")
+LIMIT_REACHED = _counter("task_limit_reached", "Task Limit Reached: one more reader was wanted than may run.")
+INVOKED = _counter("stored_procedures_invoked", "Stored Procedures Invoked: calls of activated procedures.")
+ACTIVATION_ERRORS = _counter("activation_errors", "Activation Errors Total: calls of them that have raised.")
+TRANSMISSIONS = _counter("transmission_events", "Broker:Transmission events: messages that wait for a connection.")
+CLASSIFIED = _counter("message_classify_events", "Broker:Message Classify events.", "subclass")
+ACKNOWLEDGEMENTS = _counter("remote_message_acknowledgement_events", "Remote Message Acknowledgement.", "subclass")
+
+ARRIVED = _counter(
+    "enqueued_transport_messages", "Enqueued Transport Msgs Total: messages from other instances, stored."
+)
+ARRIVED_FRAGMENTS = _counter("enqueued_transport_fragments", "Enqueued Transport Msg Frag Tot, likewise.")
+FORWARDED_BYTES = _counter("forwarded_message_bytes", "Forwarded Msg Byte Total.")
+FORWARDED_PENDING = _gauge("forwarded_pending_messages", "Forwarded Pending Msg Count.")
+FORWARDED_PENDING_BYTES = _gauge("forwarded_pending_bytes", "Forwarded Pending Msg Bytes.")
+DIALOGS = _gauge("active_dialogs", "Dialog Timer Event Count: conversations that this daemon has in memory.")
+PRIORITY_SENDS = _counter(
+    "priority_fragment_sends", "Message Fragment P1 to P10 Sends, without forwarded ones.", "priority"
+)
+
+
+def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheus_client.Counter]:
+    """One counter of what was sent and of what has come."""
+    counter = _counter(name, meaning, "direction")
+    return counter.labels("send"), counter.labels("receive")
+
+
+SEND, RECEIVE = 0, 1  # the places in these
+IO_BYTES = _both("io_bytes", "Send and Receive I/O bytes Total.")
+IOS = _both("ios", "Send and Receive I/Os; bytes by I/Os is the Len Avg.")
+FRAGMENTS = _both("fragments", "Message Fragment Sends and Receives.")
+FRAGMENT_BYTES = _both("fragment_bytes", "Bytes of these; by fragments it is the Msg Fragment Send and Recv Size Avg.")
 
 
 def count_event(event: BrokerEvent) -> None:

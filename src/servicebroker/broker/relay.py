@@ -17,7 +17,7 @@ from uuid import UUID
 import psycopg
 from msgspec import structs
 
-from servicebroker.broker import journal
+from servicebroker.broker import journal, metrics
 from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, DialogSecurity, Secured
 from servicebroker.broker.forwarding import Forwarding
 from servicebroker.broker.links import Arrival, Link, Links
@@ -67,7 +67,6 @@ PAGE = 500  # conversations that a round looks for among those that wait for lon
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 SOON = 0.02  # seconds until what somebody else holds is tried again, at first
 LATER = 1.0  # and at most
-DEFAULT_PRIORITY = 5
 
 _NOTHING = Leaving((), (), [])
 
@@ -122,6 +121,7 @@ class Relay:
         self._wanted: set[UUID] = set()  # to be looked up in the database
         # what a transaction must settle; somebody may hold the rows
         self._postponed: dict[UUID, Batch] = {}
+        self._stored: list[Batch] = []  # by this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, Failure] = {}
         self._statuses: dict[UUID, str] = {}
@@ -162,6 +162,7 @@ class Relay:
         for handle in touched:
             self._line_up(handle)
         sent = self._send(connection) | self.forwarding.send()
+        metrics.DIALOGS.set(len(self._memory))
         for handle in ended:
             self._forget(handle)
         if self._memory.make_room():
@@ -259,6 +260,7 @@ class Relay:
         self._acquaint(do, decisions)
         gone = set()
         for one, decision in zip(strangers, decisions, strict=True):
+            journal.classified(decision.destination, one.header.to_service, one.header.to_broker, is_arrival=True)
             match decision.destination:
                 case Away() as away if away.leads_to(here.addresses):
                     journal.forwarded_dropped(BrokerError(11294), one.header)
@@ -278,6 +280,7 @@ class Relay:
         entry = self._memory.get(handle)
         if entry is None:
             return
+        journal.acknowledgement(header, is_sent=False)
         for place, context in header.traces or ():
             self._traced.append(
                 Traced(header.conversation_id, header.is_from_initiator, header.number + place, context)
@@ -307,11 +310,15 @@ class Relay:
         if self._traced:
             do(_alone(traces.arrived(self._traced, self._clock())))
             self._traced = []
+        self._stored = [batches[handle] for handle in result.stored]
         self._postponed = {handle: batches[handle] for handle in result.postponed}
         return result
 
     def _committed(self, do: Do, result: arriving.Result) -> None:
         """What was stored is durable: it is acknowledged with the next frame."""
+        for batch in self._stored:
+            metrics.ARRIVED.inc(batch.reached - batch.expected)
+            metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
         if result.queues:
             do(_alone(enqueue.wake(list(result.queues))))
         for handle in result.gone:
@@ -455,6 +462,7 @@ class Relay:
         claimed, locked = self._claim(do, ready) if ready else (set(), {})
         for handle, decision in decisions.items():
             entry = entries[handle]
+            journal.classified(decision.destination, entry.endpoint.far_service, entry.endpoint.far_broker)
             entry.is_claimed |= handle in claimed
             entry.is_stale = False
             entry.match_at = self._seconds() + MATCH_AGAIN
@@ -683,8 +691,7 @@ class Relay:
                 self._hungry[handle] = None
             if self._attach(entry):
                 assert entry.link is not None
-                priority = entry.endpoint.priority if entry.endpoint.honors_priority else DEFAULT_PRIORITY
-                self._lines.setdefault(entry.link, FairQueue()).add(handle, priority)
+                self._lines.setdefault(entry.link, FairQueue()).add(handle, entry.priority)
         self._memory.set_alarm(entry)
 
     def _is_enabled(self, entry: Entry) -> bool:
@@ -697,6 +704,8 @@ class Relay:
         entry.link = None
         entry.dialog.link_down(self._seconds(), status)
         self._memory.release(entry)
+        if status not in ("", entry.status):
+            journal.transmission(entry.endpoint.conversation_id, status)
         self._say(entry, status)
         self._memory.set_alarm(entry)
 
@@ -718,6 +727,7 @@ class Relay:
                 body = self._frame(connection, turn.key, entry)
                 if body is not None:
                     link.send(body)
+                    metrics.PRIORITY_SENDS.labels(entry.priority).inc()
                     sent = True
                 self._line_up(turn.key)
         return sent
@@ -728,12 +738,14 @@ class Relay:
             return None
         cut = transmission.cut
         if cut is None:
+            journal.acknowledgement(transmission.header, is_sent=True)
             return encode(transmission.header, transmission.payload, entry.session.of(transmission.header))
         parts = self._parts(connection, handle, entry, cut)
         if parts is None:  # END CONVERSATION has dropped what was not acknowledged
             self._forget(handle)
             self._wanted.add(handle)
             return None
+        journal.acknowledgement(transmission.header, is_sent=True)
         header = self._with_traces(connection, transmission.header, cut) if self._is_traced else transmission.header
         return encode(header, parts, entry.session.of(header))
 

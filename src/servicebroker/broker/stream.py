@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from servicebroker.broker import journal
+from servicebroker.broker import journal, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
@@ -112,7 +112,7 @@ class Stream(asyncio.Protocol):
         if self.connection.phase is Phase.CLOSED:
             return
         self._active_at = self.network.clock()
-        self._count(1, data)
+        self._count(metrics.RECEIVE, data)
         try:
             plain = self._unsecured(data)
         except BrokerError as problem:
@@ -241,6 +241,13 @@ class Stream(asyncio.Protocol):
     def _count(self, direction: int, data: bytes) -> None:
         self._bytes[direction] += len(data)
         self._calls[direction] += 1
+        metrics.IO_BYTES[direction].inc(len(data))
+        metrics.IOS[direction].inc()
+
+    def _count_fragment(self, direction: int, body: bytes) -> None:
+        self._fragments[direction] += 1
+        metrics.FRAGMENTS[direction].inc()
+        metrics.FRAGMENT_BYTES[direction].inc(len(body))
 
     # ---------------------------------------------------------------- events
 
@@ -257,7 +264,7 @@ class Stream(asyncio.Protocol):
                 case Told():
                     self.network.told(self, event.standing)
                 case Arrived():
-                    self._fragments[1] += 1
+                    self._count_fragment(metrics.RECEIVE, event.body)
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
                     journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"))
@@ -314,7 +321,7 @@ class Stream(asyncio.Protocol):
             self._outgoing -= len(body)
             if self.connection.phase == "ONLINE":
                 self.connection.send(body, now, is_forwarded=is_forwarded)
-                self._fragments[0] += 1
+                self._count_fragment(metrics.SEND, body)
         self._write()
         self.network.inbox.bell.set()
 
@@ -325,5 +332,5 @@ class Stream(asyncio.Protocol):
                 self._channel.send(data)
             data = self._channel.outgoing()  # without a peer that was let in: the handshake, or an alert
         if data and self._transport is not None and not self._transport.is_closing():
-            self._count(0, data)
+            self._count(metrics.SEND, data)
             self._transport.write(data)

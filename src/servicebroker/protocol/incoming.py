@@ -47,6 +47,11 @@ class Batch(NamedTuple):
     reached: int
     steps: list[Step]
 
+    @property
+    def fragments(self) -> int:
+        """How many have come to be stored; a message that came whole is one."""
+        return sum(len(step.parts) if isinstance(step, Deliver) else isinstance(step, Keep) for step in self.steps)
+
 
 class Verdict(Enum):
     """What became of an arrival."""

@@ -1,0 +1,157 @@
+"""What a relay counts and records of messages between instances: each counter, each event moves with its action."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from remote_support import EAST, Pair, begin
+from servicebroker.broker import metrics
+from servicebroker.protocol.routing import parse_address
+from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, query, waiting_messages
+
+
+def value(name: str, **labels: str) -> float:
+    return metrics.REGISTRY.get_sample_value(f"servicebroker_{name}", labels) or 0.0
+
+
+class Moves:
+    """How far counters have moved since it was made."""
+
+    def __init__(self) -> None:
+        self._before = self._values()
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return value(name, **labels) - self._before.get((name, tuple(sorted(labels.items()))), 0.0)
+
+    @staticmethod
+    def _values() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        return {
+            (sample.name.removeprefix(metrics.PREFIX), tuple(sorted(sample.labels.items()))): sample.value
+            for family in metrics.REGISTRY.collect()
+            for sample in family.samples
+        }
+
+
+def recorded(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+    """The fields of the events of that class."""
+    found = [getattr(record, "fields", {}) for record in caplog.records]
+    return [fields for fields in found if fields.get("event") == event]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.DEBUG, "servicebroker.broker")
+    return caplog
+
+
+def test_what_comes_from_another_instance_is_counted_once(pair: Pair) -> None:
+    moved = Moves()
+    handle = begin(pair, 3)
+    pair.west.round([])
+    frames = list(pair.west.out.frames)
+    pair.rounds()
+    assert moved("enqueued_transport_messages_total") == moved("enqueued_transport_fragments_total") == 3
+    assert value("active_dialogs") == 1
+    pair.east.round(frames)  # the same once more
+    assert moved("enqueued_transport_messages_total") == 3
+    pair.west.database.send(handle, ORDER, b"x" * 200_000)
+    pair.rounds(20)
+    assert moved("enqueued_transport_messages_total") == 4
+    assert moved("enqueued_transport_fragments_total") == 3 + 7  # of 32 KB
+
+
+def test_what_is_not_committed_is_not_counted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = Moves()
+    begin(pair)
+    pair.west.round([])
+    monkeypatch.setattr("servicebroker.engine.departing.look", None)  # it comes after the arrivals were stored
+    with pytest.raises(TypeError):
+        pair.rounds(1)
+    monkeypatch.undo()
+    assert moved("enqueued_transport_messages_total") == 0
+    pair.east.relay.forget()
+    pair.pass_time(5)
+    pair.rounds()
+    assert moved("enqueued_transport_messages_total") == 1
+
+
+def test_fragments_are_counted_by_priority(pair: Pair) -> None:
+    west = pair.west.database
+    west.create_broker_priority("High", contract_name=CONTRACT, priority_level=9)
+    moved = Moves()
+    begin(pair)
+    pair.west.round([])
+    assert (
+        moved("priority_fragment_sends_total", priority="5"),
+        moved("priority_fragment_sends_total", priority="9"),
+    ) == (1, 0)
+    west.alter(honor_broker_priority=True)
+    begin(pair)
+    pair.west.round([])
+    assert moved("priority_fragment_sends_total", priority="9") == 1
+
+
+def test_acknowledgements_are_events(pair: Pair, said: pytest.LogCaptureFixture) -> None:
+    moved = Moves()
+    event = "Broker:Remote Message Acknowledgement"
+    handle = begin(pair)
+    pair.rounds()
+    alone = [f"Acknowledgement {what}" for what in ("Sent", "Received")]
+    beside = [f"Message with {what}" for what in alone]
+    name = "remote_message_acknowledgement_events_total"
+    assert [moved(name, subclass=one) for one in (*alone, *beside)] == [1, 1, 0, 0]
+    sent, received = recorded(said, event)
+    assert [sent["subclass"], received["subclass"]] == alone
+    assert sent["below"] == received["below"] == "1"
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.send(message.conversation_handle, REPLY, b"r")
+    pair.rounds()
+    assert [moved(name, subclass=one) for one in beside] == [1, 1]
+    conversation = query(
+        pair.west.database,
+        "select conversation_id::text from sys.conversation_endpoints where conversation_handle = %s",
+        handle,
+    )
+    assert {(fields["conversation"],) for fields in recorded(said, event)} == set(conversation)
+
+
+def test_where_messages_go_is_an_event(pair: Pair, said: pytest.LogCaptureFixture) -> None:
+    moved = Moves()
+    event = "Broker:Message Classify"
+    begin(pair)
+    pair.rounds()
+    departing, arriving, back = recorded(said, event)
+    address = str(parse_address(EAST))
+    assert (departing["subclass"], departing["service"], departing["address"]) == ("Remote", STOCK, address)
+    assert (departing["role"], arriving["role"]) == ("this instance", "network")
+    assert (arriving["subclass"], arriving["service"]) == ("Local", STOCK)
+    assert (back["subclass"], back["service"]) == ("Remote", ORDERS)  # of what acknowledges
+    pair.west.database.drop_route("ToStock")
+    said.clear()
+    begin(pair)
+    pair.rounds(1)
+    assert {fields["subclass"] for fields in recorded(said, event)} == {"Delayed"}
+    assert moved("message_classify_events_total", subclass="Delayed") >= 1
+    assert moved("message_classify_events_total", subclass="Local") >= 1
+
+
+def test_a_link_that_is_missing_is_an_event_once(pair: Pair, said: pytest.LogCaptureFixture) -> None:
+    moved = Moves()
+    event = "Broker:Transmission"
+    handle = begin(pair)
+    pair.rounds()
+    assert recorded(said, event) == []
+    pair.west.is_connected = False
+    pair.west.relay.lost(pair.west.out, "The connection was lost.")
+    assert [fields["error"] for fields in recorded(said, event)] == ["The connection was lost."]
+    pair.west.database.send(handle, ORDER, b"waits")
+    for _ in range(3):
+        pair.pass_time(70)
+        pair.rounds(2)
+    assert waiting_messages(pair.west.database) == 1
+    errors = [fields["error"] for fields in recorded(said, event)]
+    assert errors == ["The connection was lost.", "The target service broker is unreachable."]
+    assert moved("transmission_events_total") == 2
