@@ -66,9 +66,9 @@ create view tsql.sql_modules with (security_invoker = true) as
 select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
   from servicebroker.tsql_modules m join servicebroker.shown_databases shown using (database_id);
 create view tsql.triggers with (security_invoker = true) as
-select name, object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, parent_object_id as parent_id,
-       type, type_desc, create_date, modify_date, is_ms_shipped, 0::smallint as is_disabled, broker_database
-  from tsql.objects where type = 'TR';
+select o.name, o.object_id, 1::smallint as parent_class, 'OBJECT_OR_COLUMN' as parent_class_desc, o.parent_object_id as parent_id,
+       o.type, o.type_desc, o.create_date, o.modify_date, o.is_ms_shipped, m.is_disabled::integer::smallint as is_disabled, o.broker_database
+  from tsql.objects o join servicebroker.tsql_modules m on m.module_id = o.object_id where o.type = 'TR';
 create view tsql.schemas with (security_invoker = true) as
 select s.name, s.schema_id, 1 as principal_id, s.broker_database
   from tsql.every_schema s join servicebroker.shown_databases shown using (database_id);

@@ -106,8 +106,8 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
         if found:
             machine.connection.run_prepared(
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
-                "version = nextval('servicebroker.catalog_versions'), modify_date = clock_timestamp() "
-                "where module_id = $1",
+                "is_disabled = false, version = nextval('servicebroker.catalog_versions'), "
+                "modify_date = clock_timestamp() where module_id = $1",
                 (found[0][0], statement.text, execute_as, table),
             )
         else:
@@ -153,6 +153,52 @@ def _drop_procedure(machine: Machine, statement: Definition) -> None:
 def _drop_trigger(machine: Machine, statement: Definition) -> None:
     drop_modules(machine, statement, "trigger", "TR")
     triggers.forget(machine)
+
+
+_SWITCH = (
+    "update servicebroker.tsql_modules set is_disabled = $4, modify_date = clock_timestamp() "
+    "where kind = 'TR' and database_id = $1 and to_regclass(parent_table) = to_regclass($2) "
+    "and (lower(name) = lower($3) or $3 = '') returning 1"
+)
+
+
+@defines("ENABLE", "TRIGGER")
+@defines("DISABLE", "TRIGGER")
+def _switch_triggers(machine: Machine, statement: Definition) -> None:
+    """Have triggers of a table run, or not; without a name all of them.
+
+    Raises:
+        TsqlError: 1088 the table or a trigger is not there, or the user may not; by ALTER TABLE 4902 and 4920.
+    """
+    machine.transactions.check()
+    by_table, database = statement.clauses["by_table"], database_of(machine, statement.name)
+    try:
+        table = machine.queries.table_named(statement.name)
+    except TsqlError:
+        table = None
+    if table is None or not database.user.is_dbo:
+        raise _not_found(4902 if by_table else 1088, statement.name)
+    with machine.together():
+        machine.transactions.guard()
+        try:
+            for name in statement.clauses["names"] or [None]:
+                wanted = (database.database_id, table, "" if name is None else name.own, statement.verb == "DISABLE")
+                if not machine.connection.run_prepared(_SWITCH, wanted) and name is not None:
+                    if by_table:
+                        text = (
+                            f"ALTER TABLE failed because trigger '{name}' on table '{statement.name}' does not exist."
+                        )
+                        raise TsqlError(4920, text)
+                    raise _not_found(1088, name)
+        except BaseException:
+            machine.transactions.undo()
+            raise
+
+
+def _not_found(number: int, name: Name) -> TsqlError:
+    return TsqlError(
+        number, f'Cannot find the object "{name}" because it does not exist or you do not have permissions.'
+    )
 
 
 def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str) -> list[Name]:

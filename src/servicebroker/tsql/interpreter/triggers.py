@@ -31,7 +31,8 @@ _CAPTURE = {
 }
 _OF_TABLE = (
     "select name, definition, parent_table, module_id from servicebroker.tsql_modules "
-    "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid order by module_id"
+    "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid and not is_disabled "
+    "order by module_id"
 )
 
 

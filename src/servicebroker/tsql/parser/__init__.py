@@ -7,7 +7,7 @@ from collections.abc import Callable
 from servicebroker.tsql.parser.extent import statement_end
 from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.parser.objects import Objects
-from servicebroker.tsql.syntax import Block, Definition, Label, Relational, Statement, Unsupported
+from servicebroker.tsql.syntax import Block, Definition, Label, Name, Relational, Statement, Unsupported
 from servicebroker.tsql.tokens import Tokens, tokenize
 
 
@@ -122,6 +122,9 @@ class Parser(Objects):
                 return self.create_function(line, verb, begin)
             if self.take("AUTHORIZATION"):
                 return self.alter_authorization(line)
+            switch = self._switch_of_table(line)
+            if switch is not None:
+                return switch
         elif self.word in ("PROCEDURE", "PROC", "TRIGGER", "FUNCTION"):
             kind = "PROCEDURE" if self.word == "PROC" else self.word
             self.at += 1
@@ -178,7 +181,32 @@ class Parser(Objects):
         if self.word != "TRIGGER":
             self.at -= 1
             self.fail()
-        raise self.refusal("ENABLE and DISABLE TRIGGER", "Drop the trigger, and create it again.")
+        verb = self.words[self.at - 1]
+        self.at += 1
+        names = self._triggers()
+        self.expect("ON")
+        if self.word in ("DATABASE", "ALL"):
+            self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
+        return Definition(line, verb, "TRIGGER", self.name(), {"names": names, "by_table": False})
+
+    def _switch_of_table(self, line: int) -> Statement | None:
+        """ALTER TABLE name ENABLE or DISABLE TRIGGER; None, and no step further, when it alters something else."""
+        begin = self.at
+        if self.take("TABLE") and self.is_identifier():
+            table, verb = self.name(), self.take_any("ENABLE", "DISABLE")
+            if verb is not None and self.take("TRIGGER"):
+                return Definition(line, verb, "TRIGGER", table, {"names": self._triggers(), "by_table": True})
+        self.at = begin
+        return None
+
+    def _triggers(self) -> list[Name]:
+        """ALL, which is an empty list, or names."""
+        if self.take("ALL"):
+            return []
+        names = [self.name()]
+        while self.take(","):
+            names.append(self.name())
+        return names
 
     def _merge(self, line: int) -> Statement:
         """It ends with a semicolon, which T-SQL demands of no other statement."""

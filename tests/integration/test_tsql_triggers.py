@@ -1,0 +1,83 @@
+"""ENABLE and DISABLE TRIGGER, in both forms."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.errors import TsqlError
+
+TABLES = """
+CREATE TABLE dbo.Doors (Number INT PRIMARY KEY);
+CREATE TABLE dbo.Rings (Who NVARCHAR(20));
+GO
+CREATE TRIGGER dbo.Bell ON dbo.Doors AFTER INSERT AS INSERT Rings VALUES (N'bell');
+GO
+CREATE TRIGGER Knocker ON Doors AFTER INSERT AS INSERT Rings VALUES (N'knocker');
+"""
+
+
+@pytest.fixture(scope="module")
+def house(instance: sb.Instance) -> sb.Database:
+    house = instance.database("DoorHouse", create=True)
+    house.execute_tsql(TABLES)
+    return house
+
+
+def rung(house: sb.Database, script: str) -> list[str]:
+    """Who rings when a door is made behind the script; everything rings again after it."""
+    found = house.execute_tsql(
+        f"DELETE Rings; DELETE Doors;\n{script};\nINSERT Doors VALUES (1); SELECT Who FROM Rings ORDER BY Who"
+    ).rows
+    house.execute_tsql("ENABLE TRIGGER ALL ON Doors")
+    return [who for (who,) in found]
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        ("DISABLE TRIGGER Bell ON Doors", ["knocker"]),
+        ("disable trigger [dbo].[bell], Knocker on [dbo].[Doors]", []),
+        ("DISABLE TRIGGER ALL ON Doors; ENABLE TRIGGER dbo.Bell ON dbo.Doors", ["bell"]),
+        ("ALTER TABLE Doors DISABLE TRIGGER Knocker", ["bell"]),
+        (
+            "ALTER TABLE dbo.Doors DISABLE TRIGGER ALL ALTER TABLE dbo.Doors ENABLE TRIGGER Bell, Knocker",
+            ["bell", "knocker"],
+        ),
+        ("BEGIN TRAN; DISABLE TRIGGER ALL ON Doors; ROLLBACK", ["bell", "knocker"]),
+        ("IF 1 = 1 DISABLE TRIGGER Bell ON Doors ELSE DISABLE TRIGGER ALL ON Doors", ["knocker"]),
+        ("EXEC ('ALTER TABLE Doors DISABLE TRIGGER ALL')", []),
+        ("ALTER TABLE Rings ENABLE TRIGGER ALL", ["bell", "knocker"]),
+    ],
+)
+def test_a_disabled_trigger_does_not_run(house: sb.Database, script: str, left: list[str]) -> None:
+    assert rung(house, script) == left
+
+
+def test_the_catalog_shows_what_is_disabled(house: sb.Database) -> None:
+    shown = "SELECT name, is_disabled FROM sys.triggers WHERE parent_id = OBJECT_ID('dbo.Doors') ORDER BY name"
+    assert house.execute_tsql(f"DISABLE TRIGGER Bell ON Doors; {shown}").rows == [("Bell", True), ("Knocker", False)]
+    house.execute_tsql("ALTER TRIGGER dbo.Bell ON dbo.Doors AFTER INSERT AS INSERT Rings VALUES (N'bell')")
+    assert house.execute_tsql(shown).rows == [("Bell", False), ("Knocker", False)]
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("DISABLE TRIGGER Gong ON Doors", 1088),
+        ("DISABLE TRIGGER Bell ON Rings", 1088),
+        ("ENABLE TRIGGER Bell ON Nowhere", 1088),
+        ("DISABLE TRIGGER Bell, Gong ON Doors", 1088),
+        ("ALTER TABLE Doors DISABLE TRIGGER Gong", 4920),
+        ("ALTER TABLE Nowhere DISABLE TRIGGER ALL", 4902),
+        ("DISABLE TRIGGER Bell ON DATABASE", 40515),
+        ("DISABLE TRIGGER ALL ON ALL SERVER", 40515),
+        ("DISABLE TRIGGER Bell", 102),
+        ("ALTER TABLE Doors DISABLE TRIGGER", 102),
+    ],
+)
+def test_what_is_not_there_is_refused_and_nothing_switched(house: sb.Database, script: str, number: int) -> None:
+    with pytest.raises(TsqlError) as refused:
+        house.execute_tsql(script)
+    assert refused.value.number == number
+    assert rung(house, "PRINT 'as before'") == ["bell", "knocker"]
