@@ -106,5 +106,9 @@ def from_broker(refused: BrokerError) -> TsqlError:
     """The broker's refusal, which has its number already."""
     if isinstance(refused, TsqlError):
         return refused
+    if refused.number == 911:  # whose hint speaks of the API in Python
+        return TsqlError(
+            911, f"{refused.text} Make sure that the name is entered correctly.", severity=refused.severity
+        )
     text = f"{refused.text} {refused.hint}" if refused.hint else refused.text
     return TsqlError(refused.number, text, severity=refused.severity, state=refused.state)

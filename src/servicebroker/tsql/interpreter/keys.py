@@ -85,6 +85,8 @@ def _create(machine: Machine, statement: Definition) -> None:
     for name in ("start_date", "expiry_date"):
         if name in clauses:
             given[name] = transport.date(clauses[name])
+    if "expiry_date" in given:
+        transport.check_expiry(clauses["expiry_date"], given.get("start_date", machine.instance.clock()))
     if "password" in clauses:
         given["encryption_password"] = clauses["password"]
     machine.database.create_certificate(statement.name.own, **given, **_private_key(statement))

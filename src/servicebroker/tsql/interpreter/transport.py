@@ -47,6 +47,7 @@ def create_certificate(machine: Machine, statement: Definition, private_key: dic
     if "subject" in clauses:
         given["subject"] = clauses["subject"]
     if "expiry_date" in clauses:
+        check_expiry(clauses["expiry_date"], now)
         given["days"] = math.ceil((date(clauses["expiry_date"]) - now).total_seconds() / _DAY)
     machine.instance.create_certificate(name, **given)
 
@@ -80,6 +81,19 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
     done = {"GRANT": instance.grant_connect, "DENY": instance.deny_connect, "REVOKE": instance.revoke_connect}
     for login in statement.principals:
         done[statement.verb](statement.name.own, login.strip("[]"))
+
+
+def check_expiry(said: str, valid_from: datetime) -> None:
+    """That a certificate is valid at some time.
+
+    Raises:
+        TsqlError: 402 it expires before it begins; 241 this is no date.
+    """
+    if date(said) <= valid_from:
+        raise TsqlError(
+            402, f"EXPIRY_DATE '{said}' must be later than the certificate's first day, {valid_from:%Y-%m-%d}. "
+            "Write a later date, or leave it out: the certificate then is valid for a year.",
+        )  # fmt: skip
 
 
 def date(said: str) -> datetime:

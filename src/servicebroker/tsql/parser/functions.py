@@ -15,6 +15,11 @@ class Functions(Procedures):
         """CREATE [OR ALTER] FUNCTION name (parameters) RETURNS type or TABLE, to the end of the batch."""
         self.must_be_first("CREATE FUNCTION", begin)
         name = self.name()
+        if name.database:
+            raise TsqlError(
+                166, "'CREATE FUNCTION' does not allow specifying the database name as a prefix to the object name.",
+                severity=15, line=line,
+            )  # fmt: skip
         if self.word != "(":
             self.fail()
         parameters = self.parameters()

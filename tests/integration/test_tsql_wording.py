@@ -1,0 +1,38 @@
+"""Refusals that speak T-SQL's words, not those of the layers underneath."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.errors import TsqlError
+
+
+def refused(database: sb.Database, script: str) -> TsqlError:
+    with pytest.raises(TsqlError) as caught:
+        database.execute_tsql(script)
+    return caught.value
+
+
+@pytest.mark.parametrize("use", ["USE master; ", ""])
+@pytest.mark.parametrize("dates", ["EXPIRY_DATE = '20230101'", "START_DATE = '2023-05-01', EXPIRY_DATE = '2023-04-30'"])
+def test_a_certificate_must_be_valid_at_some_time(database: sb.Database, use: str, dates: str) -> None:
+    error = refused(database, f"{use}CREATE CERTIFICATE Old WITH SUBJECT = 'Old', {dates}")
+    assert error.number == 402
+    assert error.text.startswith("EXPIRY_DATE '2023")
+    assert "must be later than the certificate's first day" in error.text
+
+
+@pytest.mark.parametrize("script", ["USE Nowhere", "SELECT * FROM Nowhere.dbo.T", "DROP DATABASE Nowhere"])
+def test_a_database_that_is_not_there(database: sb.Database, script: str) -> None:
+    error = refused(database, script)
+    assert error.number in (911, 208)
+    assert "instance.database" not in error.text
+    if error.number == 911:
+        assert error.text == "Database 'Nowhere' does not exist. Make sure that the name is entered correctly."
+
+
+@pytest.mark.parametrize("action", ["CREATE", "ALTER", "CREATE OR ALTER"])
+def test_a_function_is_made_in_the_current_database(database: sb.Database, action: str) -> None:
+    error = refused(database, f"\n{action} FUNCTION Other.dbo.F () RETURNS INT AS BEGIN RETURN 1 END")
+    assert (error.number, error.severity, error.line) == (166, 15, 2)
