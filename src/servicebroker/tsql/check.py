@@ -16,7 +16,7 @@ from servicebroker.tsql.interpreter.principals import OF_NOTHING_HERE
 from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.relational import translate, translate_expression
-from servicebroker.tsql.scope import Scope
+from servicebroker.tsql.scope import Scope, UserType
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.syntax import (
     DeclareTable,
@@ -36,7 +36,7 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.tokens import Batch, batches
 from servicebroker.tsql.translation.bodies import check_body
 from servicebroker.tsql.translation.documents import UnknownColumns
-from servicebroker.tsql.types import SqlType, parse_type
+from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 _ = Session  # the module registers what runs each statement
 
@@ -63,24 +63,26 @@ class Declared(NamedTuple):
 
     variables: dict[str, SqlType]
     tables: dict[str, str]
+    types: dict[str, UserType]  # of the whole script
 
 
 def check(script: str) -> Iterator[Finding]:
     """Judge each statement of a script without a database; names of tables and columns are not looked up."""
+    types: dict[str, UserType] = {}
     try:
         for batch in batches(script):
-            yield from _check_batch(batch)
+            yield from _check_batch(batch, types)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch) -> Iterator[Finding]:
+def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens)
     except TsqlError as error:
         yield _refused(error, "batch")
         return
-    declared = Declared({}, {})
+    declared = Declared({}, {}, types)
     for statement in statements:
         yield from _check(statement, declared)
 
@@ -92,9 +94,10 @@ def _refused(error: TsqlError, statement: str, line: int = 0) -> Finding:
 def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
     """The statement, then those inside it."""
     if isinstance(statement, Procedure | Function):
-        declared = Declared({}, {})
+        declared = Declared({}, {}, declared.types)
     elif isinstance(statement, Trigger):
-        declared = Declared({}, {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"})
+        tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
+        declared = Declared({}, tables, declared.types)
     title = title_of(statement)
     try:
         verdict, note = _judged(statement, declared)
@@ -114,11 +117,22 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
         return Verdict.REFUSED, "There is nothing like it here."
     if type(statement) not in RUNNERS:
         return Verdict.REFUSED, "There is nothing like it here."
-    scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN))
+    scope = Scope(
+        "master", declared.variables, declared.tables, dict.fromkeys(KNOWN), user_types=declared.types
+    )  # fmt: skip
     if isinstance(statement, Procedure | Function):
-        declared.variables.update((one.name, _type(one.type)) for one in statement.parameters)
+        for parameter in statement.parameters:
+            if parameter.read_only:
+                declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
+            else:
+                declared.variables[parameter.name] = _type(parameter.type, declared)
     if isinstance(statement, DeclareVariable):
-        declared.variables.setdefault(statement.name, _type(statement.type))
+        if _is_table(statement.type, declared):
+            declared.tables[statement.name] = f'pg_temp."{statement.name}"'
+        else:
+            declared.variables.setdefault(statement.name, _type(statement.type, declared))
+    elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
+        _declare_type(statement, declared, scope)
     elif isinstance(statement, DeclareTable):
         declared.tables[statement.name] = f'pg_temp."{statement.name}"'
         translate(f"CREATE TABLE #checked {statement.columns}", scope)
@@ -155,8 +169,25 @@ def _difference(statement: Statement) -> tuple[Verdict, str]:
     return Verdict.RUNS, ""
 
 
-def _type(text: str) -> SqlType:
-    return parse_type(text)
+def _type(text: str, declared: Declared) -> SqlType:
+    made = declared.types.get(type_key(text) or "")
+    return parse_type(text) if made is None or made.of is None else made.of
+
+
+def _is_table(text: str, declared: Declared) -> bool:
+    made = declared.types.get(type_key(text) or "")
+    return made is not None and made.of is None
+
+
+def _declare_type(statement: Definition, declared: Declared, scope: Scope) -> None:
+    clauses = statement.clauses
+    of = None
+    if "columns" in clauses:
+        translate(f"CREATE TABLE #checked {clauses['columns']}", scope)
+    else:
+        of = parse_type(clauses["type"])
+    key = f"{statement.name.schema or 'dbo'}.{statement.name.own}".lower()
+    declared.types[key] = UserType(0, of, clauses.get("columns", ""), clauses.get("is_nullable", True))
 
 
 def _expressions(statement: Statement) -> Iterator[Expression]:

@@ -101,6 +101,10 @@ def _answer(scope: Scope, kind: str, name: str) -> object:
         return None if scope.user_functions is None else scope.user_functions.get(name)
     if kind == "body":
         return scope.is_body
+    if kind == "type":
+        return scope.user_types.get(name)
+    if kind == "read only":
+        return scope.read_only.get(name)
     if kind == "identity_insert":
         return scope.identity_insert == name
     return name in scope.functions

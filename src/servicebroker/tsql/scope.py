@@ -34,6 +34,15 @@ class UserFunction(NamedTuple):
     columns: tuple[Column, ...] = ()
 
 
+class UserType(NamedTuple):
+    """A type that CREATE TYPE has made: another name of the type `of`, or, when that is None, a table's `columns`."""
+
+    number: int
+    of: SqlType | None
+    columns: str
+    is_nullable: bool
+
+
 @dataclass(slots=True)
 class Scope:
     """The names that a statement sees.
@@ -49,6 +58,8 @@ class Scope:
         identity_insert: the quoted PostgreSQL name of the table for which SET IDENTITY_INSERT is ON.
         user_functions: by their quoted PostgreSQL name; None when nobody can tell which ones there are.
         is_body: whether this is the body of a function, where variables are called by their names.
+        user_types: by `types.type_key`.
+        read_only: the table-valued parameters, by the quoted PostgreSQL name of their table.
     """
 
     database: str
@@ -59,3 +70,5 @@ class Scope:
     identity_insert: str | None = None
     user_functions: Mapping[str, UserFunction] | None = None
     is_body: bool = False
+    user_types: Mapping[str, UserType] = field(default_factory=dict)
+    read_only: Mapping[str, str] = field(default_factory=dict)

@@ -30,6 +30,7 @@ from servicebroker.tsql.interpreter import (
     principals,
     system,
     user_functions,
+    user_types,
 )
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
@@ -58,6 +59,7 @@ _RUNNERS = (
     principals,
     system,
     user_functions,
+    user_types,
 )
 _NAMES = """
 select name from servicebroker.queues where database_id = $1

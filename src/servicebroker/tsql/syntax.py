@@ -322,12 +322,13 @@ class InsertExecute(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A procedure's parameter; `default` is None when it must be given."""
+    """A procedure's parameter; `default` is None when it must be given, `read_only` when it is a table."""
 
     name: str
     type: str
     default: Expression | None
     output: bool
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

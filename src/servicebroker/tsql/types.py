@@ -98,6 +98,21 @@ def parse_type(text: str, default_length: int = 1) -> SqlType:
     return make_type(written, found["first"], found["second"], default_length)
 
 
+_NAME = re.compile(
+    r"\s*(?:(?:\[(?P<s1>[^\]]+)\]|\"(?P<s2>[^\"]+)\"|(?P<s3>[\w$#@]+))\s*\.\s*)?"
+    r"(?:\[(?P<n1>[^\]]+)\]|\"(?P<n2>[^\"]+)\"|(?P<n3>[\w$#@]+))\s*"
+)
+
+
+def type_key(text: str) -> str | None:
+    """What a type that a user has made is known by, 'dbo.name' in lower case; None when the text is no such name."""
+    found = _NAME.fullmatch(text)
+    if found is None:
+        return None
+    schema = found["s1"] or found["s2"] or found["s3"] or "dbo"
+    return f"{schema}.{found['n1'] or found['n2'] or found['n3']}".lower()
+
+
 def make_type(written: str, first: str | None = None, second: str | None = None, default_length: int = 1) -> SqlType:
     """A type by its name and the numbers in its parentheses. Raises as `parse_type`."""
     name = _OTHER_NAMES.get(written, written)

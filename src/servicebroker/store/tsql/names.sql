@@ -91,6 +91,16 @@ create or replace function tsql.type_name(id integer) returns text language sql 
 begin atomic
     select t.name from tsql.types t where t.user_type_id = id;
 end;
+create or replace function tsql.type_id(database text, type_name text) returns integer language sql stable parallel safe
+begin atomic
+    select coalesce(
+        (select t.type_id
+           from servicebroker.tsql_types t join servicebroker.databases d using (database_id), tsql.name_parts(type_name) parts
+          where lower(d.name) = lower(type_id.database) and lower(t.name) = lower(parts[1])
+            and lower(t.schema_name) = lower(coalesce(nullif(parts[2], ''), 'dbo')) and cardinality(parts) < 3),
+        (select t.user_type_id from tsql.system_types t, tsql.name_parts(type_name) parts
+          where t.name = lower(parts[1]) and lower(coalesce(parts[2], 'sys')) = 'sys'));
+end;
 create or replace function tsql.col_length(database text, table_name text, column_name text) returns smallint language sql stable parallel safe
 begin atomic
     select c.max_length from tsql.every_column c

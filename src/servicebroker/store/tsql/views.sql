@@ -1,7 +1,7 @@
 -- Catalog views that T-SQL scripts ask and sys has not, or has narrower. What belongs to one database shows those of
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
-drop view if exists tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types cascade;
+drop view if exists tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types cascade;
 
 -- The schemas where something of a broker database stands; dbo is always there.
 create view tsql.every_schema with (security_invoker = true) as
@@ -84,7 +84,7 @@ create view tsql.sysobjects with (security_invoker = true) as
 select o.name, o.object_id as id, o.type as xtype, o.schema_id as uid, o.type, o.create_date as crdate, o.parent_object_id as parent_obj,
        o.broker_database from tsql.objects o;
 
-create view tsql.types with (security_invoker = true) as
+create view tsql.system_types with (security_invoker = true) as
 select name, number as system_type_id, number as user_type_id, 4 as schema_id, size::smallint as max_length
   from (values ('image', 34, 16), ('text', 35, 16), ('uniqueidentifier', 36, 16), ('date', 40, 3), ('time', 41, 5), ('datetime2', 42, 8),
                ('datetimeoffset', 43, 10), ('tinyint', 48, 1), ('smallint', 52, 2), ('int', 56, 4), ('smalldatetime', 58, 4),
@@ -92,6 +92,18 @@ select name, number as system_type_id, number as user_type_id, 4 as schema_id, s
                ('decimal', 106, 17), ('numeric', 108, 17), ('smallmoney', 122, 4), ('bigint', 127, 8), ('varbinary', 165, 8000),
                ('varchar', 167, 8000), ('binary', 173, 8000), ('char', 175, 8000), ('nvarchar', 231, 8000), ('nchar', 239, 8000),
                ('xml', 241, -1), ('sysname', 256, 256)) t(name, number, size);
+create view tsql.types with (security_invoker = true) as
+select name, system_type_id, user_type_id, schema_id, max_length, 1::smallint as is_nullable, 0::smallint as is_user_defined,
+       0::smallint as is_table_type from tsql.system_types
+ union all
+select t.name, case when t.is_table then 243 else named.system_type_id end, t.type_id, s.schema_id,
+       case when t.is_table then -1::smallint else tsql.column_bytes(base.parts[1], coalesce(base.parts[2], '')) end,
+       t.is_nullable::integer::smallint, 1::smallint, t.is_table::integer::smallint
+  from servicebroker.tsql_types t
+  join servicebroker.shown_databases shown using (database_id)
+  join tsql.every_schema s on s.database_id = t.database_id and lower(s.name) = lower(t.schema_name)
+ cross join lateral (select regexp_match(t.definition, '^(\w+)(?:\(([^)]*)\))?$') as parts) base
+  left join tsql.system_types named on named.name = base.parts[1];
 
 -- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py).
 create view tsql.every_column with (security_invoker = true) as
@@ -118,7 +130,7 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
        c.is_computed::integer::smallint as is_computed, c.broker_database
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
-  left join tsql.types t on t.name = c.type_name;
+  left join tsql.system_types t on t.name = c.type_name;
 create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
 create view tsql.indexes with (security_invoker = true) as
 select i.indrelid::bigint::integer as object_id, c.relname::text as name, i.indexrelid::bigint::integer as index_id,

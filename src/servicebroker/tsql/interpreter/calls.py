@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from servicebroker.tsql.context import SessionDatabase
 from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.expressions import evaluate, operand_value, text
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, Machine, ScopeEnd, runs
@@ -19,6 +20,7 @@ from servicebroker.tsql.syntax import (
     ExecuteText,
     InsertExecute,
     Name,
+    Operand,
     Parameter,
     Procedure,
     Statement,
@@ -127,6 +129,7 @@ def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Ar
     names = list(parameters)
     outputs: dict[str, str] = {}
     given: dict[str, Value | None] = {}
+    lent: dict[str, Operand | None] = {}
     for place, argument in enumerate(arguments):
         name = argument.name or (names[place] if place < len(names) else "")
         if not argument.name and not name:
@@ -135,6 +138,10 @@ def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Ar
             raise TsqlError(8145, f"{name} is not a parameter for procedure {module.name}.")
         if name in given:
             raise TsqlError(8143, f"Parameter '{name}' was supplied multiple times.")
+        if parameters[name].read_only:
+            given[name] = None
+            lent[name] = argument.value
+            continue
         given[name] = None if argument.value is None else operand_value(machine, argument.value)
         if argument.output:
             if not parameters[name].output:
@@ -146,6 +153,9 @@ def _bind(machine: Machine, frame: Frame, module: Module, arguments: Sequence[Ar
                 raise TsqlError(179, "Cannot use the OUTPUT option when passing a constant to a stored procedure.")
             outputs[name] = argument.value.name
     for parameter in module.procedure.parameters:
+        if parameter.read_only:
+            user_types.lend(machine, frame, parameter, lent.get(parameter.name))
+            continue
         frame.declare(parameter.name, machine.type_named(parameter.type))
         value = _value(machine, module, parameter, given)
         frame.assign(parameter.name, value.value, value.type)
@@ -212,7 +222,7 @@ def _sp_executesql(machine: Machine, statement: Execute) -> None:
         raise TsqlError(
             201, "Procedure or function 'sp_executesql' expects parameter '@statement', which was not supplied."
         )
-    values = [None if one.value is None else operand_value(machine, one.value) for one in arguments]
+    values = [None if one.value is None else operand_value(machine, one.value) for one in arguments[:2]]
     script = values[0].value if values[0] else None
     frame = Frame(machine.frame.procedure, machine.frame.number)
     outputs: dict[str, str] = {}

@@ -6,6 +6,7 @@ import time
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import Message, TsqlError, unsupported
+from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.expressions import condition, evaluate, text
 from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
@@ -126,7 +127,13 @@ def _try(machine: Machine, statement: TryCatch) -> Left | None:
 def _declare(machine: Machine, statement: DeclareVariable) -> None:
     frame = machine.frame
     if statement.name not in frame.types:
-        frame.declare(statement.name, machine.type_named(statement.type))
+        try:
+            kind = machine.type_named(statement.type)
+        except TsqlError:
+            if not user_types.declare_table(machine, statement):
+                raise
+            return
+        frame.declare(statement.name, kind)
     if statement.value is not None:
         value = evaluate(machine, statement.value)
         frame.assign(statement.name, value.value, value.type)
@@ -135,7 +142,7 @@ def _declare(machine: Machine, statement: DeclareVariable) -> None:
 
 @runs(DeclareTable)
 def _declare_table(machine: Machine, statement: DeclareTable) -> None:
-    machine.queries.declare_table(statement.name, statement.columns)
+    machine.queries.declare_table(machine.frame, statement.name, statement.columns)
 
 
 @runs(SetVariable)

@@ -39,7 +39,8 @@ class Frame:
         tables: the quoted PostgreSQL name of table variables and of temporary tables that were made here.
         code: the return code.
         updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
-        trigger_tables: `inserted` and `deleted` inside a trigger.
+        row_types: the number of the table type that a table variable was declared with.
+        lent: the table-valued parameters, which are tables of the caller.
     """
 
     procedure: str = ""
@@ -49,6 +50,8 @@ class Frame:
     tables: dict[str, str] = field(default_factory=dict)
     code: int = 0
     updated: frozenset[str] | None = frozenset()
+    row_types: dict[str, int] = field(default_factory=dict)
+    lent: set[str] = field(default_factory=set)
 
     def has_set(self, column: str) -> bool:
         """UPDATE(column) of a trigger."""

@@ -22,7 +22,7 @@ from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said
 from servicebroker.tsql.syntax import Label, Statement
-from servicebroker.tsql.types import SqlType, parse_type
+from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
@@ -282,7 +282,14 @@ class Machine:
 
     def type_named(self, text: str) -> SqlType:
         """The type that a declaration names."""
-        return _type_named(text)
+        try:
+            return _type_named(text)
+        except TsqlError as unknown:
+            key = type_key(text) if unknown.number == 2715 else None
+            found = self.queries.user_types.get(key) if key is not None else None
+            if found is None or found.of is None:
+                raise
+            return found.of
 
     def done(self, rows: int | None = None) -> None:
         """A statement succeeded: @@ERROR is 0, and @@ROWCOUNT what it says."""

@@ -12,7 +12,7 @@ from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter import triggers
+from servicebroker.tsql.interpreter import triggers, user_types
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
@@ -69,7 +69,7 @@ def parsed(text: str) -> Procedure:
 @runs(Procedure)
 def _procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
-        machine.type_named(parameter.type)
+        user_types.check_parameter(machine, parameter)
     if statement.name.own.startswith("#"):
         raise TsqlError(40515, "A temporary procedure is not supported here. Give it a name without #.")
     store(machine, statement, "P")

@@ -16,6 +16,7 @@ from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.known_functions import UserFunctions
+from servicebroker.tsql.interpreter.known_types import UserTypes
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.interpreter.tables import Columns
@@ -39,6 +40,7 @@ class Queries:
         self.machine = machine
         self.columns = Columns(machine)
         self.user_functions = UserFunctions(machine)
+        self.user_types = UserTypes(machine)
         self._shown: str | None = None  # the database that the views of sys show
         self._told: tuple[str, str] | None = None  # the user and the login that defaults of columns ask for
         self._identity_insert: str | None = None
@@ -57,6 +59,8 @@ class Queries:
             self.columns,
             self._identity_insert,
             self.user_functions,
+            user_types=self.user_types,
+            read_only={machine.frame.tables[name]: name for name in machine.frame.lent},
         )
 
     def _tables(self) -> Mapping[str, str]:
@@ -195,13 +199,13 @@ class Queries:
         self._shown = self._told = None
         self.columns.forget()
         self.user_functions.forget()
+        self.user_types.forget()
 
     # ------------------------------------------------------------ temporary tables
 
-    def declare_table(self, name: str, columns: str) -> None:
+    def declare_table(self, frame: Frame, name: str, columns: str) -> None:
         """DECLARE @name TABLE: a temporary table that lives as long as the frame."""
-        machine = self.machine
-        if name in machine.frame.tables:
+        if name in frame.tables:
             return
         self._made += 1
         table = f'pg_temp."{name[:40]}_{self._made}"'
@@ -210,7 +214,7 @@ class Queries:
         done = translate(f"CREATE TABLE #variable {columns}", scope)
         self._execute(done, "")
         self._has_temporary = True
-        machine.frame.tables[name] = table
+        frame.tables[name] = table
 
     def insert(self, table: str, columns: list[Column], row: list[Value]) -> None:
         """One row into a table of the session's, each value converted to its column's type."""
@@ -231,8 +235,9 @@ class Queries:
 
     def leave(self, frame: Frame) -> None:
         """The frame ends, and its tables with it."""
-        if frame.tables and not self.machine.connection.closed:
-            tables = ", ".join(frame.tables.values())
+        own = [table for name, table in frame.tables.items() if name not in frame.lent]
+        if own and not self.machine.connection.closed:
+            tables = ", ".join(own)
             self.machine.transactions.settle()
             run_command(self.machine.connection, f"drop table if exists {tables}".encode())
             self.columns.forget()

@@ -166,6 +166,8 @@ def _target(machine: Machine, table: str) -> Any:
     made = machine.frame.tables.get(table)
     if made is None:
         raise TsqlError(1087, f'Must declare the table variable "{table}".', severity=15)
+    if table in machine.frame.lent:
+        raise TsqlError(10700, f'The table-valued parameter "{table}" is READONLY and cannot be modified.')
     return made
 
 

@@ -46,10 +46,10 @@ _OBJECTS = {
     ("SCHEMA",): "schema",
     ("MASTER", "KEY"): "master_key",
     ("CERTIFICATE",): "certificate",
+    ("TYPE",): "type_",
 }
 _REFUSED = {
     "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
-    "TYPE": "Name the type it stands for.",
     "SYNONYM": "Name the object itself.",
     "SYMMETRIC": "Dialog security makes its session keys itself.",
     "ASYMMETRIC": "Use a certificate.",

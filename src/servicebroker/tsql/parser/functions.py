@@ -25,6 +25,8 @@ class Functions(Procedures):
         parameters = self.parameters()
         if any(parameter.output for parameter in parameters):
             self.refuse("An OUTPUT parameter of a function", "Write a procedure.")
+        if any(parameter.read_only for parameter in parameters):
+            self.refuse("A table-valued parameter of a function", "Write a procedure.")
         self.expect("RETURNS")
         if self.tokens.kinds[self.at] == VARIABLE:
             self.refuse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.security import Securing
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
 from servicebroker.tsql.tokens import STRING
@@ -310,6 +311,34 @@ class Objects(Securing):
         if not said:
             self.fail()
         return " ".join(said)
+
+    def type_(self, line: int, verb: str) -> Statement:
+        """`type` and `is_nullable` of an alias type, `columns` of a table type."""
+        if_exists = self.if_exists(verb)
+        name = self.name()
+        if verb == "DROP":
+            return Definition(line, verb, "TYPE", name, {}, if_exists)
+        if verb != "CREATE":
+            self.refuse("ALTER TYPE", "Drop the type, and create it again.")
+        if name.database:
+            raise TsqlError(
+                117, f"The object name '{name}' contains more than the maximum number of prefixes. The maximum is 1.",
+                severity=15, line=line,
+            )  # fmt: skip
+        if self.take("EXTERNAL"):
+            self.refuse("A .NET type (EXTERNAL NAME)", "Use columns, or xml.")
+        if self.take("AS", "TABLE"):
+            clauses: Clauses = {"columns": self.parenthesized()}
+            if self.take("WITH"):  # MEMORY_OPTIMIZED: how it is kept
+                self.parenthesized()
+            return Definition(line, verb, "TYPE", name, clauses)
+        self.expect("FROM")
+        clauses = {"type": self.type_name()}
+        if self.take("NOT", "NULL"):
+            clauses["is_nullable"] = False
+        else:
+            self.take("NULL")
+        return Definition(line, verb, "TYPE", name, clauses)
 
     def object_name(self, verb: str) -> tuple[Name, bool]:
         """A name of one part, behind IF EXISTS."""

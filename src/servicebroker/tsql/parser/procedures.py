@@ -57,9 +57,10 @@ class Procedures(Control):
                 self.refuse("A cursor parameter", "Pass values, or use a table.")
             default = self.expression("OUTPUT", "OUT", "READONLY", "AS", "WITH") if self.take("=") else None
             output = self.take_any("OUTPUT", "OUT") is not None
-            if self.take("READONLY"):
-                self.refuse("A table-valued parameter", "Use a temporary table.")
-            found.append(Parameter(name, kind, default, output))
+            read_only = self.take("READONLY")
+            if read_only and (output or default is not None):
+                self.refuse("OUTPUT or a default of a READONLY parameter", "Leave it out: DEFAULT is an empty table.")
+            found.append(Parameter(name, kind, default, output, read_only))
             if not self.take(","):
                 break
         if enclosed:

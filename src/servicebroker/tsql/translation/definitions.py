@@ -112,7 +112,7 @@ def _alter_table(writer: Writer, reader: Reader) -> list[str]:
     if reader.take("ADD"):
         return _add(writer, reader, table, own)
     if reader.take("ALTER", "COLUMN"):
-        return _alter_column(reader, table)
+        return _alter_column(writer, reader, table)
     if reader.take("DROP"):
         return _drop_members(reader, table)
     if reader.take("CHECK", "CONSTRAINT"):  # all constraints are checked always
@@ -135,9 +135,9 @@ def _is_constraint(member: str) -> bool:
     return member.startswith(("CONSTRAINT ", "PRIMARY KEY", "UNIQUE", "FOREIGN KEY", "CHECK ("))
 
 
-def _alter_column(reader: Reader, table: str) -> list[str]:
+def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
     name = reader.name()
-    of = column_type_of(reader)
+    of, _ = column_type_of(writer, reader)
     written = column_type(of)
     column = identifier(name)
     actions = [f"ALTER COLUMN {column} TYPE {written} USING {column}::{written}"]
@@ -242,7 +242,7 @@ def _create_sequence(writer: Writer, reader: Reader) -> list[str]:
     least: list[str] = []
     while reader.word():
         if reader.take("AS"):
-            of = column_type_of(reader)
+            of, _ = column_type_of(writer, reader)
             text += f" AS {'bigint' if of.name == 'decimal' else column_type(of)}"
         elif reader.take("START", "WITH"):
             least.append(_number(reader))

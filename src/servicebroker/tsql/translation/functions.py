@@ -133,6 +133,7 @@ FUNCTIONS: dict[str, Function] = {
     "newid": _f("", "gen_random_uuid()", UNIQUEIDENTIFIER),
     "newsequentialid": _f("", "gen_random_uuid()", UNIQUEIDENTIFIER),
     # names and numbers of objects
+    "type_id": _f("s", "tsql.type_id({database}, {all})", INT),
     "object_id": _f("s?s", "tsql.object_id({database}, {all})", INT),
     "object_name": _f("i?i", "tsql.object_name({0})", SYSNAME),
     "object_schema_name": _f("i?i", "tsql.object_schema_name({0})", SYSNAME),

@@ -28,6 +28,7 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
     end = _name_end(rest)
     own = object_name(parsed(rest.part(0, end), "SELECT * FROM").args["from_"].this)
     table = table_name(writer, own)
+    writer.check_changes(table)
     known = writer.table_columns(table)
     rest = rest.part(end, len(rest.words))
     if rest.words[:2] == ["WITH", "("]:

@@ -61,6 +61,7 @@ def _target(writer: Writer, piece: Slice) -> Source:
         raise syntax_error(piece.text[:40], piece.line())
     own = object_name(node)
     table = table_name(writer, own)
+    writer.check_changes(table)
     lock_before(writer, hints_from(hints), table, "", None)
     alias = node.args.get("alias")
     return Source((alias.name if alias is not None else own.name).lower(), writer.table_columns(table), table)

@@ -22,7 +22,7 @@ from servicebroker.tsql.translation.writer import (
     write_predicate,
     write_value,
 )
-from servicebroker.tsql.types import ROWVERSIONS, SqlType, column_type, parse_type
+from servicebroker.tsql.types import ROWVERSIONS, SqlType, column_type
 
 _TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
 
@@ -120,10 +120,16 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
     reader = Reader(piece)
     name = reader.name()
     is_stamped = reader.quoted() in ROWVERSIONS
-    of = column_type_of(reader)
+    of, may_be_null = column_type_of(writer, reader)
     parts = [identifier(name), column_type(of)]
     of_table: list[str] = []
     identity, nullable = False, True
+    words = piece.words
+    if not may_be_null and not any(
+        words[at] == "NULL" and words[at - 1] not in ("DEFAULT", "SET") for at in piece.outside()
+    ):
+        nullable = False
+        parts.append("NOT NULL")
     if is_stamped:
         if found.stamped:
             raise TsqlError(
@@ -177,8 +183,8 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
     found.members += [" ".join(parts), *of_table]
 
 
-def column_type_of(reader: Reader) -> SqlType:
-    """Steps over a type."""
+def column_type_of(writer: Writer, reader: Reader) -> tuple[SqlType, bool]:
+    """Steps over a type; whether a column of it may be NULL when nothing else is said."""
     start = reader.place
     if reader.word() in ("NATIONAL", "CHARACTER", "DOUBLE", "CHAR", "BINARY"):
         while reader.word() in ("NATIONAL", "CHARACTER", "CHAR", "TEXT", "DOUBLE", "PRECISION", "BINARY", "VARYING"):
@@ -187,7 +193,9 @@ def column_type_of(reader: Reader) -> SqlType:
         reader.dotted()
     if reader.word() == "(":
         reader.inside()
-    return parse_type(reader.piece.part(start, reader.place).text)
+    found = writer.type_named(reader.piece.part(start, reader.place).text)
+    assert found.of is not None
+    return found.of, found.is_nullable
 
 
 def _seed(reader: Reader) -> str:

@@ -85,6 +85,7 @@ def write_change(writer: Writer, change: Change) -> Translated:
         if change.common.words:
             prefix = common(writer, _with(change.common), level)
         target = _target(writer, change)
+        writer.check_changes(target.table)
         settings = settings_of(change.set) if change.set is not None else []
         if change.rows is not None:
             check_options(change.rows)

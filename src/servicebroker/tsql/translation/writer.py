@@ -13,8 +13,8 @@ from sqlglot import exp
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
-from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, postgres_type
+from servicebroker.tsql.scope import LOGIN, USER, Column, Scope, UserType
+from servicebroker.tsql.types import BINARIES, DATES, NUMBERS, STRINGS, SqlType, parse_type, postgres_type, type_key
 
 _SYSTEM_COLUMNS = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
 _PREDICATE, _VALUE = "predicate", "value"
@@ -110,6 +110,35 @@ class Writer:
         found = self.scope.columns.get(table)
         self.used["columns", table] = found
         return None if found is None else {column.name.lower(): column for column in found}
+
+    def type_named(self, text: str) -> UserType:
+        """The type of a column; one that CREATE TYPE has made, or one of the language.
+
+        Raises:
+            TsqlError: 2715 there is none, and others of `parse_type`.
+        """
+        try:
+            return UserType(0, parse_type(text), "", True)
+        except TsqlError as unknown:
+            key = type_key(text) if unknown.number == 2715 else None
+            found = self.scope.user_types.get(key) if key is not None else None
+            self.used["type", key or ""] = found
+            if found is None or found.of is None:
+                raise
+            return found
+
+    def check_changes(self, table: str) -> None:
+        """That a table may be changed.
+
+        Raises:
+            TsqlError: 10700 it is a table-valued parameter.
+        """
+        if not table.startswith('pg_temp."@'):
+            return
+        name = self.scope.read_only.get(table)
+        self.used["read only", table] = name
+        if name is not None:
+            raise TsqlError(10700, f'The table-valued parameter "{name}" is READONLY and cannot be modified.')
 
     def temporary(self, name: str) -> str | None:
         """The PostgreSQL name of a temporary table or table variable."""
