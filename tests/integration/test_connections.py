@@ -26,6 +26,7 @@ import servicebroker as sb
 from fault_proxy import FaultProxy
 from servicebroker.broker import metrics, network
 from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.seat import seat
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
 from servicebroker.protocol.frames import FrameKind, encode_frame
@@ -54,7 +55,8 @@ class Site:
         self.url = url
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None)
         self.database = define_standard_set(self.instance.database("Test", create=True))
-        ((self.identifier,),) = query(self.database, "select instance_id from servicebroker.instance")
+        with self.instance.connection() as connection:
+            self.identifier = seat(connection)
         self.daemon = Daemon(url, lambda: datetime.now(UTC))
         self.port = self.daemon.listen("127.0.0.1", 0).port
         self._thread = threading.Thread(target=self.daemon.run)

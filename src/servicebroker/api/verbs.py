@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
@@ -156,19 +156,20 @@ class Verbs(ABC):
             BrokerError: as `send`.
         """
         database = self.database
+        given = list(bodies) if isinstance(bodies, Iterator) else bodies
         return self._sending(
             lambda: send.send_batch(
                 database.catalog,
                 handle,
                 message_type,
-                bodies,
+                given,
                 now=database.instance.clock(),
                 maximum_body=database.instance.maximum_body,
             ),
             lambda: database.catalog.forget(handle),
             [handle],
             message_type,
-            len(bodies),
+            len(given) if isinstance(given, Sized) else 1,  # what cannot be counted is refused by the verb
         )
 
     def _sending(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
@@ -155,19 +155,20 @@ class AsyncVerbs(ABC):
             BrokerError: as `send`.
         """
         database = self.database
+        given = list(bodies) if isinstance(bodies, Iterator) else bodies
         return await self._sending(
             lambda: send.send_batch(
                 database.catalog,
                 handle,
                 message_type,
-                bodies,
+                given,
                 now=database.instance.clock(),
                 maximum_body=database.instance.maximum_body,
             ),
             lambda: database.catalog.forget(handle),
             [handle],
             message_type,
-            len(bodies),
+            len(given) if isinstance(given, Sized) else 1,  # what cannot be counted is refused by the verb
         )
 
     async def _sending(
