@@ -5,9 +5,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
-
-import psycopg
 
 import servicebroker as sb
 from servicebroker.broker.links import Arrival
@@ -44,7 +41,7 @@ class Site:
         self.lost: set[str] = set()
         self.asked: set[str] = set()  # whether they are the principal
         self.here = Here(frozenset({Address(name, 4022)}), forwards=True, forward_size=10)
-        self.connection: psycopg.Connection[Any] = connect(url)
+        self.connection = connect(url)
         self.clock = clock
         self.restart()
 

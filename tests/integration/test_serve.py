@@ -101,7 +101,7 @@ def test_a_stopped_endpoint_sends_nothing_either(two: Two) -> None:
     two.send("a")
     two.west.waits(NOT_AVAILABLE)
     two.west.instance.alter_endpoint("broker", state="STARTED")
-    two.arrives("a", seconds=5)
+    two.arrives("a", seconds=30)
 
 
 @pytest.mark.feature(32, 151)

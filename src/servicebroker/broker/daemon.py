@@ -38,12 +38,14 @@ from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
+from servicebroker.store.direct import DirectConnection
 from servicebroker.store.hearing import hearing
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
 
-PACE = 0.005  # seconds between rounds that follow each other
+PACE = 0.01  # seconds between rounds that follow each other: many small transactions are carried together
+AWAKE = 4  # rounds in a row that had something to do, after which it need not be woken
 ROUND = 2_000  # frames that a round takes
 FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
@@ -203,7 +205,7 @@ class Daemon:
             self._stopped.wait(STANDBY)
         return False
 
-    def _serve(self, connection: psycopg.Connection[Any]) -> None:
+    def _serve(self, connection: DirectConnection) -> None:
         self._relay.forget()
         self._shown, self._look_at = [], 0.0
         connection.add_notice_handler(self._relay.notice)
@@ -211,10 +213,8 @@ class Daemon:
         forwarding.write(connection, [])
         with hearing(self._url, ("servicebroker",), self._heard, name="servicebroker serve"):
             while not self._stopped.is_set():
-                if self._round(connection):
-                    self._stopped.wait(PACE)
-                else:
-                    self._sleep(connection)
+                self._doze(connection)
+                self._work(connection)
         self._relay.forwarding.drop_all(11293)
         connections.write(connection, [])
         forwarding.write(connection, [])
@@ -271,18 +271,28 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
-    def _sleep(self, connection: psycopg.Connection[Any]) -> None:
-        """Until there is something to do."""
+    def _doze(self, connection: DirectConnection) -> None:
+        """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)
-        pause = SOON
-        while not self._stopped.is_set() and not self._round(connection):
+        pause, worked = SOON, 0
+        while not self._stopped.is_set() and worked < AWAKE:
+            if self._round(connection):
+                pause, worked = SOON, worked + 1
             if self._inbox.bell.wait(min(pause, max(0.0, self._relay.wake_at - time.monotonic()))):
-                break
-            pause = min(pause * 5, FALLBACK)
+                self._inbox.bell.clear()
+                pause = SOON
+            elif self._relay.wake_at > time.monotonic():
+                pause, worked = min(pause * 5, FALLBACK), 0
         _register(connection, waits=False)
 
-    def _round(self, connection: psycopg.Connection[Any]) -> bool:
+    def _work(self, connection: DirectConnection) -> None:
+        """One round after the other, until one finds nothing."""
+        while not self._stopped.is_set() and self._round(connection):
+            if self._relay.wake_at > time.monotonic():
+                self._stopped.wait(PACE)
+
+    def _round(self, connection: DirectConnection) -> bool:
         """One round; whether there was something to do."""
         self._look(connection)
         was_full = self._inbox.is_full

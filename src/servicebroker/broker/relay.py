@@ -7,8 +7,9 @@ and so is what they bring. It forgets everything when the database is lost, sinc
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from random import Random
 from typing import Any, NamedTuple, TypeVar
@@ -51,6 +52,7 @@ from servicebroker.protocol.outgoing import NEVER, Cut
 from servicebroker.protocol.routing import Address, Ask, Decision, Local
 from servicebroker.protocol.routing import Dropped as Gone
 from servicebroker.protocol.routing import Remote as Away
+from servicebroker.store.direct import Ahead, DirectConnection, run_command
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
@@ -129,7 +131,7 @@ class Relay:
 
     # ---------------------------------------------------------------- the round
 
-    def round(self, connection: psycopg.Connection[Any], arrivals: Iterable[Arrival]) -> bool:
+    def round(self, connection: DirectConnection, arrivals: Iterable[Arrival]) -> bool:
         """One transaction, and what may be sent after it. Returns whether there was something to do.
 
         Raises:
@@ -139,7 +141,7 @@ class Relay:
         def do(steps: Steps[T]) -> T:
             return run(connection, steps)
 
-        with connection.transaction():
+        with _transaction(connection):
             touched = self._take(do, list(arrivals))
             stored = self._store(do, touched)
             settled, ended = self._settle(do)
@@ -175,8 +177,9 @@ class Relay:
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
         hungry = self._seconds() if self._hungry and self._memory.waiting_bytes <= BUDGET else NEVER
+        in_line = self._seconds() if any(line and link.room > 0 for link, line in self._lines.items()) else NEVER
         waits = self.forwarding.wake_at, self.mirrors.wake_at
-        return min(self._memory.wake_at, self._again_at, self._page_at, hungry, *waits)
+        return min(self._memory.wake_at, self._again_at, self._page_at, hungry, in_line, *waits)
 
     def notice(self, said: psycopg.errors.Diagnostic) -> None:
         """A notice of PostgreSQL: a commit may be given up before its standby has it, and yet succeed."""
@@ -797,6 +800,20 @@ def _parsed(arrival: Arrival) -> _Came:
     """Raises CorruptedMessage: nobody can have made it so."""
     passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
     return _Came(arrival.link, parsed(body), body, passage)
+
+
+@contextlib.contextmanager
+def _transaction(connection: DirectConnection) -> Iterator[None]:
+    """As the driver's, but BEGIN travels with the first statement."""
+    connection.ahead.append(Ahead(b"begin"))
+    try:
+        yield
+        run_command(connection, b"commit")
+    except BaseException:
+        connection.ahead.clear()
+        with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
+            connection.rollback()
+        raise
 
 
 def _alone(statement: Statement) -> Steps[None]:

@@ -316,6 +316,7 @@ class Stream(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_due = False
         now = time.monotonic()
+        was_full = self.room <= 0
         while self._outbox:
             body, is_forwarded = self._outbox.popleft()
             self._outgoing -= len(body)
@@ -323,7 +324,8 @@ class Stream(asyncio.Protocol):
                 self.connection.send(body, now, is_forwarded=is_forwarded)
                 self._count_fragment(metrics.SEND, body)
         self._write()
-        self.network.inbox.bell.set()
+        if was_full:
+            self.network.inbox.bell.set()
 
     def _write(self) -> None:
         data = self.connection.outgoing()

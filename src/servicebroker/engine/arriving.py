@@ -20,7 +20,7 @@ from servicebroker.engine.endpoints import close_endpoints
 from servicebroker.engine.enqueue import RANK_DATA, RANK_ERROR
 from servicebroker.engine.failure import drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.priorities import PRIORITY
-from servicebroker.engine.remote import lock_alone, lock_shared
+from servicebroker.engine.remote import find_gone, lock_alone
 from servicebroker.engine.site import Home, find_site
 from servicebroker.engine.validation import Sender, rejection
 from servicebroker.model import names
@@ -230,8 +230,9 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Ste
     rows = yield _TRY_PARKING
     if not rows[0][0]:  # a queue is being switched on, or a service moved: what waits beside queues goes first
         return Result([], list(batches), set(), [], {}, set())
-    free, gone = yield from lock_shared(list(batches))
-    endpoints = yield from _look_at(free)
+    endpoints = yield from _lock_shared(batches)
+    found = {endpoint.conversation_handle for endpoint in endpoints}
+    gone = yield from find_gone([handle for handle in batches if handle not in found])
     plans = []
     for endpoint in endpoints:
         plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle])))
@@ -256,8 +257,8 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Ste
 _TRY_PARKING = Statement("select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
 
 
-def _look_at(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
-    """These endpoints, whose rows are locked, but those whose broker is disabled."""
+def _lock_shared(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
+    """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
     rows = yield Statement(
         "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
         "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
@@ -268,7 +269,7 @@ def _look_at(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
         "join servicebroker.queues q on q.queue_id = e.queue_id "
         "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
         "left join servicebroker.arrivals told using (conversation_handle) "
-        "where e.conversation_handle = any ($1)",
+        "where e.conversation_handle = any ($1) for key share of e skip locked",
         (list(handles),),
     )
     return [Endpoint(*row) for row in rows]

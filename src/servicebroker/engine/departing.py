@@ -17,7 +17,7 @@ from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import close_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_with
 from servicebroker.engine.missing_routes import ask
-from servicebroker.engine.remote import Remote, lock_alone, lock_shared
+from servicebroker.engine.remote import Remote, find_gone, lock_alone, lock_shared
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.site import Here, find_site, picking
 from servicebroker.model.messages import error_body
@@ -242,14 +242,15 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
 
     The first acknowledgement says which broker has the target: everything goes to that one from then on.
     """
-    free, gone = yield from lock_shared(list(news))
-    rows = yield Statement(
+    rows = yield Statement(  # as `remote.lock_shared`, and what they are
         "select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) and (state = 'DO' or not is_acknowledged)",
-        (list(free),),
+        "where conversation_handle = any ($1) for key share skip locked",
+        (list(news),),
     )
-    changing = [handle for handle, *_ in rows]
-    done = free - set(changing) | (yield from lock_alone(changing))
+    free = {handle for handle, *_ in rows}
+    gone = yield from find_gone([handle for handle in news if handle not in free])
+    changing = [handle for handle, was_acknowledged, is_ending in rows if is_ending or not was_acknowledged]
+    done = free.difference(changing) | (yield from lock_alone(changing))
     ended = yield from _remove({handle: news[handle].below for handle in done})
     first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
     if first:

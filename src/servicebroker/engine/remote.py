@@ -130,14 +130,18 @@ def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
         (list(handles),),
     )
     free = {handle for (handle,) in rows}
-    missing = [handle for handle in handles if handle not in free]
-    if not missing:
-        return free, set()
+    return free, (yield from find_gone([handle for handle in handles if handle not in free]))
+
+
+def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
+    """Those of these endpoints that are not there any more."""
+    if not handles:
+        return set()
     rows = yield Statement(
         "select conversation_handle from servicebroker.conversation_endpoints where conversation_handle = any ($1)",
-        (missing,),
+        (list(handles),),
     )
-    return free, set(missing) - {handle for (handle,) in rows}
+    return set(handles) - {handle for (handle,) in rows}
 
 
 def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
