@@ -28,6 +28,8 @@ from servicebroker.protocol.envelope import (
     refusal,
 )
 from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
+from servicebroker.protocol.frames import MAXIMUM_BODY
+from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.security import CHECKSUM, SessionKey
 
 CONVERSATION, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -47,6 +49,23 @@ def header(kind: Kind = Kind.RUN, **changes: Any) -> Header:
         "from_broker": HERE,
     }
     return Header(**(fields | changes))
+
+
+def test_the_longest_run_fits_into_a_frame() -> None:
+    name = "\N{MAHJONG TILE RED DRAGON}" * 128  # four bytes each
+    share = LIMITS.fragment_size // MAXIMUM_RUN
+    parts = tuple(Part(name, Content.DATA, b"x" * share) for _ in range(MAXIMUM_RUN))
+    ranges = tuple((2**62, 2**62) for _ in range(MAXIMUM_RANGES))
+    longest = header(
+        to_service=name * 2,
+        from_service=name * 2,
+        to_broker=THERE,
+        number=2**62,
+        opening=Opening(name, 2**31 - 1),
+        acknowledgement=Acknowledgement(2**62, ranges, tuple((2**62, 2**21, 2**21) for _ in ranges)),
+        traces=tuple((n, bytes(25)) for n in range(MAXIMUM_RUN)),
+    )
+    assert len(encode(longest, parts, KEY)) < MAXIMUM_BODY - 16_384  # room for session keys and a passage
 
 
 names = st.text(min_size=1, max_size=128)

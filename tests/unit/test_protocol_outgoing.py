@@ -43,8 +43,10 @@ def test_small_messages_share_a_frame_and_large_ones_are_cut() -> None:
 
 def test_a_frame_has_at_most_so_many_messages() -> None:
     limits = Limits(window=10**9)
-    assert [cut.last - cut.first + 1 for cut in cuts(outgoing(*[0] * 2_500, limits=limits))] == [MAXIMUM_RUN] * 2 + [
-        500
+    assert [cut.last - cut.first + 1 for cut in cuts(outgoing(*[0] * (2 * MAXIMUM_RUN + 5), limits=limits))] == [
+        MAXIMUM_RUN,
+        MAXIMUM_RUN,
+        5,
     ]
 
 

@@ -21,7 +21,7 @@ from servicebroker.protocol.security import Protection
 
 MAXIMUM_NUMBER = 2**62
 MAXIMUM_FRAGMENTS = 2**21
-MAXIMUM_RUN = 1_000  # messages in one frame
+MAXIMUM_RUN = 350  # messages in one frame, which holds them also with the longest names and with traces
 MAXIMUM_RANGES = 64  # in one acknowledgement
 MAXIMUM_SIZE = 2**31 - 1  # bytes of a message
 
