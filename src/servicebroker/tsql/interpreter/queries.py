@@ -11,7 +11,7 @@ import psycopg
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.expressions import type_of
 from servicebroker.tsql.interpreter.frame import Frame
@@ -145,6 +145,7 @@ class Queries:
 
     def _execute(self, done: Translated, text: str) -> Result:
         machine = self.machine
+        _check_server(done, machine.connection.info.server_version // 10_000)
         self._show_database(text)
         self._tell_who(text)
         machine.transactions.guard()
@@ -311,6 +312,16 @@ class Queries:
 
 def _temporary(frame: Frame) -> dict[str, str]:
     return {name: table for name, table in frame.tables.items() if name.startswith("#")}
+
+
+def _check_server(done: Translated, version: int) -> None:
+    """Raises: TsqlError: 40515 the statement needs a newer server."""
+    if done.server > version:
+        raise unsupported(
+            f"This form of MERGE on PostgreSQL {version}",
+            f"It needs PostgreSQL {done.server}. Write INSERT, UPDATE and DELETE, each with OUTPUT.",
+            0,
+        )
 
 
 def _result_set(done: Translated, result: Result) -> ResultSet:

@@ -79,6 +79,9 @@ class Parser(Objects):
             return parse_word(self, line)
         if word == "SELECT":
             return self.select(line)
+        if word == "WITH" and self._is_before_merge():
+            self.at += 1
+            return self._merge(line)
         if word in ("UPDATE", "DELETE", "TRUNCATE", "WITH"):
             return self.relational(line)
         if word == "INSERT":
@@ -214,6 +217,15 @@ class Parser(Objects):
         while self.word not in ("", ";"):
             self.at += 1
         return Relational(line, "MERGE", self.slice(begin, self.at))
+
+    def _is_before_merge(self) -> bool:
+        """Whether the common table expressions that begin here are those of a MERGE."""
+        depth = 0
+        for word in self.words[self.at :]:
+            depth += (word == "(") - (word == ")")
+            if depth == 0 and word in ("SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", ";", ""):
+                return word == "MERGE"
+        return False
 
     def _kill(self, line: int) -> Statement:
         self.refuse("KILL", "End the session in PostgreSQL: select pg_terminate_backend(pid).")

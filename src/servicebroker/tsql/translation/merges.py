@@ -6,20 +6,26 @@ from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
+from servicebroker.tsql.translation.functions import SPECIAL
 from servicebroker.tsql.translation.hints import hints_from, lock_before
+from servicebroker.tsql.translation.outputs import Outputs, into, outputs_of, returning
 from servicebroker.tsql.translation.reading import Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import common
 from servicebroker.tsql.translation.sources import From, object_name, read_from, table_name
 from servicebroker.tsql.translation.targets import into_column
-from servicebroker.tsql.translation.writer import Source, Writer, identifier, refused, write_predicate, write_value
+from servicebroker.tsql.translation.writer import Source, Sql, Writer, identifier, refused, write_predicate, write_value
+from servicebroker.tsql.types import SqlType
+
+_ACTION = "$action"
+_BY_SOURCE, _OLD = 17, 18  # the versions of PostgreSQL that know NOT MATCHED BY SOURCE, and RETURNING of old rows
 
 
 def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
     """MERGE [INTO] target USING source ON condition, and what happens WHEN rows match or not.
 
     Raises:
-        TsqlError: 40515 for OUTPUT, TOP and NOT MATCHED BY SOURCE; 5324 for clauses in a wrong order.
+        TsqlError: 40515 for TOP; 10711 for an action that its clause cannot have.
     """
     words = piece.words
     first = 2 if words[1:2] == ["INTO"] else 1
@@ -27,26 +33,73 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
     starts = [place for place in piece.outside(on or 0) if words[place] == "WHEN"]
     if using is None or on is None or not starts:
         raise syntax_error("MERGE", piece.line())
-    if words[first] == "TOP" or piece.find("OUTPUT") is not None:
-        raise refused("MERGE with TOP or OUTPUT", "Write UPDATE and INSERT with OUTPUT.")
+    if words[first] == "TOP":
+        raise refused("MERGE with TOP", "Write the TOP into the query behind USING.")
+    output = piece.find("OUTPUT", after=on)
+    end = len(words) if output is None else output
+    starts = [place for place in starts if place < end]
     level: dict[str, dict[str, Column] | None] = {}
     writer.common.append(level)
     try:
         prefix = ""
         if before.words:
             prefix = common(writer, parsed(read(before.text + " SELECT 1")).args["with_"], level) + " "
+            prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # which PostgreSQL does not take before MERGE
         target = _target(writer, piece.part(first, using))
         node = parsed(piece.part(using + 1, on), "SELECT * FROM")
         found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
         with writer.query([target, *found.sources]):
-            clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], len(words)], strict=True)]
+            clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], end], strict=True)]
             actions = [_clause(writer, clause, target, found) for clause in clauses]
             condition = _condition(writer, piece.part(on + 1, starts[0]))
         source = found.text.removeprefix("FROM ")
         text = f"{prefix}MERGE INTO {target.table} AS {identifier(target.alias)} USING {source} ON {condition} {' '.join(actions)}"
-        return Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks))
+        server = _BY_SOURCE if any(words[at + 3 : at + 5] == ["BY", "SOURCE"] for at in starts) else 0
+        if output is None:
+            return Translated(text, tuple(writer.parameters), "count", before=tuple(writer.locks), server=server)
+        return _output(writer, text, outputs_of(piece.part(output + 1, len(words))), target, found)
     finally:
         writer.common.pop()
+
+
+def _output(writer: Writer, text: str, outputs: Outputs, target: Source, found: From) -> Translated:
+    """OUTPUT: a result set, or rows INTO a table; `inserted` and `deleted`, the source and $action are in sight."""
+    changed = [Source(name, target.columns, target.table) for name in ("inserted", "deleted")]
+    sight = From()
+    sight.sources = [*changed, *found.sources]
+    outputs = outputs._replace(expressions=[_with_action(node) for node in outputs.expressions])
+    with writer.query(sight.sources):
+        listed = returning(writer, outputs, sight)
+    text += f" RETURNING WITH (OLD AS deleted, NEW AS inserted) {', '.join(each.text for each in listed)}"
+    before = tuple(writer.locks)
+    if outputs.into is not None:
+        return Translated(
+            into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before, server=_OLD
+        )
+    if any(each.name == "*" for each in listed):
+        return Translated(text, tuple(writer.parameters), "rows", before=before, server=_OLD)
+    names, types = tuple(each.name for each in listed), tuple(each.type for each in listed)
+    return Translated(text, tuple(writer.parameters), "rows", names, types, before=before, server=_OLD)
+
+
+def _with_action(node: exp.Expression) -> exp.Expression:
+    """With the call that $action is."""
+
+    def called(each: exp.Expression) -> exp.Expression:
+        is_action = isinstance(each, exp.Column) and not each.table and each.name.lower() == _ACTION
+        return exp.Anonymous(this=_ACTION) if is_action else each
+
+    if isinstance(node, exp.Column) and called(node) is not node:
+        return exp.Alias(this=exp.Anonymous(this=_ACTION), alias=exp.Identifier(this=_ACTION, quoted=True))
+    made: exp.Expression = node.transform(called)
+    return made
+
+
+def _action(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    return Sql("merge_action()", SqlType("nvarchar", 10))
+
+
+SPECIAL[_ACTION] = _action
 
 
 def _target(writer: Writer, piece: Slice) -> Source:
@@ -78,8 +131,8 @@ def _clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
     place = 2 if matched else 3
     if then is None or not (matched or words[1:3] == ["NOT", "MATCHED"]):
         raise syntax_error(piece.text[:40], piece.line())
-    if words[place : place + 2] == ["BY", "SOURCE"]:
-        raise refused("WHEN NOT MATCHED BY SOURCE", "Write DELETE or UPDATE ... WHERE NOT EXISTS behind the MERGE.")
+    by_source = not matched and words[place : place + 2] == ["BY", "SOURCE"]
+    place += 2 if by_source else 0
     place += 2 if words[place : place + 2] == ["BY", "TARGET"] else 0
     more = ""
     if words[place] == "AND":
@@ -87,7 +140,8 @@ def _clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
     elif place != then:
         raise syntax_error(words[place], piece.line(place))
     action = piece.part(then + 1, len(words))
-    when = f"WHEN {'' if matched else 'NOT '}MATCHED{more} THEN "
+    when = f"WHEN {'' if matched else 'NOT '}MATCHED{' BY SOURCE' if by_source else ''}{more} THEN "
+    matched = matched or by_source
     if matched and action.words == ["DELETE"]:
         return when + "DELETE"
     if matched and action.words[:2] == ["UPDATE", "SET"]:

@@ -23,6 +23,7 @@ class Translated(NamedTuple):
         before: what must run first, in the same transaction, each on its own.
         identity: the returned column, counted from 0, that is the value of an IDENTITY column of each inserted row, and
             no column of the result. The last one is SCOPE_IDENTITY().
+        server: the version of PostgreSQL that the statement needs; 0 for any that is supported.
     """
 
     sql: str
@@ -33,3 +34,4 @@ class Translated(NamedTuple):
     assignments: tuple[str, ...] = ()
     before: tuple[Lock, ...] = ()
     identity: int | None = None
+    server: int = 0
