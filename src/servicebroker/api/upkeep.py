@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.echo import answer_echoes
 from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
@@ -123,13 +124,15 @@ def _hears(connection: psycopg.Connection[Any], seconds: float) -> bool:
 
 
 def deliver(connection: psycopg.Connection[Any], now: datetime) -> bool:
-    """Deliver what waits and need not. True when something is left over, on which somebody is at work."""
+    """Deliver what waits and need not, and answer echoes. True when something is left over, for soon."""
     answers = in_transaction(connection, take_answers(Catalog(), now))
     for failure in answers.failures:
         _LOG.error("%s", failure)
     for handle in answers.left:
         in_transaction(connection, deliver_conversation(Catalog(), handle, now))
-    return in_transaction(connection, deliver_left_over(now)) or answers.again
+    is_left = in_transaction(connection, deliver_left_over(now))
+    is_left |= in_transaction(connection, answer_echoes(now))
+    return is_left or answers.again
 
 
 def give_back(connection: psycopg.Connection[Any]) -> bool:

@@ -28,6 +28,7 @@ from servicebroker.broker.relay import Relay
 from servicebroker.broker.seat import seat
 from servicebroker.broker.standing import Proof
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.echo import answer_echoes
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.site import Here
@@ -43,6 +44,7 @@ from servicebroker.store.hearing import hearing
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
+from servicebroker.store.verbs import DELIVERY_CHANNEL
 
 PACE = 0.01  # seconds between rounds that follow each other: many small transactions are carried together
 AWAKE = 4  # rounds in a row that had something to do, after which it need not be woken
@@ -52,6 +54,7 @@ SOON = 0.01  # seconds until it looks again at first: a SEND that began before i
 RECONNECT = 1.0  # seconds between attempts to reach the database again
 LOOK = 1.0  # seconds between looks at the endpoint and the certificates
 PROMOTION = 0.5  # seconds between looks at whether the standby was promoted
+ECHOES = 30.0  # seconds between looks for echoes that nothing has told it of
 PATIENCE = 10.0  # seconds that `stop` gives to a commit that waits for a standby
 STANDBY = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
 TRANSMITTER = 0  # stands for the transmission queue among the queues that readers wait for
@@ -89,6 +92,7 @@ class Daemon:
         self._policy = OFF
         self._listens_at: int | None = None
         self._look_at = 0.0
+        self._echo_at = 0.0
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
@@ -207,11 +211,11 @@ class Daemon:
 
     def _serve(self, connection: DirectConnection) -> None:
         self._relay.forget()
-        self._shown, self._look_at = [], 0.0
+        self._shown, self._look_at, self._echo_at = [], 0.0, 0.0
         connection.add_notice_handler(self._relay.notice)
         connections.write(connection, [])
         forwarding.write(connection, [])
-        with hearing(self._url, ("servicebroker",), self._heard, name="servicebroker serve"):
+        with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve"):
             while not self._stopped.is_set():
                 self._doze(connection)
                 self._work(connection)
@@ -251,6 +255,15 @@ class Daemon:
             _log.error("%s", failure)
         for handle in answers.left:
             run_alone(connection, deliver_conversation(Catalog(), handle, self._clock()))
+
+    def _echo(self, connection: psycopg.Connection[Any]) -> None:
+        """The built-in service answers, when it is told of a message and now and then."""
+        now = time.monotonic()
+        if now < self._echo_at:
+            return
+        self._echo_at = now + ECHOES
+        if run_alone(connection, answer_echoes(self._clock())):
+            self._echo_at = now + PACE
 
     def _obey(self, policy: Policy) -> None:
         self._policy = policy
@@ -295,6 +308,7 @@ class Daemon:
     def _round(self, connection: DirectConnection) -> bool:
         """One round; whether there was something to do."""
         self._look(connection)
+        self._echo(connection)
         was_full = self._inbox.is_full
         taken = self._inbox.take(ROUND)
         arrivals = []
@@ -318,8 +332,11 @@ class Daemon:
         return bool(taken) or worked
 
     def _heard(self, notice: psycopg.Notify) -> None:
-        """A SEND to another instance was committed."""
-        if notice.payload == str(TRANSMITTER):
+        """A SEND to another instance was committed, or one to the service that echoes."""
+        if notice.channel == DELIVERY_CHANNEL:
+            self._echo_at = 0.0
+            self._inbox.bell.set()
+        elif notice.payload == str(TRANSMITTER):
             self._inbox.bell.set()
 
 

@@ -91,6 +91,22 @@ def create_system_services(database_id: int) -> Steps[None]:
             "values (nextval('servicebroker.system_ids'), $1, $2, $3)",
             (database_id, name, queue_id),
         )
+        if name == names.SERVICE_BROKER:
+            yield from _make_answering(database_id, name, queue_id)
+
+
+def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
+    """The service takes echoes, and who answers them is told of each message, see `engine/echo.py`."""
+    yield Statement(
+        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
+        "select database_id, service_id, $3 from servicebroker.services where database_id = $1 and name = $2",
+        (database_id, name, names.SERVICE_ECHO_ID),
+    )
+    yield Statement(
+        f"create trigger arrival after insert on servicebroker.queue_{queue_id} "
+        "for each statement execute function servicebroker.ring_delivery()",
+        prepared=False,
+    )
 
 
 def ensure_system_objects() -> Steps[None]:

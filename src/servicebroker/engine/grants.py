@@ -158,7 +158,8 @@ def _prepare(user: User, permission: str, principal: str, target: Target) -> Ste
     if not isinstance(permission, str):
         raise BrokerError(402, "the permission", type(permission).__name__, "str")
     bringing(target.kind, permission)
-    securable = yield from _find(user, target)
+    # whom it echoes for is up to who looks after the database
+    securable = yield from _find(user, target, takes_built_in=permission == "SEND")
     grantee = yield from find_principal("find", user.database_id, principal)
     _refuse_grantee(user, grantee, securable)
     rights = yield from find_rights(user.database_id, user.principal_id, user.name)
@@ -187,13 +188,13 @@ def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> Non
         raise BrokerError(4624)
 
 
-def _find(user: User, target: Target) -> Steps[Securable]:
+def _find(user: User, target: Target, *, takes_built_in: bool = False) -> Steps[Securable]:
     if target.lookup is None:
         return Securable(Kind.DATABASE, 0, DBO, user.database)
     found = yield from target.lookup(user)
     if not found:
         raise BrokerError(15151, "find", KIND_WORDS[target.kind], target.name)
-    if found[0].is_built_in:
+    if found[0].is_built_in and not takes_built_in:
         raise BrokerError(9663)
     return found[0]
 

@@ -40,7 +40,10 @@ class MessageTypeRow(NamedTuple):
 
 CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
 MISSING_ROUTE = CONFIGURATION_NOTICE + "/MissingRoute"
-SERVICE_BROKER = _BROKER + "ServiceBroker"  # the service that asks it
+SERVICE_BROKER = _BROKER + "ServiceBroker"  # the service that asks it, and that echoes
+SERVICE_ECHO_ID = 4
+SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract of echoes
+ECHO = SERVICE_ECHO + "/Echo"  # what comes back as it was sent
 _NOTICES = ("MissingRoute", "FailedRoute", "MissingRemoteServiceBinding", "FailedRemoteServiceBinding")
 
 SYSTEM_MESSAGE_TYPES = (
@@ -50,7 +53,7 @@ SYSTEM_MESSAGE_TYPES = (
     MessageTypeRow(4, EVENT_NOTIFICATION, "X"),
     MessageTypeRow(DIALOG_TIMER_ID, DIALOG_TIMER, "E"),
     *(MessageTypeRow(6 + n, f"{CONFIGURATION_NOTICE}/{name}", "X") for n, name in enumerate(_NOTICES)),
-    MessageTypeRow(10, _BROKER + "ServiceEcho/Echo", "N"),
+    MessageTypeRow(10, ECHO, "N"),
     MessageTypeRow(11, _BROKER + "ServiceDiagnostic/Query", "X"),
     MessageTypeRow(12, _BROKER + "ServiceDiagnostic/Status", "X"),
     MessageTypeRow(13, _BROKER + "ServiceDiagnostic/Description", "N"),
@@ -70,13 +73,13 @@ SYSTEM_CONTRACTS = (
     ContractRow(1, _NOTIFICATIONS + "PostQueryNotification", {3: "INITIATOR"}),
     ContractRow(2, POST_EVENT_NOTIFICATION, {4: "INITIATOR"}),
     ContractRow(3, CONFIGURATION_NOTICE, dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
-    ContractRow(4, _BROKER + "ServiceEcho", {10: "ANY"}),
+    ContractRow(SERVICE_ECHO_ID, SERVICE_ECHO, {10: "ANY"}),
     ContractRow(5, _BROKER + "ServiceDiagnostic", {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
     ContractRow(6, DEFAULT, {DEFAULT_ID: "ANY"}),
 )
 
 
-# each with the queue where its errors come; it is a target of no contract
+# each with the queue where its errors come; only SERVICE_BROKER is a target, of SERVICE_ECHO
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
     (EVENT_NOTIFICATION_SERVICE, "EventNotificationErrorsQueue"),

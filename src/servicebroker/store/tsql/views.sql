@@ -1,7 +1,8 @@
 -- Catalog views that T-SQL scripts ask and sys has not, or has narrower. What belongs to one database shows those of
 -- the setting servicebroker.database, as the views of sys do. Dropped and made again: nothing but T-SQL reads them.
 
-drop view if exists tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types cascade;
+drop view if exists
+    tsql.every_schema, tsql.every_object, tsql.every_column, tsql.types, tsql.system_types, tsql.sql_modules cascade;
 
 -- The schemas where something of a broker database stands; dbo is always there.
 create view tsql.every_schema with (security_invoker = true) as

@@ -1,0 +1,306 @@
+"""The built-in service that echoes: in one instance, between two, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from daemons import Site, Two
+from remote_support import EAST, Pair, leftovers
+from servicebroker.api.upkeep import deliver, upkeep
+from servicebroker.engine.echo import MESSAGES, answer_echoes
+from servicebroker.model.names import ECHO, ERROR, SERVICE_BROKER, SERVICE_ECHO, SYSTEM_SERVICES
+from servicebroker.store.running import run_alone
+from support import (
+    APP,
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    Clock,
+    bodies,
+    define_standard_set,
+    errors,
+    eventually,
+    far_handle,
+    query,
+    refused,
+    state,
+    undone,
+)
+
+DIAGNOSTIC = "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceDiagnostic"
+
+
+def begin(database: sb.Database, to: UUID | None = None, contract: str = SERVICE_ECHO, service: str = ORDERS) -> UUID:
+    return database.begin_dialog(
+        service, SERVICE_BROKER, contract=contract, encryption=False, broker_instance=to or broker_of(database)
+    )
+
+
+def broker_of(database: sb.Database) -> UUID:
+    """The identifier of a database: every one has a service of that name."""
+    ((found,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
+    return UUID(str(found))
+
+
+def answer(database: sb.Database) -> None:
+    """What the background does when it is told, until nothing is left."""
+    with database.instance.connection() as connection:
+        eventually(lambda: not deliver(connection, database.instance.clock()))
+
+
+def echoes(database: sb.Database) -> int:
+    """Messages that wait to be answered, and those that are answered and wait to leave."""
+    return int(query(database, f"select count(*) from {database.name.lower()}_dbo.servicebrokerqueue")[0][0])  # type: ignore[arg-type]
+
+
+def test_what_is_sent_comes_back(database: sb.Database) -> None:
+    handle = begin(database)
+    sent = [b"hello", None, bytes(range(256)) * 9000, *(str(number).encode() for number in range(MESSAGES))]
+    for body in sent:
+        database.send(handle, ECHO, *(() if body is None else (body,)))
+    assert database.receive(ORDERS_QUEUE) == []
+    answer(database)
+    back = database.receive(ORDERS_QUEUE)
+    assert bodies(back) == sent
+    assert {(message.message_type_name, message.service_contract_name) for message in back} == {(ECHO, SERVICE_ECHO)}
+    assert [message.message_sequence_number for message in back] == list(range(len(sent)))
+    database.send(handle, ECHO, b"again")
+    answer(database)
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"again"]
+    assert echoes(database) == 0
+    database.end_conversation(handle)
+
+
+@pytest.mark.parametrize("error", [None, (7, "enough")])
+def test_who_ends_is_followed_and_nothing_is_left(database: sb.Database, error: tuple[int, str] | None) -> None:
+    handle = begin(database)
+    database.send(handle, ECHO, b"unread")
+    database.send(handle, ECHO, b"unread too")
+    database.end_conversation(handle, error=error)
+    answer(database)
+    assert (database.receive(ORDERS_QUEUE), echoes(database)) == ([], 0)
+    text = "select is_initiator, state from sys.conversation_endpoints where broker_database = %s"
+    assert query(database, text, database.name) == [(0, "CD")]  # a target is kept against replays
+
+
+def test_who_ends_after_the_answer_is_followed(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ECHO, b"a")
+    answer(database)
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"a"]
+    assert state(database, handle) == "CO"  # the service does not end it
+    target = far_handle(database, handle)
+    database.end_conversation(handle)
+    answer(database)
+    assert (state(database, handle), state(database, target)) == (None, "CD")
+
+
+def test_a_lifetime_ends_both_sides(database: sb.Database, clock: Clock) -> None:
+    handle = database.begin_dialog(
+        ORDERS, SERVICE_BROKER, contract=SERVICE_ECHO, lifetime=60, broker_instance=broker_of(database)
+    )
+    database.send(handle, ECHO, b"a")
+    answer(database)
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"a"]
+    target = far_handle(database, handle)
+    clock.jump(seconds=61)
+    with database.instance.connection() as connection:
+        upkeep(connection, clock())
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8489]
+    assert (state(database, target), echoes(database)) == ("CD", 0)
+    database.end_conversation(handle)
+
+
+def test_two_such_services_do_not_talk_for_ever(database: sb.Database) -> None:
+    handle = begin(database, service=SERVICE_BROKER)
+    database.send(handle, ECHO, b"once")
+    answer(database)
+    assert bodies(database.receive("ServiceBrokerQueue", conversation_handle=handle)) == [b"once"]
+    database.end_conversation(handle)
+    answer(database)
+    assert echoes(database) == 0
+
+
+def test_who_is_at_it_is_not_waited_for(database: sb.Database) -> None:
+    handles = [begin(database), begin(database)]
+    for handle in handles:
+        database.send(handle, ECHO, b"x")
+    with undone(database) as transaction, database.instance.connection() as connection:
+        (taken,) = transaction.receive("ServiceBrokerQueue")
+        assert taken.message_type_name == ECHO
+        assert run_alone(connection, answer_echoes(database.instance.clock()))  # something is left
+        (message,) = database.receive(ORDERS_QUEUE)
+        assert message.conversation_handle == handles[1]
+    answer(database)
+    (message,) = database.receive(ORDERS_QUEUE)
+    assert message.conversation_handle == handles[0]
+
+
+@pytest.mark.parametrize("contract", [CONTRACT, DIAGNOSTIC, "DEFAULT"])
+def test_another_contract_is_refused(database: sb.Database, contract: str) -> None:
+    handle = begin(database, contract=contract)
+    types = {CONTRACT: ORDER, DIAGNOSTIC: DIAGNOSTIC + "/Query", "DEFAULT": "DEFAULT"}
+    database.send(handle, types[contract], b"<a/>")
+    (message,) = database.receive(ORDERS_QUEUE)
+    assert (message.message_type_name, sb.read_error(message.message_body)[0]) == (ERROR, -8408)
+    database.end_conversation(handle)
+
+
+def test_another_message_type_is_refused_at_once(database: sb.Database) -> None:
+    handle = begin(database)
+    with refused(8431):
+        database.send(handle, ORDER, b"x")
+    assert echoes(database) == 0
+    for service in {name for name, _ in SYSTEM_SERVICES} - {SERVICE_BROKER}:
+        other = database.begin_dialog(ORDERS, service, contract=SERVICE_ECHO)
+        database.send(other, ECHO, b"x")
+        assert errors(database.receive(ORDERS_QUEUE, conversation_handle=other)) == [-8408]
+
+
+# ---------------------------------------------------------------- for whom
+
+
+def test_an_owner_that_is_not_dbo_needs_send(database: sb.Database, app: sb.Database) -> None:
+    database.create_service("//test/Own", ORDERS_QUEUE)
+    database.grant("CONTROL", APP, queue=ORDERS_QUEUE)
+    database.alter_authorization(APP, service="//test/Own")
+
+    def answered() -> list[sb.Message]:
+        handle = begin(database, service="//test/Own")
+        database.send(handle, ECHO, b"x")
+        answer(database)
+        return database.receive(ORDERS_QUEUE, conversation_handle=handle)
+
+    assert errors(answered()) == [-8494]
+    database.grant("SEND", APP, service=SERVICE_BROKER)
+    assert bodies(answered()) == [b"x"]
+    database.deny("SEND", "public", service=SERVICE_BROKER)
+    assert errors(answered()) == [-8494]
+    database.revoke("SEND", "public", service=SERVICE_BROKER)
+    database.revoke("SEND", APP, service=SERVICE_BROKER)
+    assert errors(answered()) == [-8494]
+    with refused(15151):
+        app.grant("SEND", "public", service=SERVICE_BROKER)
+
+
+@pytest.mark.parametrize("permission", ["CONTROL", "ALTER", "TAKE OWNERSHIP", "VIEW DEFINITION"])
+def test_nothing_but_send_is_granted(database: sb.Database, app: sb.Database, permission: str) -> None:
+    with refused(9663):
+        database.grant(permission, APP, service=SERVICE_BROKER)
+    with refused(9663):
+        database.alter_authorization(APP, service=SERVICE_BROKER)
+
+
+# ---------------------------------------------------------------- who answers, and when
+
+
+def test_the_background_answers_as_soon_as_it_is_told(make_url: Callable[[], str]) -> None:
+    with sb.open(make_url(), upkeep=3600) as instance:  # so only because it is told
+        database = define_standard_set(instance.database("Test", create=True))
+        handle = begin(database)
+        for body in (b"a", b"b"):  # the first SEND finds the target, the second knows it
+            database.send(handle, ECHO, body)
+            assert bodies(database.receive(ORDERS_QUEUE, wait=60)) == [body]
+        target = far_handle(database, handle)
+        database.end_conversation(handle)
+        eventually(lambda: state(database, target) == "CD")
+
+
+def test_in_t_sql(database: sb.Database) -> None:
+    database.execute_tsql(
+        f"""declare @handle uniqueidentifier, @here nvarchar(128) =
+            (select cast(service_broker_guid as nvarchar(128)) from sys.databases where database_id = db_id());
+        begin dialog @handle from service [{ORDERS}] to service '{SERVICE_BROKER}', @here
+            on contract [{SERVICE_ECHO}] with encryption = off;
+        send on conversation @handle message type [{ECHO}] (N'way');"""
+    )
+    answer(database)
+    script = f"receive top (1) cast(message_body as nvarchar(max)) as body from {ORDERS_QUEUE};"
+    assert database.execute_tsql(script).rows == [("way",)]
+
+
+def test_an_instance_of_an_older_version_gets_it(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    with sb.open(url, upkeep=None) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        with instance.connection() as connection:
+            connection.execute("delete from servicebroker.migrations where number = 58")
+            connection.execute("drop function servicebroker.ring_delivery cascade")
+            connection.execute("delete from servicebroker.service_contract_usages where service_id < 65536")
+        handle = begin(database)
+        database.send(handle, ECHO, b"x")
+        assert errors(database.receive(ORDERS_QUEUE)) == [-8408]
+    with sb.open(url) as instance:
+        database = instance.database("Test")
+        database.send(begin(database), ECHO, b"x")
+        assert bodies(database.receive(ORDERS_QUEUE, wait=60)) == [b"x"]
+
+
+# ---------------------------------------------------------------- between instances
+
+
+def test_between_two_instances(pair: Pair) -> None:
+    west, east = pair.west.database, pair.east.database
+    west.create_route("EchoOfEast", service_name=SERVICE_BROKER, broker_instance=broker_of(east), address=EAST)
+    denied = begin(west, broker_of(east))
+    west.send(denied, ECHO, b"x")
+    pair.rounds()
+    assert errors(west.receive(ORDERS_QUEUE)) == [-8494]
+    west.end_conversation(denied)
+    east.grant("SEND", "public", service=SERVICE_BROKER)
+    handle = begin(west, broker_of(east))
+    sent = [b"a", b"x" * 300_000, b"b"]
+    for body in sent:
+        west.send(handle, ECHO, body)
+    pair.rounds()
+    answer(east)
+    pair.rounds()
+    assert bodies(west.receive(ORDERS_QUEUE)) == sent
+    west.end_conversation(handle)
+    pair.rounds()
+    answer(east)
+    pair.rounds()
+    assert leftovers(pair.west) == {}
+    assert query(east, "select state from sys.conversation_endpoints") == [("CD",)]
+    assert echoes(east) == 0
+
+
+def test_another_contract_is_refused_there_too(pair: Pair) -> None:
+    west, east = pair.west.database, pair.east.database
+    west.create_route("EchoOfEast", service_name=SERVICE_BROKER, broker_instance=broker_of(east), address=EAST)
+    east.grant("SEND", "public", service=SERVICE_BROKER)
+    handle = begin(west, broker_of(east), contract="DEFAULT")
+    west.send(handle, body=b"x")
+    pair.rounds()
+    assert errors(west.receive(ORDERS_QUEUE)) == [-8408]
+
+
+def test_daemons_answer(make_instance_url: Callable[[], str], tmp_path: Path) -> None:
+    """Nobody else has the other instance open with its background."""
+    sites = [Site(name, make_instance_url(), tmp_path) for name in ("west", "east")]
+    try:
+        two = Two(*sites)
+        for site in sites:
+            site.endpoint(encryption="DISABLED")
+            site.serve()
+        west, east = two.west.database, two.east.database
+        west.create_route(
+            "EchoOfEast", service_name=SERVICE_BROKER, broker_instance=broker_of(east), address=two.east.address
+        )
+        east.grant("SEND", "public", service=SERVICE_BROKER)
+        handle = begin(west, broker_of(east))
+        for body in (b"a", b"b"):
+            west.send(handle, ECHO, body)
+            assert bodies(west.receive(ORDERS_QUEUE, wait=60)) == [body]
+        west.end_conversation(handle)
+        eventually(lambda: query(east, "select state from sys.conversation_endpoints") == [("CD",)], 60)
+        eventually(lambda: state(west, handle) is None, 60)
+    finally:
+        for site in sites:
+            site.close()
