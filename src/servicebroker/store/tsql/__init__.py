@@ -18,8 +18,9 @@ def _messages() -> str:
     """sys.messages: the errors of the broker; those of the language stand where they are raised."""
     rows = ", ".join(f"({number}, {rule.severity}, '{_shown(rule.text)}')" for number, rule in sorted(RULES.items()))
     return (
-        "create or replace view tsql.messages as select number as message_id, 1033::smallint as language_id, "
-        "level::smallint as severity, 0::smallint as is_event_logged, text "
+        "create or replace view tsql.messages with (security_invoker = true) as "
+        "select number as message_id, 1033::smallint as language_id, level::smallint as severity, "
+        "0::smallint as is_event_logged, text "
         f"from (values {rows}) known (number, level, text)"
     )
 

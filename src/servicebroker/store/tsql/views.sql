@@ -181,7 +181,7 @@ select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::sm
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
 create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
 -- @@SPID of the sessions that have asked for it: the number that they hold as a lock (store/locks.py, TSQL_SESSION).
-create or replace view tsql.session_numbers as
+create or replace view tsql.session_numbers with (security_invoker = true) as
 select l.pid, l.objid::bigint::integer as spid
   from pg_locks l
  where l.locktype = 'advisory' and l.classid = 1396834337 and l.objsubid = 2 and l.granted
@@ -197,17 +197,17 @@ select coalesce(n.spid, t.spid) as spid, t.database_id, t.queue_id, t.procedure_
 
 -- --- what is always empty here, so that scripts that look before they drop find nothing ---
 
-create or replace view tsql.assemblies as
+create or replace view tsql.assemblies with (security_invoker = true) as
 select ''::text as name, 0 as assembly_id, 1 as principal_id, ''::text as permission_set_desc where false;
-create or replace view tsql.assembly_files as select 0 as assembly_id, ''::text as name, 0 as file_id, ''::bytea as content where false;
-create or replace view tsql.server_event_notifications as
+create or replace view tsql.assembly_files with (security_invoker = true) as select 0 as assembly_id, ''::text as name, 0 as file_id, ''::bytea as content where false;
+create or replace view tsql.server_event_notifications with (security_invoker = true) as
 select ''::text as name, 0 as object_id, 0::smallint as parent_class, ''::text as service_name, ''::text as broker_instance where false;
-create or replace view tsql.asymmetric_keys as select ''::text as name, 0 as asymmetric_key_id, 1 as principal_id where false;
-create or replace view tsql.extended_properties as
+create or replace view tsql.asymmetric_keys with (security_invoker = true) as select ''::text as name, 0 as asymmetric_key_id, 1 as principal_id where false;
+create or replace view tsql.extended_properties with (security_invoker = true) as
 select 0::smallint as class, ''::text as class_desc, 0 as major_id, 0 as minor_id, ''::text as name, ''::text as value where false;
-create or replace view tsql.configurations as
+create or replace view tsql.configurations with (security_invoker = true) as
 select 0 as configuration_id, ''::text as name, 0 as value, 0 as value_in_use where false;
-create or replace view tsql.database_mirroring_endpoints as
+create or replace view tsql.database_mirroring_endpoints with (security_invoker = true) as
 select ''::text as name, 0 as endpoint_id, ''::text as state_desc, ''::text as role_desc where false;
 
 -- --- what databases are made of ---

@@ -1,0 +1,1 @@
+-- The views are made again: each runs with the rights of its reader.
