@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -36,8 +37,9 @@ Calls = dict[str, dict[str, Any]]
 
 
 @pytest.fixture
-def calls(database: sb.Database) -> Calls:
+def calls(database: sb.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """For each method arguments that it takes; '%d' becomes a name that is free."""
+    monkeypatch.chdir(tmp_path)  # some of the wrong names are names of files
     handle, _ = open_dialog(database)
     database.create_user(APP)
     database.create_role("Readers")
