@@ -39,8 +39,8 @@ if sys.stdin.readline() == "close\\n":
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "data"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("e") / "data"  # a short name: the socket's path may have 107 bytes
     yield folder
     gc.collect()
     kill(folder)
