@@ -99,7 +99,9 @@ def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
     """The service takes echoes, and who answers them is told of each message, see `engine/echo.py`."""
     yield Statement(
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
-        "select database_id, service_id, $3 from servicebroker.services where database_id = $1 and name = $2",
+        "select database_id, service_id, service_contract_id "
+        "from servicebroker.services s join servicebroker.service_contracts c using (database_id) "
+        "where database_id = $1 and s.name = $2 and service_contract_id = $3",
         (database_id, name, names.SERVICE_ECHO_ID),
     )
     yield Statement(
