@@ -15,8 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
+from pyarrow import fs
 
 import servicebroker as sb
 
@@ -61,6 +63,12 @@ def pipeline(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "servicebroker.cli.main", "pipeline", *arguments], check=True)
 
 
+def table(folder: Path) -> pa.Table:
+    """The rows of a Delta table; Arrow opens the files itself, which no thread outlives."""
+    files = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    return DeltaTable(folder).to_pyarrow_table(filesystem=files)
+
+
 def run(folder: Path) -> None:
     """Shops, pipeline, and what the tables say."""
     for name in SHOPS:
@@ -70,10 +78,10 @@ def run(folder: Path) -> None:
     pipeline("run", file, "--once")
     pipeline("status", file)
     pipeline("report", file, "--out", str(folder / "report.html"))
-    orders = DeltaTable(folder / "tables" / "orders").to_pyarrow_table()
+    orders = table(folder / "tables" / "orders")
     for row in orders.group_by("_queue").aggregate([("price", "sum"), ("id", "count")]).sort_by("_queue").to_pylist():
         print(f"{row['_queue']}: {row['id_count']} orders, {row['price_sum']} in all")
-    stock = DeltaTable(folder / "tables" / "stock").to_pyarrow_table()
+    stock = table(folder / "tables" / "stock")
     print(f"{stock.num_rows} items in stock, {pc.sum(stock['pieces']).as_py()} pieces")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import ANALYTICS, Pipeline
-from servicebroker.pipeline.delta_reader import open_table
+from servicebroker.pipeline.delta_reader import open_dataset
 from servicebroker.pipeline.landing import target
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def _measured(pipeline: Pipeline, table: str) -> Any:
     folder = target(pipeline, table).folder
     if not folder.exists():
         return
-    dataset: Any = open_table(folder).to_pyarrow_dataset()
-    for batch in dataset.to_batches(columns=_READ):
+    for batch in open_dataset(folder).to_batches(columns=_READ):
         if not batch.num_rows:
             continue
         enqueued = batch.column("message_enqueue_time")

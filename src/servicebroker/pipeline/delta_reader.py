@@ -61,6 +61,20 @@ def open_table(folder: Path, version: int | None = None) -> DeltaTable:
         raise InstanceError(f"The Delta table '{folder}' cannot be read: {problem}") from None
 
 
+def open_dataset(folder: Path) -> Any:
+    """The rows of a Delta table as a dataset of Arrow.
+
+    Its files are opened by Arrow itself: deltalake's own file system is called in Arrow's threads through Python, and
+    when one of those is late the process aborts at its end.
+
+    Raises:
+        InstanceError: as `open_table`.
+    """
+    from pyarrow import fs
+
+    return open_table(folder).to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()))
+
+
 def arrow_columns(table: DeltaTable) -> pa.Schema:
     """The table's columns in Arrow."""
     import pyarrow as pa

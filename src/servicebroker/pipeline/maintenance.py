@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.delta_reader import open_table
+from servicebroker.pipeline.delta_reader import open_dataset, open_table
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import STAGED, target
 from servicebroker.pipeline.options import source_options
@@ -161,7 +161,7 @@ def _quarantined(pipeline: Pipeline) -> dict[str, int]:
     folder = target(pipeline, pipeline.quarantine).folder
     if pipeline.format == "parquet" or not folder.exists():
         return {}
-    rows = open_table(folder).to_pyarrow_table(columns=["message_type_name", "reason"]).to_pylist()
+    rows = open_dataset(folder).to_table(columns=["message_type_name", "reason"]).to_pylist()
     return dict(Counter(f"{row['message_type_name']}: {row['reason']}" for row in rows).most_common())
 
 
@@ -169,8 +169,8 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
     import pyarrow as pa
     from pyarrow import compute
 
-    quarantine = open_table(target(pipeline, pipeline.quarantine).folder)
-    waiting: Any = quarantine.to_pyarrow_table(filters=[("message_type_name", "=", rule.message_type)])
+    quarantine = open_dataset(target(pipeline, pipeline.quarantine).folder)
+    waiting: Any = quarantine.to_table(filter=compute.field("message_type_name") == rule.message_type)
     landed = 0
     for label in compute.unique(waiting.column("queue")).to_pylist():
         theirs = waiting.filter(compute.equal(waiting.column("queue"), label))
