@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.model import names
@@ -23,6 +23,7 @@ ANY = "ANY"  # a criterion of a broker priority
 DEFAULT_LEVEL = 5  # of a conversation that no broker priority names
 
 Body = bytes | bytearray | memoryview | str
+Given = TypeVar("Given")
 
 
 class Omitted:
@@ -410,3 +411,8 @@ def checked_password(clause: str, password: object, *, is_new: bool = False) -> 
     if is_new and len(password) < SHORTEST_PASSWORD:
         raise BrokerError(15116, hint=f"It has at least {SHORTEST_PASSWORD} characters.")
     return password
+
+
+def read_once(given: Given) -> Given | list[Any]:
+    """What an iterator gives, kept, since it is read more than once."""
+    return list(given) if isinstance(given, Iterator) else given

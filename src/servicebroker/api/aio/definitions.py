@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import UUID
 
 from servicebroker.engine import alter, catalog, message_types, principals, priorities, schemas, services, transmission
@@ -13,7 +13,7 @@ from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
 from servicebroker.engine.catalog import Catalog, Queue
 from servicebroker.engine.event_notifications import drop_notifications_on
-from servicebroker.model.arguments import ANY, check_switch
+from servicebroker.model.arguments import ANY, check_switch, read_once
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.instance import AsyncInstance
 
 T = TypeVar("T")
-Given = TypeVar("Given")
 
 
 class AsyncDefinitions(ABC):
@@ -103,7 +102,7 @@ class AsyncDefinitions(ABC):
         Raises:
             BrokerError: 8403, 8492, 15151 unknown message type or owner, 2714 name taken, 262.
         """
-        given = _read_once(sent_by)
+        given = read_once(sent_by)
 
         def steps() -> Steps[None]:
             owner = yield from principals.find_owner(self.user, authorization)
@@ -163,7 +162,7 @@ class AsyncDefinitions(ABC):
         Raises:
             BrokerError: 8404, 15151 unknown queue, contract or owner, 2714 name taken, 262.
         """
-        given = _read_once(contracts)
+        given = read_once(contracts)
 
         def steps() -> Steps[None]:
             owner = yield from principals.find_owner(self.user, authorization)
@@ -286,7 +285,7 @@ class AsyncDefinitions(ABC):
         Raises:
             BrokerError: 15151 unknown service, queue or contract, 8493 nothing would change, 8404.
         """
-        to_add, to_drop = _read_once(add_contracts), _read_once(drop_contracts)
+        to_add, to_drop = read_once(add_contracts), read_once(drop_contracts)
         needed = [rights.service(name), rights.contracts(to_add), *([] if queue is None else [rights.queue(queue)])]
 
         def steps() -> Steps[None]:
@@ -380,8 +379,3 @@ class AsyncDefinitions(ABC):
 def _warn(said: BrokerError | None) -> None:
     if said is not None:
         warnings.warn(str(said), stacklevel=3)
-
-
-def _read_once(given: Given) -> Given | list[Any]:
-    """What an iterator gives, kept: it is read by who checks permissions and again by the statement."""
-    return list(given) if isinstance(given, Iterator) else given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence, Sized
+from collections.abc import Awaitable, Callable, Sequence, Sized
 from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from servicebroker.engine import authorization as rights
 from servicebroker.engine import begin, end, move, multicast, receive, send, traces, transmission
 from servicebroker.engine.catalog import Queue, find_queue
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
@@ -155,7 +155,7 @@ class AsyncVerbs(ABC):
             BrokerError: as `send`.
         """
         database = self.database
-        given = list(bodies) if isinstance(bodies, Iterator) else bodies
+        given = read_once(bodies)
         return await self._sending(
             lambda: send.send_batch(
                 database.catalog,
