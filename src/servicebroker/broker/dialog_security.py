@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
 
 from servicebroker.broker import journal
 from servicebroker.broker.key_exchange import is_signed, public_key, sign, unwrap, wrap
+from servicebroker.broker.transaction import Do, alone
 from servicebroker.engine import admission, dialog_security
 from servicebroker.engine.certificates import BY_MASTER_KEY, NONE, Certificate
 from servicebroker.engine.dialog_security import Beginning, Keys
@@ -34,9 +35,6 @@ from servicebroker.protocol.session import UNSECURED, Session, bound
 from servicebroker.store.certificates import PrivateKey, load_key
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.sealing import seal, unseal
-from servicebroker.store.statements import Statement, Steps
-
-Do = Callable[[Steps[Any]], Any]
 
 REMEMBERED = 1_000  # private keys
 NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
@@ -184,7 +182,7 @@ class DialogSecurity:
                 continue
             if new is not exchange:
                 keys = endpoint.keys._replace(exchange=pack_exchange(new))
-                do(_alone(dialog_security.save_exchange(endpoint.conversation_handle, pack_exchange(new))))
+                do(alone(dialog_security.save_exchange(endpoint.conversation_handle, pack_exchange(new))))
                 renewed[endpoint.conversation_handle] = keys, new
         return renewed
 
@@ -233,7 +231,7 @@ class DialogSecurity:
             journal.conversation("No Certificate", header)
             return None
         sealed = seal(opened.master, opened.key, SESSION_KEY)
-        do(_alone(dialog_security.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
+        do(alone(dialog_security.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
         keys = keys._replace(second_key_id=exchange.key_id, second_key=sealed)
         return endpoint._replace(keys=keys), session._replace(second=_session_key(opened.key))
 
@@ -380,7 +378,3 @@ def _header(endpoint: Remote) -> Header:
 
 def _drop(header: Header, number: int, *values: object) -> None:
     journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header)
-
-
-def _alone(statement: Statement) -> Steps[None]:
-    yield statement

@@ -10,12 +10,14 @@ import psycopg
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
+from servicebroker.broker.reception import Came
 from servicebroker.broker.shown import show
 from servicebroker.engine.site import Here
+from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Remote
+from servicebroker.protocol.routing import Ask, Decision, Dropped, Remote
 
 LOOK = 1.0  # seconds between looks for what could not be passed on in time
 SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
@@ -47,7 +49,24 @@ class Forwarding:
         if not here.forwards:
             self.drop_all(9792)
 
-    def take_in(self, header: Header, body: bytes, passage: Passage | None, hop: Remote) -> None:
+    def takes(self, came: Came, decision: Decision, here: Here) -> bool:
+        """Whether a message that nobody here knows is for others, by its route: then it is held, or dropped."""
+        header = came.header
+        journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
+        match decision.destination:
+            case Remote() as away if away.leads_to(here.addresses):
+                journal.forwarded_dropped(BrokerError(11294), header)
+            case Remote() as away:
+                self._take_in(header, came.body, came.passage, away)
+            case Dropped(9792):
+                journal.forwarded_dropped(BrokerError(9792), header)
+            case Ask():
+                journal.forwarded_dropped(BrokerError(9770), header)
+            case _:
+                return False
+        return True
+
+    def _take_in(self, header: Header, body: bytes, passage: Passage | None, hop: Remote) -> None:
         """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
         passage = passage or Passage(UUID(int=self._draw(128), version=4))
         now = self._seconds()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, Denied, DialogSecurity
-from servicebroker.broker.links import Link
+from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.memory import Memory
+from servicebroker.broker.transaction import Do
 from servicebroker.engine import arriving, dialog_security, remote
 from servicebroker.engine.arriving import Place, Unroutable
 from servicebroker.engine.catalog import Catalog
@@ -30,10 +31,27 @@ from servicebroker.protocol.envelope import (
     refusal,
 )
 from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.session import UNSECURED, Session
-from servicebroker.store.statements import Steps
 
-Do = Callable[[Steps[Any]], Any]
+
+class Came(NamedTuple):
+    """A message that has come; `passage` when it has passed forwarders."""
+
+    link: Link
+    envelope: Envelope
+    body: bytes
+    passage: Passage | None
+
+    @property
+    def header(self) -> Header:
+        """What it says of itself."""
+        return self.envelope.header
+
+    @property
+    def key(self) -> tuple[UUID, bool]:
+        """Of the endpoint that it is for."""
+        return self.header.conversation_id, not self.header.is_from_initiator
 
 
 class Received(NamedTuple):
@@ -133,17 +151,18 @@ class Reception:
         return Received(self._memory.enter(endpoint), header, payload)
 
 
-def parsed(body: bytes) -> Envelope:
+def parsed(arrival: Arrival) -> Came:
     """A frame whose names can be looked up.
 
     Raises:
-        CorruptedMessage: they cannot.
+        CorruptedMessage: they cannot, or nobody can have made it so.
     """
+    passage, body = unwrap(arrival.body) if arrival.is_forwarded else (None, arrival.body)
     envelope = parse(body)
     header = envelope.header
     check_addresses(header)
     _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
-    return envelope
+    return Came(arrival.link, envelope, body, passage)
 
 
 def _opened(envelope: Envelope, session: Session) -> Payload:

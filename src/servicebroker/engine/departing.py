@@ -70,6 +70,9 @@ class Leaving(NamedTuple):
     parts: list[Part]
 
 
+NOTHING = Leaving((), (), [])
+
+
 def look(seen: Snapshot | None) -> Steps[Look]:
     """What waits in the transmission queue and was not visible to the look that returned `seen`.
 
