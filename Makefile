@@ -6,7 +6,8 @@
 # make coverage  every test, and which lines none of them reaches; takes twice as long
 # make conformance  every test, and docs/conformance.md from those that passed
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
-#                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange
+#                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange,
+#                50,000 random T-SQL texts of each kind
 # make soak      200,000 messages each way between two instances, under faults; 50 kills of a pipeline
 # make bench     every benchmark, written to docs/benchmarks.md
 
@@ -70,6 +71,7 @@ simulate: install
 	$(BIN)/servicebroker simulate --fleet 1000:100000 --seeds 0:20
 	$(BIN)/servicebroker simulate --mirrors --seeds 0:20000
 	$(BIN)/python -m pytest -q tests/integration/test_model.py tests/integration/test_tsql_model.py tests/integration/test_leaks.py tests/integration/test_cut.py --model-steps 500000 --tsql-steps 50000 --leak-conversations 100000 --cuts 1000
+	$(BIN)/python -m pytest -q tests/unit/test_tsql_translation_fuzz.py tests/unit/test_tsql_script_fuzz.py --fuzz-examples 50000
 
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 import servicebroker as sb
 import servicebroker.api.aio.verbs
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--good-messages", type=int, default=1_000, help="good messages among which poison is found")
     parser.addoption("--cuts", type=int, default=4, help="at how many exchanges test_cut.py cuts each of its cases")
     parser.addoption("--kills", type=int, default=2, help="how often test_pipeline_faults.py kills the pipeline")
+    parser.addoption("--fuzz-examples", type=int, default=300, help="texts of each test that writes random T-SQL")
     parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
 
 
@@ -42,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(2**31)
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
+    of_fuzz = {"max_examples": config.option.fuzz_examples, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("fuzz", deadline=None, **of_fuzz)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

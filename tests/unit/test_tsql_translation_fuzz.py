@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servicebroker.tsql.errors import TsqlError
@@ -12,6 +12,7 @@ from servicebroker.tsql.scope import Column, Scope
 from servicebroker.tsql.translation.xml_paths import read_path
 from servicebroker.tsql.types import INT, NVARCHAR, XML, parse_type
 
+FUZZ = settings.get_profile("fuzz")  # of conftest.py
 SCOPE = Scope(
     "Shop",
     {"@n": INT, "@s": NVARCHAR, "@x": XML},
@@ -22,29 +23,34 @@ SCOPE = Scope(
 LANGUAGE = """
 SELECT FROM WHERE AND OR NOT IN EXISTS ( ) ( ) , , . = <> < + - * / % @n @s @x @t #t Items Id Name Doc 'a'
 N'b' 1 2.5 0xAB NULL TOP (1) AS x INNER JOIN ON CROSS APPLY UNION ALL ORDER BY GROUP HAVING COUNT(*) CASE WHEN
-THEN ELSE END CAST AS int nvarchar(5) INSERT INTO VALUES UPDATE SET DELETE OUTPUT inserted.Id deleted.Name
+THEN ELSE END CAST AS int nvarchar( max decimal(5) INSERT INTO VALUES UPDATE SET DELETE OUTPUT inserted.Id deleted.Name
 WITH (UPDLOCK) LIKE BETWEEN IS ISNULL( LEN( DATEADD( CREATE TABLE INDEX VIEW DROP ALTER ADD PRIMARY KEY
 IDENTITY(1,1) DEFAULT CHECK CONSTRAINT FOR XML PATH JSON .value('/a','int') .nodes('/a') OVER PARTITION
-ROW_NUMBER() OFFSET ROWS FETCH @@ROWCOUNT [x y] "q" ; += DISTINCT MERGE
+ROW_NUMBER() OFFSET ROWS FETCH @@ROWCOUNT [x y] "q" ; += DISTINCT MERGE USING MATCHED INTERSECT EXCEPT ALL ANY SOME
+LEFT OUTER FULL RAW AUTO ROOT('r') TYPE ELEMENTS dbo. STRING_SPLIT( OPENJSON( TRY_CONVERT( IIF( COALESCE( XMLNAMESPACES
+CONVERT( VALUES( DEFAULT) COLUMN REFERENCES FOREIGN KEY UNIQUE INCLUDE SCHEMA SEQUENCE TRUNCATE [] '' 1e 1e5
+0x $ 1. .5 ::
 """
 PATHS = """/ // @ a b * . .. [ ] ( ) 1 = 'x' "y" p: text() node() not( and or last() $ < sql:variable("@n")"""
+TYPE_PARTS = "nvarchar decimal float time xml binary ( ) ( ) max , 1 10 [ ] . x"
 WORDS = st.sampled_from(LANGUAGE.split())
+TYPES = st.sampled_from(TYPE_PARTS.split())
 PATH_SIGNS = st.sampled_from(PATHS.split())
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@FUZZ
 @given(st.lists(WORDS, max_size=25).map(" ".join), st.booleans())
 def test_words_of_the_language_in_any_order(text: str, as_expression: bool) -> None:
     translate_or_refuse(text, as_expression)
 
 
-@settings(max_examples=200, deadline=None)
+@FUZZ
 @given(st.text(max_size=60), st.booleans())
 def test_any_text(text: str, as_expression: bool) -> None:
     translate_or_refuse(text, as_expression)
 
 
-@settings(max_examples=300, deadline=None)
+@FUZZ
 @given(st.lists(PATH_SIGNS, max_size=12).map("".join))
 def test_any_path(text: str) -> None:
     try:
@@ -53,8 +59,8 @@ def test_any_path(text: str) -> None:
         check(refused)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.text(alphabet="nvarchar()max ,10decimal[]", max_size=20))
+@FUZZ
+@given(st.lists(TYPES, max_size=8).map("".join))
 def test_any_type(text: str) -> None:
     try:
         parse_type(text)

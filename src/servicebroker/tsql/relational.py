@@ -15,6 +15,7 @@ from servicebroker.tsql.translation.assignments import assignment
 from servicebroker.tsql.translation.changes import change
 from servicebroker.tsql.translation.definitions import definition
 from servicebroker.tsql.translation.expressions import condition_or_value
+from servicebroker.tsql.translation.parts import values_in
 from servicebroker.tsql.translation.reading import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import check_options, query
@@ -112,10 +113,9 @@ def _answer(scope: Scope, kind: str, name: str) -> object:
 
 def _expression(writer: Writer, piece: Slice) -> Translated:
     piece = without_namespaces(writer, piece)
-    node = parsed(piece, "SELECT")
-    if not isinstance(node, exp.Select) or len(node.expressions) != 1 or set(_said(node)) - {"expressions"}:
+    inside, *others = values_in(piece)
+    if others:
         raise syntax_error(piece.text[:40], piece.line())
-    inside = node.expressions[0]
     if isinstance(inside, exp.Alias):  # name = value, as in IF x = 1 with a column x
         raise TsqlError(207, f"Invalid column name '{inside.alias}'.")
     value = condition_or_value(writer, inside)
@@ -123,10 +123,6 @@ def _expression(writer: Writer, piece: Slice) -> Translated:
     return Translated(
         f"SELECT ({text})", tuple(writer.parameters), "rows", ("",), (value.type,), before=tuple(writer.locks)
     )
-
-
-def _said(node: exp.Expression) -> list[str]:
-    return [name for name, said in node.args.items() if said]
 
 
 def _statement(writer: Writer, piece: Slice) -> Translated:

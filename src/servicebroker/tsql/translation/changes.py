@@ -11,6 +11,7 @@ from servicebroker.tsql.translation.hints import Hints, hints_of
 from servicebroker.tsql.translation.inserts import insert
 from servicebroker.tsql.translation.merges import merge
 from servicebroker.tsql.translation.outputs import Outputs, outputs_of
+from servicebroker.tsql.translation.parts import table_in, value_in
 from servicebroker.tsql.translation.reading import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.updates import Change, write_change
@@ -104,14 +105,12 @@ def top_of(head: Slice) -> tuple[exp.Expression | None, Slice]:
     end = head.closing(1) + 1 if head.words[1:2] == ["("] else 2
     if head.words[end : end + 1] == ["PERCENT"]:
         raise refused("TOP ... PERCENT", "Write TOP with a number of rows.")
-    node = parsed(head.part(1, end), "SELECT")
-    return node.expressions[0], head.part(end, len(head.words))
+    return value_in(head.part(1, end)), head.part(end, len(head.words))
 
 
 def table_of(target: Slice) -> tuple[exp.Table, Hints]:
     """The table that is changed, and its hints."""
-    node = parsed(target, "SELECT * FROM")
-    table = node.args["from_"].this if isinstance(node, exp.Select) and node.args.get("from_") else None
-    if not isinstance(table, exp.Table) or node.args.get("joins") or table.args.get("alias"):
+    table = table_in(target)
+    if table.args.get("alias"):
         raise syntax_error(target.text[:40], target.line())
     return table, hints_of(table)

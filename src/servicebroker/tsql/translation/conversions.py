@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlglot import exp
 
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.writer import Sql, refused
 from servicebroker.tsql.types import SqlType, make_type, postgres_type
 
@@ -21,6 +23,7 @@ _NAMES = {
 }
 _NATIONAL = ("nvarchar", "nchar", "ntext", "sysname")
 _SINGLE = ("varchar", "char", "text")
+_SIZE = re.compile(r"\d{1,9}")
 
 
 def type_of_node(node: exp.Expression) -> SqlType:
@@ -39,6 +42,9 @@ def type_of_node(node: exp.Expression) -> SqlType:
     else:
         written = kind.value.lower()
     arguments = [parameter.name for parameter in node.expressions]
+    wrong = [each for each in arguments if each.lower() != "max" and not _SIZE.fullmatch(each)] or arguments[2:]
+    if wrong:
+        raise syntax_error(wrong[0], 0)
     first, second = [*arguments, None, None][:2]
     return make_type(_NAMES.get(written, written), first, second, default_length=30)
 

@@ -6,6 +6,7 @@ from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import NUMBER, unquoted
+from servicebroker.tsql.translation.parts import table_in
 from servicebroker.tsql.translation.reading import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import output_columns, query
@@ -68,7 +69,7 @@ def _statements(writer: Writer, reader: Reader) -> list[str]:
 
 def _table(writer: Writer, reader: Reader, *, new: bool = False) -> tuple[str, ObjectName]:
     """The next name as a table's."""
-    own = object_name(parsed(reader.dotted(), "SELECT * FROM").args["from_"].this)
+    own = object_name(table_in(reader.dotted()))
     if new and own.name.startswith("#"):
         found = writer.temporary(own.name.lower())
         return found or TEMPORARY.format(own.name.lower().replace('"', '""')), own
@@ -125,6 +126,8 @@ def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[st
     rest = reader.piece.part(reader.place, len(reader.piece.words))
     reader.place = len(reader.piece.words)
     found = elements(writer, table, rest)
+    if not rest.words:
+        raise reader.wrong()
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
     actions += [f"ALTER COLUMN {identifier(name)} SET DEFAULT {text}" for name, text in found.defaults]
     done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
@@ -295,7 +298,7 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
     if kind == "SCHEMA":
         return f"DROP SCHEMA {exists}{schema_of(writer.scope.database, reader.name())}"
     if kind != "INDEX":
-        own = object_name(parsed(reader.dotted(), "SELECT * FROM").args["from_"].this)
+        own = object_name(table_in(reader.dotted()))
         if exists and own.name.startswith("#") and writer.temporary(own.name.lower()) is None:
             return "SELECT"
         return f"DROP {kind} {exists}{table_name(writer, own)}"
@@ -308,7 +311,7 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
         parts = name.part(0, len(name.words) - 2)
         if len(name.words) < 3:
             raise syntax_error(name.text, reader.piece.line(place))
-        own = object_name(parsed(parts, "SELECT * FROM").args["from_"].this)
+        own = object_name(table_in(parts))
         table = table_name(writer, own)
         index = unquoted(name.part(len(name.words) - 1, len(name.words)).text)
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""

@@ -8,6 +8,7 @@ from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.hints import hints_from, lock_before
 from servicebroker.tsql.translation.outputs import Outputs, into, outputs_of, returning
+from servicebroker.tsql.translation.parts import names_in, table_in, value_in
 from servicebroker.tsql.translation.reading import Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import query
@@ -26,7 +27,7 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
     if rest.words[:1] == ["INTO"]:
         rest = rest.part(1, len(rest.words))
     end = _name_end(rest)
-    own = object_name(parsed(rest.part(0, end), "SELECT * FROM").args["from_"].this)
+    own = object_name(table_in(rest.part(0, end)))
     table = table_name(writer, own)
     writer.check_changes(table)
     known = writer.table_columns(table)
@@ -39,7 +40,7 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
     names: list[str] = []
     if rest.words[:1] == ["("] and rest.words[1:2] != ["SELECT"]:
         close = rest.closing(0)
-        names = [_column_name(each) for each in rest.part(1, close).split()]
+        names = names_in(rest.part(1, close))
         rest = rest.part(close + 1, len(rest.words))
     outputs: Outputs | None = None
     if rest.words[:1] == ["OUTPUT"]:
@@ -63,13 +64,6 @@ def _name_end(rest: Slice) -> int:
     while rest.words[place : place + 1] == ["."]:
         place += 1 if rest.words[place + 1 : place + 2] == ["."] else 2
     return place
-
-
-def _column_name(piece: Slice) -> str:
-    node = parsed(piece, "SELECT").expressions[0] if piece.words else None
-    if not isinstance(node, exp.Column):
-        raise syntax_error(piece.text[:40], piece.line())
-    return str(node.name)
 
 
 def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | None, names: list[str]) -> list[str]:
@@ -168,10 +162,7 @@ def _values(writer: Writer, rest: Slice, targets: list[Column | None]) -> str:
 def _member(writer: Writer, piece: Slice, target: Column | None) -> str:
     if piece.words == ["DEFAULT"]:
         return "DEFAULT"
-    node = parsed(piece, "SELECT")
-    if not isinstance(node, exp.Select) or len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Alias):
-        raise syntax_error(piece.text[:40], piece.line())
-    return into_column(write_value(writer, node.expressions[0]), target)
+    return into_column(write_value(writer, value_in(piece)), target)
 
 
 def _returned(

@@ -9,7 +9,8 @@ from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.functions import SPECIAL
 from servicebroker.tsql.translation.hints import hints_from, lock_before
 from servicebroker.tsql.translation.outputs import Outputs, into, outputs_of, returning
-from servicebroker.tsql.translation.reading import Slice, parsed, read
+from servicebroker.tsql.translation.parts import common_in, condition_in, names_in, table_in, tables_in, value_in
+from servicebroker.tsql.translation.reading import Slice, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import common
 from servicebroker.tsql.translation.sources import From, object_name, read_from, table_name
@@ -43,10 +44,10 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
     try:
         prefix = ""
         if before.words:
-            prefix = common(writer, parsed(read(before.text + " SELECT 1")).args["with_"], level) + " "
+            prefix = common(writer, common_in(before), level) + " "
             prefix = prefix.replace("WITH RECURSIVE", "WITH", 1)  # which PostgreSQL does not take before MERGE
         target = _target(writer, piece.part(first, using))
-        node = parsed(piece.part(using + 1, on), "SELECT * FROM")
+        node = tables_in(piece.part(using + 1, on))
         found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
         with writer.query([target, *found.sources]):
             clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], end], strict=True)]
@@ -109,8 +110,8 @@ def _target(writer: Writer, piece: Slice) -> Source:
         end = piece.closing(place + 1)
         hints = set(piece.words[place + 2 : end]) - {",", "(", ")"}
         piece = read(f"{piece.part(0, place).text} {piece.part(end + 1, len(piece.words)).text}")
-    node = parsed(piece, "SELECT * FROM").args["from_"].this
-    if not isinstance(node, exp.Table) or node.args.get("hints"):
+    node = table_in(piece)
+    if node.args.get("hints"):
         raise syntax_error(piece.text[:40], piece.line())
     own = object_name(node)
     table = table_name(writer, own)
@@ -121,7 +122,7 @@ def _target(writer: Writer, piece: Slice) -> Source:
 
 
 def _condition(writer: Writer, piece: Slice) -> str:
-    return write_predicate(writer, parsed(piece, "SELECT 1 WHERE").args["where"].this)
+    return write_predicate(writer, condition_in(piece))
 
 
 def _clause(writer: Writer, piece: Slice, target: Source, found: From) -> str:
@@ -175,7 +176,7 @@ def _insert(writer: Writer, piece: Slice, target: Source) -> str:
     place = 1
     if words[1:2] == ["("]:
         end = piece.closing(1)
-        names = [parsed(each, "SELECT").expressions[0].name for each in piece.part(2, end).split()]
+        names = names_in(piece.part(2, end))
         place = end + 1
     if words[place : place + 2] != ["VALUES", "("] or piece.closing(place + 1) != len(words) - 1:
         raise syntax_error(piece.text[:40], piece.line())
@@ -187,6 +188,6 @@ def _insert(writer: Writer, piece: Slice, target: Source) -> str:
         raise TsqlError(213, "Column name or number of supplied values does not match table definition.")
     values = []
     for name, each in zip(names, members, strict=True):
-        value = None if each.words == ["DEFAULT"] else parsed(each, "SELECT").expressions[0]
+        value = None if each.words == ["DEFAULT"] else value_in(each)
         values.append("DEFAULT" if value is None else into_column(write_value(writer, value), known.get(name.lower())))
     return f"INSERT ({', '.join(identifier(name) for name in names)}) VALUES ({', '.join(values)})"

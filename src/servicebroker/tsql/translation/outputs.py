@@ -7,7 +7,8 @@ from typing import NamedTuple
 from sqlglot import exp
 
 from servicebroker.tsql.errors import syntax_error
-from servicebroker.tsql.translation.reading import Slice, parsed
+from servicebroker.tsql.translation.parts import names_in, table_in, values_in
+from servicebroker.tsql.translation.reading import Slice
 from servicebroker.tsql.translation.selects import Output, output
 from servicebroker.tsql.translation.sources import From, object_name, table_name
 from servicebroker.tsql.translation.writer import Writer, identifier
@@ -25,24 +26,20 @@ def outputs_of(piece: Slice) -> Outputs:
     """The clause without its first word."""
     place = piece.find("INTO")
     listed = piece.part(0, place if place is not None else len(piece.words))
-    node = parsed(listed, "SELECT")
-    if not isinstance(node, exp.Select) or not node.expressions:
-        raise syntax_error("OUTPUT", piece.line())
+    expressions = values_in(listed)
     if place is None:
-        return Outputs(node.expressions, None, [])
+        return Outputs(expressions, None, [])
     target = piece.part(place + 1, len(piece.words))
     if target.find("OUTPUT") is not None:
         raise syntax_error("OUTPUT", piece.line())
     columns: list[str] = []
     opening = next((at for at, word in enumerate(target.words) if word == "("), None)
     if opening is not None:
-        columns = [
-            parsed(each, "SELECT").expressions[0].name
-            for each in target.part(opening + 1, target.closing(opening)).split()
-        ]
+        if target.closing(opening) != len(target.words) - 1:
+            raise syntax_error("OUTPUT", piece.line())
+        columns = names_in(target.part(opening + 1, len(target.words) - 1))
         target = target.part(0, opening)
-    table = parsed(target, "SELECT * FROM").args["from_"].this
-    return Outputs(node.expressions, table, columns)
+    return Outputs(expressions, table_in(target), columns)
 
 
 def returning(writer: Writer, outputs: Outputs, found: From) -> list[Output]:

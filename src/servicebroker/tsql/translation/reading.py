@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import sqlglot
@@ -12,6 +14,7 @@ from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import NUMBER, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.translation.wholeness import lack
 
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
@@ -39,6 +42,11 @@ _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVI
 
 
 _BEHIND = frozenset({",", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
+
+
+_is_reading = ContextVar("is_reading", default=False)
+# what sqlglot warns of, it returns as a Command, and we refuse it: nobody wants to read that twice
+logging.getLogger("sqlglot").addFilter(lambda record: not _is_reading.get())
 
 
 class Slice(NamedTuple):
@@ -124,15 +132,23 @@ def parsed(piece: Slice, before: str = "") -> exp.Expression:
 
 
 def _tree(text: str) -> exp.Expression:
+    token = _is_reading.set(True)
     try:
         tree = sqlglot.parse_one(text, read="tsql")
     except SqlglotError as problem:
         raise _syntax_error(problem) from None
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
-    if isinstance(tree, exp.Block | exp.Command):
-        raise syntax_error(";" if isinstance(tree, exp.Block) else text.split()[0], 0)
+    except Exception:  # some text it does not expect makes it stumble: TypeError, AttributeError ...
+        raise syntax_error(text.split()[0], 0) from None
+    finally:
+        _is_reading.reset(token)
+    if isinstance(tree, exp.Command):
+        raise syntax_error(text.split()[0], 0)
     assert isinstance(tree, exp.Expression)
+    near = lack(tree)
+    if near is not None:
+        raise syntax_error(near.removeprefix(MARK), 0)
     return tree
 
 
@@ -158,6 +174,8 @@ def _respelled(piece: Slice) -> str:
         if pending and depth == pending[-1] and word in _ENDS:
             out.append(")")
             pending.pop()
+        if word == ";":
+            raise syntax_error(";", tokens.line(at))
         if word == "," and at + 1 < piece.last and words[at + 1] in _BEHIND:  # sqlglot would not mind
             raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
         out.append(" " if tokens.starts[at] > place else "")

@@ -134,6 +134,10 @@ def _values(writer: Writer, node: exp.Values, found: From) -> str:
     for row in node.expressions:
         members = row.expressions if isinstance(row, exp.Tuple) else [row.this if isinstance(row, exp.Paren) else row]
         rows.append([write_value(writer, each) for each in members])
+    if len({len(row) for row in rows}) != 1:
+        raise TsqlError(
+            10709, "The number of columns for each row in a table value constructor must be the same.", severity=15
+        )
     fields = [alike(list(field)) for field in zip(*rows, strict=True)]
     renamed = [each.name for each in alias.args.get("columns") or []]
     columns: dict[str, Column] | None = None

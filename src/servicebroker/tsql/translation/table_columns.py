@@ -9,7 +9,8 @@ from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.tokens import QUOTED, VARIABLE, WORD, unquoted
 from servicebroker.tsql.translation.conversions import converted
-from servicebroker.tsql.translation.reading import Slice, parsed
+from servicebroker.tsql.translation.parts import condition_in, table_in, value_in
+from servicebroker.tsql.translation.reading import Slice
 from servicebroker.tsql.translation.sources import object_name, table_name
 from servicebroker.tsql.translation.targets import into_column
 from servicebroker.tsql.translation.writer import (
@@ -223,7 +224,7 @@ def _default(writer: Writer, reader: Reader, column: Column) -> str:
             reader.name()
         if reader.word() == "(":
             reader.inside()
-    node = parsed(reader.piece.part(start, reader.place), "SELECT").expressions[0]
+    node = value_in(reader.piece.part(start, reader.place))
     if reader.take("FOR"):
         column = Column(reader.name(), column.type)
     text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
@@ -314,7 +315,7 @@ def _foreign_key(writer: Writer, reader: Reader) -> str:
 def _references(writer: Writer, reader: Reader) -> str:
     if not reader.take("REFERENCES"):
         raise reader.wrong()
-    target = table_name(writer, object_name(parsed(reader.dotted(), "SELECT * FROM").args["from_"].this))
+    target = table_name(writer, object_name(table_in(reader.dotted())))
     columns = ""
     if reader.word() == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
@@ -336,9 +337,8 @@ def _references(writer: Writer, reader: Reader) -> str:
 
 def condition(writer: Writer, piece: Slice, found: Elements) -> str:
     """A condition on the columns of a table."""
-    node = parsed(piece, "SELECT 1 WHERE")
     with writer.query(_sight(found, "")):
-        text = write_predicate(writer, node.args["where"].this)
+        text = write_predicate(writer, condition_in(piece))
     _without_parameters(writer)
     return text
 
@@ -352,7 +352,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
         reader.inside()
     end = piece.find("PERSISTED", "CONSTRAINT", "PRIMARY", "UNIQUE", after=reader.place)
     reader.place = end if end is not None else len(piece.words)
-    node = parsed(piece.part(start, reader.place), "SELECT").expressions[0]
+    node = value_in(piece.part(start, reader.place))
     with writer.query(_sight(found, table)):
         value = write_value(writer, node)
     _without_parameters(writer)

@@ -17,7 +17,8 @@ from servicebroker.tsql.tokens import VARIABLE
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.hints import Hints, lock_before
 from servicebroker.tsql.translation.outputs import Outputs, into, returning
-from servicebroker.tsql.translation.reading import Slice, parsed, read
+from servicebroker.tsql.translation.parts import common_in, value_in
+from servicebroker.tsql.translation.reading import Slice
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import Output, check_options, common, row_count
 from servicebroker.tsql.translation.sources import From, name_of_common, object_name, read_from, table_name
@@ -83,7 +84,7 @@ def write_change(writer: Writer, change: Change) -> Translated:
     try:
         prefix = ""
         if change.common.words:
-            prefix = common(writer, _with(change.common), level)
+            prefix = common(writer, common_in(change.common), level)
         target = _target(writer, change)
         writer.check_changes(target.table)
         settings = settings_of(change.set) if change.set is not None else []
@@ -93,13 +94,6 @@ def write_change(writer: Writer, change: Change) -> Translated:
             return _written(writer, change, target, settings, prefix)
     finally:
         writer.common.pop()
-
-
-def _with(piece: Slice) -> exp.With:
-    node = parsed(read(piece.text + " SELECT 1")).args.get("with_")
-    if not isinstance(node, exp.With):
-        raise syntax_error("WITH", piece.line())
-    return node
 
 
 def _target(writer: Writer, change: Change) -> _Target:
@@ -143,7 +137,7 @@ def _setting(piece: Slice) -> Setting:
         if words[1:2] != ["="] and words[1:2] and words[1] in _SIGNS:
             name = tokens.text(piece.first)
             value = _SIGNS[words[1]](
-                this=exp.Parameter(this=exp.Var(this=name[1:])), expression=_value(piece.part(2, len(words)))
+                this=exp.Parameter(this=exp.Var(this=name[1:])), expression=value_in(piece.part(2, len(words)))
             )
             return Setting("", name.lower(), value)
         if words[1:2] != ["="]:
@@ -152,29 +146,21 @@ def _setting(piece: Slice) -> Setting:
         piece = piece.part(2, len(words))
         place = piece.find("=")
         if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
-            return Setting("", variable, _value(piece))
+            return Setting("", variable, value_in(piece))
         words = piece.words
     place = piece.find("=", *_SIGNS)
     if place is None or place == 0:
         raise syntax_error(piece.text[:40], piece.line())
-    column = _value(piece.part(0, place))
+    column = value_in(piece.part(0, place))
     if not isinstance(column, exp.Column):
         raise refused("A method in SET", "Compute the new value and assign it: .modify() and .WRITE() are not there.")
     right = piece.part(place + 1, len(words))
     if right.words == ["DEFAULT"]:
         return Setting(column.name, variable, None)
-    value = _value(right)
+    value = value_in(right)
     if words[place] != "=":
         value = _SIGNS[words[place]](this=column.copy(), expression=exp.Paren(this=value.copy()))
     return Setting(column.name, variable, value)
-
-
-def _value(piece: Slice) -> exp.Expression:
-    node = parsed(piece, "SELECT")
-    if not isinstance(node, exp.Select) or len(node.expressions) != 1 or isinstance(node.expressions[0], exp.Alias):
-        raise syntax_error(piece.text[:40], piece.line())
-    found: exp.Expression = node.expressions[0]
-    return found
 
 
 def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:

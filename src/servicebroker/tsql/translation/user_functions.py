@@ -69,12 +69,26 @@ def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
         parts = [part for part in (node.catalog, node.db) if part]
         call = node.this
     else:
-        parts = [each.name for each in node.this.find_all(exp.Identifier)]
+        parts = _owners(node.this)
         call = node.expression
+        if not parts:
+            raise TsqlError(227, f'"{_own(call)}" is not a valid function, property, or field.', severity=15)
     if len(parts) > 2:
         raise TsqlError(7202, f"Could not find server '{parts[0]}' in sys.servers.")
     database = parts[0] if len(parts) == 2 else writer.scope.database
     return postgres_function(database, parts[-1], _own(call)), ".".join([*parts, _own(call)])
+
+
+def _owners(node: exp.Expression) -> list[str]:
+    """The names before the last dot; none when something else stands there."""
+    if isinstance(node, exp.Identifier):
+        return [node.name]
+    if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
+        before = _owners(node.this)
+        return [*before, node.expression.name] if before else []
+    if isinstance(node, exp.Column):
+        return [part.name for part in node.parts]
+    return []
 
 
 def _known(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFunction | None:
