@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from servicebroker import benchmarks
-from servicebroker.benchmarks import pipeline
+from servicebroker.benchmarks import pipeline, remote
 from servicebroker.benchmarks.measure import Meter
+from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker.benchmarks.report import Report
 from servicebroker.benchmarks.scenarios import BARE, SCENARIOS
 from servicebroker.model.errors import InstanceError
@@ -166,13 +169,32 @@ def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
         benchmarks.run(["pipeline-batch"], jdbc_jar=tmp_path)
 
 
-def test_between_two_instances() -> None:
+def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encrypted in both layers, and not at all; every message is checked by the reader."""
+    monkeypatch.setattr(remote, "find_server", lambda: None)  # the next test starts it
     report = benchmarks.run(["remote-100", "remote-latency"], scale=0.02, rounds=1)
     found = [(line.scenario, line.system, line.label) for line in report.lines]
     ways = [("servicebroker", "TLS and dialog security"), ("baseline", "encryption off")]
-    assert found == [(name, *way) for name in ("remote-100", "remote-latency") for way in ways]
-    assert all(line.figures is not None and line.figures.per_second > 0 for line in report.lines)
-    assert [line.ratio is None for line in report.lines] == [True, False] * 2
-    assert "µs of CPU per message" in report.lines[0].settings
-    assert "99th percentile" in report.lines[2].settings
+    rabbitmq = ("remote-100", "rabbitmq", "")
+    assert found == [("remote-100", *way) for way in ways] + [rabbitmq] + [("remote-latency", *way) for way in ways]
+    measured = [line for line in report.lines if line.system != "rabbitmq"]
+    assert all(line.figures is not None and line.figures.per_second > 0 for line in measured)
+    assert [line.ratio is None for line in measured] == [True, False] * 2
+    assert "µs of CPU per message" in measured[0].settings
+    assert "99th percentile" in measured[2].settings
+    assert report.lines[2].reason == "install rabbitmq-server"
+
+
+@pytest.mark.parametrize("batch", [1, 100])
+def test_rabbitmq_carries_as_many_as_were_published(rabbitmq: Shovelled, batch: int) -> None:
+    assert [rabbitmq.carry(count, batch) for count in (40, 250)] == [40, 250]
+    assert rabbitmq.version
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shovelled]:
+    server = find_server()
+    if server is None:
+        pytest.skip("RabbitMQ is not installed")
+    with closing(Shovelled(server, tmp_path_factory.mktemp("rabbitmq") / "nodes")) as nodes:
+        yield nodes

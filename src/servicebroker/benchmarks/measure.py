@@ -85,6 +85,13 @@ class Meter:
         return row[0], row[1]
 
 
+def sample_elsewhere(work: Work, messages: int) -> Sample:
+    """Let `work` do its job on `messages` messages where PostgreSQL has no part in it."""
+    begin = time.perf_counter()
+    done = work(messages)
+    return Sample(done, time.perf_counter() - begin, 0, 0)
+
+
 def figures(samples: Sequence[Sample]) -> Figures:
     """The medians of each figure over `samples`, of which there must be one at least."""
     return Figures(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from importlib.metadata import version
 from uuid import UUID
@@ -21,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
+from servicebroker.benchmarks.ports import free_port
 from servicebroker.benchmarks.report import OURS
 from servicebroker.benchmarks.scenarios import BASELINE
 from servicebroker.benchmarks.system import BATCH, System, Way, text_body
@@ -134,7 +134,7 @@ class Passing:
             connection.execute(sql.SQL("create database {}").format(sql.Identifier(database_name)))
         url = make_conninfo(self._url, dbname=database_name)
         instance: Instance = self._open.enter_context(closing(open_instance(url)))
-        port = _free_port()
+        port = free_port()
         instance.create_endpoint(
             "Broker",
             state="STARTED",
@@ -172,11 +172,3 @@ def network_systems(url: str) -> Sequence[System]:
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     process.wait()
-
-
-def _free_port() -> int:
-    """A port that an endpoint may have and nobody listens on now."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise InstanceError("No port is free.")

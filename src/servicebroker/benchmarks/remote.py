@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import subprocess
 import sys
 import threading
@@ -19,9 +17,12 @@ from uuid import UUID
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.benchmarks.measure import Figures, Meter, figures
+from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
+from servicebroker.benchmarks.ports import free_port
+from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker.benchmarks.report import OURS, Line
-from servicebroker.benchmarks.scenarios import BASELINE, REMOTE, Scenario
+from servicebroker.benchmarks.runner import NEEDS_EXTRA, with_ratios
+from servicebroker.benchmarks.scenarios import BASELINE, RABBITMQ, REMOTE, Scenario
 from servicebroker.model.errors import InstanceError
 
 Progress = Callable[[str], None]
@@ -53,7 +54,7 @@ class Pair:
         place.mkdir(mode=0o711)
         folders = [place / "west", place / "east"]
         instances = [self._stack.enter_context(open_instance(folder, upkeep=None)) for folder in folders]
-        ports = [_free_port() for _ in folders]
+        ports = [free_port() for _ in folders]
         self.west, self.east = (
             _define(instance, own, SERVICES[1 - own], ports[own], ports[1 - own], is_secured=self.is_secured)
             for own, instance in enumerate(instances)
@@ -166,11 +167,24 @@ def compare_remote(
         with closing(Pair(place / f"{name}-{system}", is_secured=is_secured)) as pair:
             measured = _latency(pair, messages) if what == LATENCY else _throughput(pair, messages, rounds, int(what))
         lines.append(Line(name, system, "", label, *measured))
-    ratio = lines[0].figures.per_second / lines[1].figures.per_second if lines[0].figures and lines[1].figures else None
-    lines[1] = Line(
-        name, BASELINE, "", lines[1].label, lines[1].settings, lines[1].figures, "", ratio, scenario.goals.get(BASELINE)
-    )
-    return lines
+    if what != LATENCY:
+        progress(f"{name}: RabbitMQ")
+        lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(what)))
+    return with_ratios(lines, scenario)
+
+
+def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) -> Line:
+    """What a user would pick instead; without encryption."""
+    server = find_server()
+    if server is None:
+        return Line(name, RABBITMQ, reason="install rabbitmq-server")
+    try:
+        with closing(Shovelled(server, place)) as nodes:
+            samples = [sample_elsewhere(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)]
+    except ImportError:
+        return Line(name, RABBITMQ, reason=NEEDS_EXTRA)
+    label = "two nodes and a shovel, quorum queues, publisher confirms, encryption off"
+    return Line(name, RABBITMQ, nodes.version, label, "", figures(samples))
 
 
 def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
@@ -206,10 +220,3 @@ def _define(instance: Instance, own: int, other: str, port: int, other_port: int
         encryption="REQUIRED" if is_secured else "DISABLED",
     )
     return database
-
-
-def _free_port() -> int:
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

@@ -132,8 +132,9 @@ _HOW_TO_READ = """\
 
 pgmq is measured only when the SQL file of one of its releases is given: `--pgmq-sql FILE`. pgqueuer and procrastinate
 come with `pip install 'servicebroker[bench]'`, Spark and Delta with `servicebroker[spark]`. Spark's JDBC is measured
-when the jar of PostgreSQL's driver is given (Debian: libpostgresql-jdbc-java): `--jdbc-jar FILE`. Filling a queue
-before it is read, emptying it after it was written to and starting Spark are not part of any figure."""
+when the jar of PostgreSQL's driver is given (Debian: libpostgresql-jdbc-java): `--jdbc-jar FILE`. RabbitMQ is
+measured where Debian's rabbitmq-server is installed; it writes no log of PostgreSQL's. Filling a queue before it is
+read, emptying it after it was written to and starting Spark or RabbitMQ are not part of any figure."""
 
 
 def _conditions(conditions: Conditions) -> str:
