@@ -115,11 +115,12 @@ VIEWS = {
     "key_encryptions": "key_id integer, thumbprint bytea, crypt_type text, crypt_type_desc text",
 }
 
-# of the instance, not of a database: test_network_endpoint.py, test_security_catalog.py
+# of the instance, not of a database: test_network_endpoint.py, test_security_catalog.py, test_totals.py
 OF_THE_INSTANCE = (
     "dm_broker_connections",
     "dm_broker_forwarded_messages",
     "dm_exec_sessions",
+    "dm_os_performance_counters",
     "endpoints",
     "server_permissions",
     "server_principals",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
@@ -21,8 +23,9 @@ from servicebroker.api.doorbell import Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
+from servicebroker.api.tally import Tally
 from servicebroker.api.transaction import release_kept
-from servicebroker.api.upkeep import Upkeep
+from servicebroker.api.upkeep import Upkeep, tell
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
@@ -42,6 +45,8 @@ from servicebroker.store.running import execute, run, run_alone
 Clock = Callable[[], datetime]
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
+_LOG = logging.getLogger("servicebroker")
+_AT_ONCE = 0.5  # seconds
 PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
 
@@ -91,10 +96,11 @@ class Instance(Network):
     ) -> None:
         self.clock = clock
         self.maximum_body = checked_maximum(maximum_body)
-        self.catalog = Catalog()
+        self.tally = Tally()
+        self.catalog = Catalog(enqueued=self.tally.enqueued)
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, clock, self.events)
+        self.poison = PoisonDetector(self.connection, clock, self.events, self.tally)
         self.url = checked_target(target)
         self._keys = _key_folder(self.url, keys)
         self._connections = connections
@@ -122,7 +128,7 @@ class Instance(Network):
             self._pool = pool(self.url, self._connections)
             self._pool.open()
             if self._interval:
-                self._upkeep = Upkeep(self.url, self.clock, self._interval)
+                self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally)
         except BaseException:
             self.close()
             raise
@@ -157,7 +163,7 @@ class Instance(Network):
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""
-        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
+        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user, self.tally.enqueued))
 
     def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
         """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
@@ -205,9 +211,18 @@ class Instance(Network):
             self._upkeep.close()
         if self._pool is not None:
             self.doorbell.close()
+            self._tell(self._pool)
             self._pool.close()
         if self._server is not None:
             in_thread(self._server.close)
+
+    def _tell(self, connections: DirectPool) -> None:
+        """Add to the totals what was counted last, if that is to be had at once."""
+        try:
+            with connections.connection(timeout=_AT_ONCE) as connection:
+                tell(connection, self.tally)
+        except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
+            _LOG.debug("totals: %s", problem)
 
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[DirectConnection]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import psycopg
 
+from servicebroker.api.tally import Tally
 from servicebroker.engine.poison import disable_queue, outcomes
+from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.poison import Rollbacks, reason
@@ -27,10 +29,11 @@ Connections = Callable[[], AbstractContextManager[psycopg.Connection[Any]]]
 class PoisonDetector:
     """Switches a queue off after five rollbacks in a row. `connections` lends one that no transaction is open on."""
 
-    def __init__(self, connections: Connections, clock: Callable[[], datetime], events: Events) -> None:
+    def __init__(self, connections: Connections, clock: Callable[[], datetime], events: Events, tally: Tally) -> None:
         self._connections = connections
         self._clock = clock
         self._events = events
+        self._tally = tally
         self._rollbacks = Rollbacks()
         self._lock = threading.Lock()
 
@@ -84,6 +87,8 @@ class PoisonDetector:
         except psycopg.Error as problem:
             _LOG.debug("poison detection: %s", problem)
             return
+        if undone := list(found.values()).count("aborted"):
+            self._tally.add(ROLLBACKS, undone)
         with self._lock:
             reached = self._rollbacks.ended(found)
         for queue_id in reached:

@@ -19,6 +19,7 @@ from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import Verbs
 from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
+from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
@@ -147,6 +148,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         run(self.connection, _kept(group))
         self._taken.clear()
         self._was_put_back = True
+        self.database.instance.tally.add(ROLLBACKS)
         run_command(self.connection, b"rollback")
         if steps is not None:
             in_transaction(self.connection, steps)
@@ -170,6 +172,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 self.connection.rollback()
         release_kept(self.connection)
+        if self._has_worked and known and not committed:
+            self.database.instance.tally.add(ROLLBACKS)
         if self._taken:
             self._count(committed=committed, known=known)
 
@@ -198,7 +202,11 @@ class Transaction(JoinedTransaction, TransactionScripts):
             self._taken.add((transaction, queue_id))
             self.database.instance.poison.took(transaction, queue_id)
 
+    def _works(self) -> None:
+        self._has_worked = True
+
     _ended = False
+    _has_worked = False
     _commit_travels = False
     _was_put_back = False
 

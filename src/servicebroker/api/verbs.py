@@ -15,6 +15,7 @@ from servicebroker.api import tracing
 from servicebroker.engine import authorization as rights
 from servicebroker.engine import begin, end, move, multicast, receive, send, traces, transmission
 from servicebroker.engine.catalog import Queue, find_queue
+from servicebroker.engine.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
@@ -41,6 +42,14 @@ class Verbs(ABC):
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
 
+    def _verb(self, steps: Steps[T]) -> T:
+        """`_do`, for what makes a transaction one of the broker's."""
+        self._works()
+        return self._do(steps)
+
+    def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
+        """A verb is run: should its transaction be rolled back, that is counted."""
+
     def _may_repeat(self) -> bool:
         """Whether a verb that PostgreSQL has just refused can be done again: not inside a transaction."""
         return True
@@ -48,7 +57,7 @@ class Verbs(ABC):
     def _remembering(self, verb: Callable[[], Steps[T]], forget: Callable[[], None]) -> T:
         """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile."""
         try:
-            return self._do(verb())
+            return self._verb(verb())
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
             forget()
             if not self._may_repeat():
@@ -101,7 +110,7 @@ class Verbs(ABC):
             encryption=encryption,
             now=self.database.instance.clock(),
         )
-        return self._do(
+        return self._verb(
             rights.authorized(
                 steps, self.database.user, "BEGIN DIALOG", rights.queue_of(from_service), rights.contracts([contract])
             )
@@ -183,7 +192,20 @@ class Verbs(ABC):
         """A SEND of `many` messages on each of these; under a span, their context is stored beside them."""
         span = tracing.begin_send(self._processing, message_type, many)
         if span is None:
-            return self._remembering(verb, forget)
+            sent = self._remembering(verb, forget)
+        else:
+            sent = self._sending_under(span, verb, forget, handles, many)
+        self.database.instance.tally.add(SENDS, many)
+        return sent
+
+    def _sending_under(
+        self,
+        span: Span,
+        verb: Callable[[], Steps[Sent]],
+        forget: Callable[[], None],
+        handles: Sequence[UUID],
+        many: int,
+    ) -> Sent:
         now, problem = self.database.instance.clock(), None
         try:
             return self._remembering(lambda: traces.sent(verb(), handles, many, tracing.packed(span), now), forget)
@@ -256,7 +278,9 @@ class Verbs(ABC):
             return messages
 
         choosy = conversation_handle is not None or conversation_group_id is not None
-        return self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy)
+        messages = self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy)
+        self.database.instance.tally.add(RECEIVES)
+        return messages
 
     def get_conversation_group(self, queue: str, *, wait: float = 0.0) -> UUID | None:
         """GET CONVERSATION GROUP: the group that `receive` would take from; None when there is none.
@@ -294,7 +318,7 @@ class Verbs(ABC):
         Raises:
             BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
         """
-        self._do(
+        self._verb(
             rights.authorized(
                 move.move_conversation(handle, group),
                 self.database.user,
@@ -345,7 +369,7 @@ class Verbs(ABC):
             yield from rights.authorize_end(self.database.user, handle, cleanup=cleanup)
             yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
 
-        self._do(steps())
+        self._verb(steps())
 
     def get_transmission_status(self, handle: UUID) -> str:
         """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
@@ -365,4 +389,6 @@ class Verbs(ABC):
             BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
         """
         steps = begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock())
-        self._do(rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle)))
+        self._verb(
+            rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle))
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -58,6 +58,11 @@ class Channel(NamedTuple):
     near: Usages
     far: Usages
     catalog_version: int
+    far_priority: int = 0
+
+
+def _uncounted(priority: int, many: int) -> None:
+    """Nobody wants to know."""
 
 
 class Labels(NamedTuple):
@@ -73,10 +78,12 @@ class Catalog:
     """What one process remembers of the catalog. All of it is immutable in the database, or verified on use.
 
     `user` is the principal that it was looked up for, with its permissions; None for dbo. `receivable` holds the
-    catalog version under which that principal may receive from a queue, by the queue's number.
+    catalog version under which that principal may receive from a queue, by the queue's number. `enqueued` is told of
+    messages that a SEND has put into a queue: their priority, and how many.
     """
 
     user: User | None = None
+    enqueued: Callable[[int, int], None] = _uncounted
     receivable: dict[int, int] = field(default_factory=dict)
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from servicebroker.engine.status import COUNT_LIMIT, queue_statuses
+from servicebroker.engine.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
 from servicebroker.model import names
 from servicebroker.store.statements import Statement, Steps
 
@@ -27,11 +28,28 @@ class Counter(NamedTuple):
 def counters() -> Steps[list[Counter]]:
     """All of them."""
     return [
+        *(yield from _verbs()),
         *(yield from _messages()),
         *(yield from _depths()),
         *(yield from _poison()),
         *(yield from _activation()),
         *(yield from _transport()),
+    ]
+
+
+def _verbs() -> Steps[list[Counter]]:
+    """What the processes of applications have counted, and told some seconds ago at the latest."""
+    found = yield from totals()
+    named = (("sql_sends", SENDS), ("sql_receives", RECEIVES), ("broker_transaction_rollbacks", ROLLBACKS))
+    return [
+        *(Counter(name, f"{counter}.", (), [((), found[counter])], rises=True) for name, counter in named),
+        Counter(
+            "enqueued_sent_messages",
+            "Enqueued P1 to P10 Msgs: messages of SENDs that came into a queue of this instance.",
+            ("priority",),
+            [((str(priority),), found[counter]) for priority, counter in ENQUEUED.items()],
+            rises=True,
+        ),
     ]
 
 

@@ -49,6 +49,7 @@ class Endpoint(NamedTuple):
     owner_id: int
     far_service_id: int
     is_remote: bool
+    far_priority: int
 
     @property
     def obstacle(self) -> str:
@@ -88,7 +89,7 @@ _SELECT = (
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
     "when not q.is_enqueue_enabled then 9749 else 0 end, "
     "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled, coalesce(s.owner_id, 1), "
-    "coalesce(e.far_service_id, 0), e.is_remote "
+    "coalesce(e.far_service_id, 0), e.is_remote, coalesce(e.far_priority, 0) "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
     "join servicebroker.queues mine on mine.queue_id = e.queue_id "

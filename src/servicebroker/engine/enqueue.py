@@ -167,7 +167,7 @@ def deliver(queue_id: int) -> str:
     """Everything that waits on these endpoints, with the numbers it was sent under, to their peers in that queue.
 
     Conversations in the order in which they began to wait. Their way is free from now on.
-    Parameters: handles (an array).
+    Parameters: handles (an array). The row is the priorities of the application's messages among them, an array.
     """
     return (
         f"with waiting as ("
@@ -181,8 +181,9 @@ def deliver(queue_id: int) -> str:
         f"join servicebroker.queues q on q.queue_id = {queue_id} "
         f"join servicebroker.message_types t on t.database_id = q.database_id and t.name = w.message_type_name "
         f"order by min(w.enqueue_time) over (partition by w.conversation_handle), w.conversation_handle, "
-        f"w.message_sequence_number returning message_sequence_number) "
-        f"select count(*), {_wake(queue_id)} from arrived"
+        f"w.message_sequence_number) "
+        f"select array_agg(far_priority) filter (where not is_end_of_dialog and not is_conversation_error), "
+        f"{_wake(queue_id)} from waiting join sender using (conversation_handle)"
     )
 
 

@@ -124,6 +124,9 @@ def _deliver(
         values = (together, type_id, validation, body_id, version)
         rows = yield Statement(enqueue.send_shared(queue_id), values)
         sent.update((handle, number) for handle, number, _ in rows)
+    for endpoint in endpoints:
+        if endpoint.conversation_handle in sent:
+            catalog.enqueued(endpoint.far_priority, 1)
     return sent
 
 

@@ -73,6 +73,7 @@ def send(
                 (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
             )
             if rows:
+                catalog.enqueued(channel.far_priority, 1)
                 return int(rows[0][0])
         catalog.forget(handle)
     return (yield from _send_slowly(catalog, handle, message_type, [content], now))
@@ -108,6 +109,7 @@ def send_batch(
                 (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
             )
             if rows:
+                catalog.enqueued(channel.far_priority, len(contents))
                 return int(rows[0][0])
         catalog.forget(handle)
     return (yield from _send_slowly(catalog, handle, message_type, contents, now))
@@ -238,7 +240,7 @@ def _dispatch(
             if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
                 return first
         if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)):
-            portions.pop(0)
+            catalog.enqueued(endpoint.far_priority, len(portions.pop(0)))
         else:  # the queue or the message type was altered since we looked
             endpoint = yield from find_endpoint(handle)
             far = yield from far_usages(catalog, endpoint)
@@ -248,7 +250,9 @@ def _dispatch(
                 return first
     is_checked = catalog.user is not None or endpoint.owner_id != DBO
     if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
-        channel = Channel(endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version)
+        channel = Channel(
+            endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
+        )
         catalog.remember(handle, channel)
     return first
 

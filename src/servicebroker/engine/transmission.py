@@ -5,7 +5,7 @@ A conversation is parked while messages of it wait: its sender's `far_queue_id` 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
 from datetime import datetime
 from uuid import UUID
@@ -150,7 +150,7 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     return [handle for handle in waiting if handle not in free]
 
 
-def deliver_left_over(now: datetime) -> Steps[bool]:
+def deliver_left_over(catalog: Catalog, now: datetime) -> Steps[bool]:
     """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
 
     True when something is left over because somebody is at it.
@@ -168,7 +168,6 @@ def deliver_left_over(now: datetime) -> Steps[bool]:
     )
     if not rows[0][0]:
         return True
-    catalog = Catalog()
     yield from deliver_kept(now)
     free = yield from lock_free(wanted)
     yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
@@ -239,7 +238,7 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
         else:
             queues[queue_id].append(handle)
     for queue_id, together in queues.items():
-        yield from _deliver(queue_id, together, now)
+        yield from _deliver(catalog, queue_id, together, now)
 
 
 def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
@@ -284,21 +283,24 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
                 "conversation_handle = $1 and message_sequence_number >= $2",
                 *(endpoint.conversation_handle, number),
             )
-            yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
+            yield from _deliver(catalog, endpoint.peer_queue_id, [endpoint.conversation_handle], now)
             yield from fail_conversation(endpoint, *failure)
             return False
-    yield from _deliver(endpoint.peer_queue_id, [endpoint.conversation_handle], now)
+    yield from _deliver(catalog, endpoint.peer_queue_id, [endpoint.conversation_handle], now)
     return True
 
 
-def _deliver(queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
+def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
     """What waits on locked endpoints goes to their peers in that queue, and the ends among it take effect."""
     ends = yield Statement(
         "select conversation_handle, is_conversation_error from servicebroker.transmission_queue "
         "where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_error)",
         (handles,),
     )
-    yield Statement(enqueue.deliver(queue_id), (handles,))
+    rows = yield Statement(enqueue.deliver(queue_id), (handles,))
+    priorities: list[int] = rows[0][0] or []
+    for priority, many in Counter(priorities).items():
+        catalog.enqueued(priority, many)
     if ends:
         yield from _finish([handle for handle, _ in ends], [handle for handle, is_error in ends if is_error], now)
 

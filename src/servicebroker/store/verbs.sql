@@ -139,6 +139,7 @@ begin
               sender.service_contract_id, usage.message_type_id, usage.validation, nullif(body, '');
     end if;
 
+    perform nextval('servicebroker.sent_in_sql');  -- SQL SEND Total
     if sender.peer_state in ('DO', 'CD') then  -- it has ended and cannot say so yet: counted and dropped
         update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1
          where conversation_handle = handle;

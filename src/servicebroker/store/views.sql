@@ -566,3 +566,40 @@ select n.object_id,
   from servicebroker.event_notifications n
   join servicebroker.shown_databases shown using (database_id)
  cross join unnest(n.events) as e (type_desc);
+
+-- Counters of the broker that the database knows; a daemon's own are in its /metrics. cntr_type: one value as it is, or
+-- a sum to be compared with an earlier one.
+
+create or replace view sys.dm_os_performance_counters with (security_invoker = true) as
+select 'Broker Statistics'::text as object_name,
+       c.counter_name,
+       ''::text as instance_name,
+       (c.sent_in_sql + coalesce((select t.value from servicebroker.totals t where t.counter = c.counter_name), 0))::bigint
+           as cntr_value,
+       65792 as cntr_type
+  from (values ('SQL SEND Total', coalesce(pg_sequence_last_value('servicebroker.sent_in_sql'), 0)),
+               ('SQL RECEIVE Total', 0), ('Broker Transaction Rollbacks', 0)) as c (counter_name, sent_in_sql)
+union all
+select 'Broker Statistics', 'Enqueued P' || p.priority || ' Messages/sec', '',
+       coalesce((select t.value from servicebroker.totals t
+                  where t.counter = 'Enqueued P' || p.priority || ' Messages Total'), 0), 272696576
+  from generate_series(1, 10) as p (priority)
+union all
+select 'Broker Statistics', 'Enqueued Messages Total', '', coalesce(sum(s.n_tup_ins), 0)::bigint, 65792
+  from servicebroker.queues q
+  join pg_stat_user_tables s on s.relid = to_regclass('servicebroker.queue_' || q.queue_id)
+ where q.queue_id >= 65536
+union all
+select 'Broker Statistics', c.counter_name, '', c.cntr_value, 272696576
+  from pg_stat_user_tables s
+ cross join lateral (values ('Enqueued TransmissionQ Msgs/sec', s.n_tup_ins),
+                            ('Dequeued TransmissionQ Msgs/sec', s.n_tup_del)) as c (counter_name, cntr_value)
+ where s.relid = to_regclass('servicebroker.transmission_queue')
+union all
+select 'Broker Activation', 'Tasks Running', shown.broker_database, count(t.spid), 65792
+  from servicebroker.shown_databases shown
+  left join sys.dm_broker_activated_tasks t using (database_id)
+ group by shown.broker_database
+union all
+select 'Broker/DBM Transport', 'Open Connection Count', '', count(*), 65792
+  from sys.dm_broker_connections;

@@ -10,6 +10,7 @@ from servicebroker.api.database import Database
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.databases import ensure_database
 from servicebroker.engine.principals import find_user
+from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
@@ -39,6 +40,9 @@ class SessionVerbs(JoinedTransaction):
             transactions.check()
             transactions.settle()
         return super()._do(steps)
+
+    def _works(self) -> None:
+        self._machine.context.has_worked = self._machine.transactions.count > 0
 
     def _received(self, queue_id: int, transaction: int) -> None:
         if self._machine.transactions.outer:
@@ -102,13 +106,14 @@ class Context:
     Attributes:
         database: for definitions, as the current principal.
         defined: whether the open transaction has changed the catalog, which ROLLBACK takes back.
+        has_worked: whether a verb was run in it.
     """
 
     def __init__(self, machine: Machine, database: Database) -> None:
         self._machine = machine
         self.database = SessionDatabase(machine, database.user.database, database.user)
         self.login = database.user.name
-        self.defined = False
+        self.defined = self.has_worked = False
         self._reverted: list[SessionDatabase] = []
 
     @property
@@ -173,7 +178,7 @@ class Context:
         transactions = self._machine.transactions
         took = {queue_id for _, queue_id in transactions.took}
         if transactions.commit():
-            self.defined = False
+            self.defined = self.has_worked = False
             transactions.took.clear()
             if took:
                 self._machine.instance.poison.committed(took)
@@ -184,6 +189,9 @@ class Context:
         took = {queue_id for _, queue_id in transactions.took}
         transactions.rollback()
         transactions.took.clear()
+        if self.has_worked:
+            self.has_worked = False
+            self._machine.instance.tally.add(ROLLBACKS)
         if self.defined:
             self._forget()
         if took:

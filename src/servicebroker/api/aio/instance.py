@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.aio.database import AsyncDatabase
@@ -20,8 +22,9 @@ from servicebroker.api.aio.doorbell import Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.transaction import release_kept
-from servicebroker.api.aio.upkeep import Upkeep
+from servicebroker.api.aio.upkeep import Upkeep, tell
 from servicebroker.api.preparation import prepare
+from servicebroker.api.tally import Tally
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
@@ -41,6 +44,8 @@ from servicebroker.store.keys import KeyFolder
 Clock = Callable[[], datetime]
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
+_LOG = logging.getLogger("servicebroker")
+_AT_ONCE = 0.5  # seconds
 PATIENCE, FIRST_PATIENCE = 30, 2  # seconds to wait for a connection; after the first few, look whether any can be had
 
 
@@ -90,10 +95,11 @@ class AsyncInstance(AsyncNetwork):
     ) -> None:
         self.clock = clock
         self.maximum_body = checked_maximum(maximum_body)
-        self.catalog = Catalog()
+        self.tally = Tally()
+        self.catalog = Catalog(enqueued=self.tally.enqueued)
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, clock, self.events)
+        self.poison = PoisonDetector(self.connection, clock, self.events, self.tally)
         self.url = checked_target(target)
         self._keys = _key_folder(self.url, keys)
         self._connections = connections
@@ -121,7 +127,7 @@ class AsyncInstance(AsyncNetwork):
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
             if self._interval:
-                self._upkeep = Upkeep(self.url, self.clock, self._interval)
+                self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally)
         except BaseException:
             await finish(self.close())
             raise
@@ -156,7 +162,7 @@ class AsyncInstance(AsyncNetwork):
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""
-        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user))
+        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user, self.tally.enqueued))
 
     async def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
         """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
@@ -204,9 +210,18 @@ class AsyncInstance(AsyncNetwork):
             await self._upkeep.close()
         if self._pool is not None:
             await self.doorbell.close()
+            await self._tell(self._pool)
             await self._pool.close()
         if self._server is not None:
             await in_thread(self._server.close)
+
+    async def _tell(self, connections: AsyncDirectPool) -> None:
+        """Add to the totals what was counted last, if that is to be had at once."""
+        try:
+            async with connections.connection(timeout=_AT_ONCE) as connection:
+                await tell(connection, self.tally)
+        except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
+            _LOG.debug("totals: %s", problem)
 
     @contextlib.asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:

@@ -18,6 +18,7 @@ from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
+from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
@@ -148,6 +149,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         await run(self.connection, _kept(group))
         self._taken.clear()
         self._was_put_back = True
+        self.database.instance.tally.add(ROLLBACKS)
         await run_command(self.connection, b"rollback")
         if steps is not None:
             await in_transaction(self.connection, steps)
@@ -171,6 +173,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 await self.connection.rollback()
         await release_kept(self.connection)
+        if self._has_worked and known and not committed:
+            self.database.instance.tally.add(ROLLBACKS)
         if self._taken:
             await self._count(committed=committed, known=known)
 
@@ -199,7 +203,11 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
             self._taken.add((transaction, queue_id))
             self.database.instance.poison.took(transaction, queue_id)
 
+    def _works(self) -> None:
+        self._has_worked = True
+
     _ended = False
+    _has_worked = False
     _commit_travels = False
     _was_put_back = False
 

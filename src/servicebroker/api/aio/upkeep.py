@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,11 +13,13 @@ from typing import Any
 
 import psycopg
 
+from servicebroker.api.tally import Tally
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.echo import answer_echoes
 from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
+from servicebroker.engine.totals import add_totals
 from servicebroker.engine.traces import sweep
 from servicebroker.engine.transmission import deliver_conversation, deliver_left_over
 from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
@@ -31,6 +34,7 @@ _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
 _TICK = 1.0  # seconds between two looks whether a queue was drained
+_TOTALS = 5.0  # seconds between two times that counts are added to the totals
 _SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
 _TRIES = 10  # one in each tick
 _DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
@@ -45,9 +49,10 @@ class Upkeep:
     second or so. A round that fails, because the server is down or restarts, is made up for by the next one.
     """
 
-    def __init__(self, url: str, clock: Callable[[], datetime], interval: float) -> None:
+    def __init__(self, url: str, clock: Callable[[], datetime], interval: float, tally: Tally) -> None:
         self._url = url
         self._clock = clock
+        self._tally = tally
         self._interval = interval
         self._closed = Event()
         self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
@@ -99,7 +104,7 @@ class Upkeep:
     async def _serve(self, connection: psycopg.AsyncConnection[Any]) -> None:
         await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         await connection.execute(f"listen {DELIVERY_CHANNEL}")
-        due, pause, heard = time.monotonic() + self._interval, _SOON, True
+        due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf
         while not self._closed.is_set():
             if self._tries:
                 self._tries -= 1
@@ -108,7 +113,10 @@ class Upkeep:
             if time.monotonic() >= due:
                 await upkeep(connection, self._clock(), self._closed.is_set)
                 due = time.monotonic() + self._interval
-            left = heard and await deliver(connection, self._clock())
+            left = heard and await deliver(connection, self._clock(), self._tally)
+            if time.monotonic() >= told:
+                await tell(connection, self._tally)
+                told = time.monotonic() + _TOTALS
             seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
             pause = min(2 * pause, _LATER) if left else _SOON
             heard = await _hears(connection, seconds) or left
@@ -122,14 +130,29 @@ async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bo
     return heard
 
 
-async def deliver(connection: psycopg.AsyncConnection[Any], now: datetime) -> bool:
+async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
+    """Add what was counted to the totals; with the next ones, when that fails."""
+    counts = tally.take()
+    if not counts:
+        return
+    try:
+        await run(connection, add_totals(counts))
+    except psycopg.errors.InsufficientPrivilege as problem:  # a role that may not is not counted
+        _LOG.debug("totals: %s", problem)
+    except BaseException:
+        tally.put_back(counts)
+        raise
+
+
+async def deliver(connection: psycopg.AsyncConnection[Any], now: datetime, tally: Tally | None = None) -> bool:
     """Deliver what waits and need not, and answer echoes. True when something is left over, for soon."""
+    catalog = Catalog() if tally is None else Catalog(enqueued=tally.enqueued)
     answers = await in_transaction(connection, take_answers(Catalog(), now))
     for failure in answers.failures:
         _LOG.error("%s", failure)
     for handle in answers.left:
         await in_transaction(connection, deliver_conversation(Catalog(), handle, now))
-    is_left = await in_transaction(connection, deliver_left_over(now))
+    is_left = await in_transaction(connection, deliver_left_over(catalog, now))
     is_left |= await in_transaction(connection, answer_echoes(now))
     return is_left or answers.again
 

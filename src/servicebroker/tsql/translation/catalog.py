@@ -41,7 +41,8 @@ _INFORMATION = {
 }
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
-                      | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "messages", "master_files"}
+                      | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
+                      | {"messages", "master_files"}
                       | {"server_event_notifications", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 

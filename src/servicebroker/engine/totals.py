@@ -1,0 +1,33 @@
+"""Counters of the object Broker Statistics that only the processes of applications know (reference 05 section 22).
+
+Each process counts for itself and adds what it has counted to a row now and then, so that no verb pays a statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from servicebroker.store.statements import Statement, Steps
+
+SENDS, RECEIVES, ROLLBACKS = "SQL SEND Total", "SQL RECEIVE Total", "Broker Transaction Rollbacks"
+ENQUEUED = {priority: f"Enqueued P{priority} Messages Total" for priority in range(1, 11)}
+
+SENT_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.sent_in_sql'), 0)"
+
+
+def add_totals(counts: Mapping[str, int]) -> Steps[None]:
+    """Add these, in one statement; everybody takes the rows in the same order."""
+    yield Statement(
+        "insert into servicebroker.totals as t select * from unnest($1::text[], $2::bigint[]) n (counter, value) "
+        "order by 1 on conflict (counter) do update set value = t.value + excluded.value",
+        (list(counts), list(counts.values())),
+    )
+
+
+def totals() -> Steps[dict[str, int]]:
+    """All of them; 0 for what has never happened."""
+    rows = yield Statement(f"select counter, value from servicebroker.totals union all select '', {SENT_IN_SQL}")
+    written: dict[str, int] = dict(rows)
+    found = {counter: written.get(counter, 0) for counter in (SENDS, RECEIVES, ROLLBACKS, *ENQUEUED.values())}
+    found[SENDS] += written[""]
+    return found
