@@ -77,7 +77,7 @@ soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
-	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50 --timeout 7200
+	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

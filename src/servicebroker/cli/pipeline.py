@@ -79,13 +79,12 @@ def _watch(runs: list[QueueRun], show: Callable[[list[QueueRun]], None], say: Ca
         InstanceError: with what broke it.
     """
     while True:
-        active = [one.query.isActive for one in runs]
+        ended = [one.has_ended() for one in runs]
         for one in runs:
             one.update()
-            one.check()
         show(runs)
         say("  ".join(f"{one.queue.label}: {one.messages:,}" for one in runs))
-        if not any(active):
+        if all(ended):
             return
         time.sleep(LOOK)
 

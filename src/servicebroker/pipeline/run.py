@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
@@ -21,23 +22,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+STARTS = 5  # of one query
+# Spark gives the process that plans a query ten seconds to start, and no setting changes that.
+_STARTED_TOO_SLOWLY = "Python worker failed to connect back"
+
 
 @dataclass
 class QueueRun:
     """The query of one queue, and what it has told so far.
 
     Attributes:
+        start: starts the query where it has stopped.
         batches, messages: that have landed since it was started.
         behind: what the source says of how far behind it is (`Attachment.progress`).
     """
 
     queue: QueueRule
     query: StreamingQuery
+    start: Callable[[], StreamingQuery]
     batches: int = 0
     messages: int = 0
     behind: dict[str, Any] = field(default_factory=dict)
     _seen: int = -1
     _last: dict[str, Any] | None = None
+    _starts: int = 1
 
     def update(self) -> None:
         """Take in what Spark has reported since the last look."""
@@ -51,17 +59,23 @@ class QueueRun:
                 self._seen = told["batchId"]
                 self.batches += 1
 
-    def check(self) -> None:
-        """Raise what broke the query, if anything did.
+    def has_ended(self) -> bool:
+        """Whether its query has come to its end. One for which this machine was too busy at its start gets another.
 
         Raises:
-            InstanceError: with the innermost reason.
+            InstanceError: what broke the query, with the innermost reason.
         """
         from servicebroker.pipeline.failure import reason
 
+        is_active = self.query.isActive  # asked first: a query that breaks in between is seen at the next look
         problem = self.query.exception()
-        if problem is not None:
+        if problem is None:
+            return not is_active
+        if _STARTED_TOO_SLOWLY not in str(problem) or self._starts == STARTS:
             raise InstanceError(f"The queue '{self.queue.label}' is not read any more: {reason(problem)}")
+        self._starts += 1
+        self.query = self.start()
+        return False
 
     def acknowledge_last(self) -> None:
         """A query that has ended leaves its last batch in the queue: Spark acknowledges one with the next."""
@@ -92,7 +106,8 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
     runs: list[QueueRun] = []
     try:
         for queue in pipeline.queues:
-            runs.append(QueueRun(queue, _start(spark, pipeline, queue, once=once)))
+            start = partial(_start, spark, pipeline, queue, once=once)
+            runs.append(QueueRun(queue, start(), start))
         yield runs
     finally:
         with contextlib.suppress(PySparkException, Py4JError):  # Ctrl-C may have broken the connection to Java
