@@ -75,3 +75,31 @@ def test_it_lasts_as_long_as_readers_find_something() -> None:
     while rush.is_on:
         now = rush.due
         rush.look(now)
+
+
+def test_it_lasts_as_long_as_others_find_something() -> None:
+    """Where readers here find nothing they look seldom, and ask now and then whether messages still come."""
+    rush, now = rushed()
+    begun, asked = now, 0
+    for number in range(1000):
+        asks = rush.asks(now := rush.due)
+        asked += asks
+        rush.attended = now - 0.5
+        assert not rush.look(now, number if asks else None)
+        assert rush.due - now < 0.02
+    assert 0.04 < (now - begun) / asked < 0.1
+    begun = now
+    while rush.is_on:
+        now = rush.due
+        rush.look(now, 1000 if rush.asks(now) else None)
+    assert now - begun < 0.2
+
+
+def test_it_ends_where_readers_have_gone() -> None:
+    rush, now = rushed()
+    rush.attended = begun = now
+    for number in range(1000):
+        now = rush.due
+        if rush.look(now, number if rush.asks(now) else None):
+            break
+    assert 1 < now - begun < 1.2

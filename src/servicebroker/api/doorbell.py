@@ -140,6 +140,14 @@ class Doorbell:
                     self._registrar.close()
                 self._registrar = None
 
+    def _drawn(self, queue_id: int) -> int | None:
+        """The last number of arrival that a message of the queue has drawn; None where it cannot be told."""
+        if self._registrar is not None:
+            with contextlib.suppress(psycopg.Error):
+                rows = execute(self._registrar, f"select last_value from servicebroker.queue_{queue_id}_order")
+                return int(rows[0][0])
+        return None
+
     def _connect(self) -> psycopg.Connection[Any]:
         return connect(self._url, application_name="servicebroker waiting readers")
 
@@ -189,7 +197,9 @@ class Doorbell:
             if rush.due <= now:
                 with self._lock:
                     bells = self._waiting.get(queue_id, ())
-                    if rush.look(now):
+                    rush.attended = now if bells else rush.attended
+                    drawn = self._drawn(queue_id) if rush.asks(now) else None
+                    if rush.look(now, drawn):
                         self._register()
                         if not bells:
                             self.service_changes.pop(queue_id, None)

@@ -95,11 +95,11 @@ def _read(url: str, all_ready: Any, received: Any, messages: int, over: Any) -> 
 
 
 def _warm_up(database: Database, handle: UUID | None = None) -> None:
-    """Prepare the statement that will be measured, in a transaction that is rolled back."""
+    """Prepare the statements that will be measured, in a transaction that is rolled back, and begin to listen."""
     with database.transaction() as transaction:
         if handle is not None:
             transaction.send(handle, TYPE, b"")
             transaction.send(handle, TYPE, b"")
         else:
-            transaction.receive(QUEUE, top=1)
+            transaction.receive(QUEUE, top=1, wait=0.001)
         transaction.connection.rollback()
