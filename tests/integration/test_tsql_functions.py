@@ -96,6 +96,83 @@ def test_a_function_may_call_itself_and_others(orders: sb.Database) -> None:
     assert rows(orders, "SELECT dbo.Factorial(3)") == [(6,)]
 
 
+REPORT = """
+CREATE FUNCTION dbo.Report (@least DECIMAL(10, 2), @more BIT = 0)
+RETURNS @found TABLE (
+    Place INT IDENTITY PRIMARY KEY, Who NVARCHAR(20) NOT NULL, Total DECIMAL(12, 2) DEFAULT 0, Mark CHAR(1)
+) AS
+BEGIN
+    DECLARE @sums TABLE (Who NVARCHAR(20), Total DECIMAL(12, 2), UNIQUE (Who))
+    DECLARE @n INT
+    INSERT INTO @sums SELECT Customer, SUM(Amount) FROM Orders GROUP BY Customer
+    DELETE FROM @sums WHERE Total < @least
+    IF NOT EXISTS (SELECT * FROM @sums) RETURN
+    INSERT @found (Who, Total) SELECT Who, Total FROM @sums ORDER BY Total DESC
+    SELECT @n = COUNT(*) FROM @found
+    WHILE @more = 1 AND @n < 4
+    BEGIN
+        INSERT @found (Who) VALUES (N'more')
+        SET @n += 1
+    END
+    UPDATE f SET Mark = 'x' FROM @found f JOIN @sums s ON s.Who = f.Who WHERE s.Total = (SELECT MAX(Total) FROM @sums)
+    RETURN
+END
+"""
+
+
+def test_a_function_fills_the_table_that_it_returns(orders: sb.Database) -> None:
+    orders.execute_tsql(REPORT)
+    results = orders.execute_tsql("SELECT * FROM dbo.Report(0, DEFAULT) ORDER BY Place")
+    assert results.sets[0].columns == ("Place", "Who", "Total", "Mark")
+    ann, ben = (1, "Ann", Decimal("11.75"), "x"), (2, "Ben", Decimal("3.00"), None)
+    assert results.rows == [ann, ben]
+    assert rows(orders, "SELECT * FROM dbo.Report(5, DEFAULT)") == [ann]
+    assert rows(orders, "SELECT Who FROM dbo.Report(100, 1)") == []
+    assert rows(orders, "SELECT Place, Who, Total FROM dbo.Report(5, 1) ORDER BY Place") == [
+        (1, "Ann", Decimal("11.75")), *((place, "more", Decimal(0)) for place in (2, 3, 4)),
+    ]  # fmt: skip
+    text = "SELECT o.Id, r.Who FROM Orders o {} APPLY dbo.Report(o.Amount, 0) r ORDER BY 1, 2"
+    assert rows(orders, text.format("CROSS")) == [(1, "Ann"), (2, "Ann"), (2, "Ben"), (3, "Ann"), (3, "Ben")]
+    with orders.tsql_session() as session:
+        session.execute("BEGIN TRANSACTION INSERT Orders VALUES (4, N'Cid', 50)")
+        assert session.execute("SELECT TOP (1) Who FROM dbo.Report(0, 0) ORDER BY Place").rows == [("Cid",)]
+        session.execute(
+            REPORT.replace("CREATE", "ALTER").replace("Who NVARCHAR(20) NOT NULL", "Who NVARCHAR(20), Z INT")
+        )
+        assert session.execute("SELECT Z, Who FROM dbo.Report(20, 0)").rows == [(None, "Cid")]
+        session.execute("ROLLBACK")
+        assert session.execute("SELECT * FROM dbo.Report(5, 0)").rows == [ann]
+    text = "SELECT type, type_desc FROM sys.objects WHERE name = 'Report'"
+    assert rows(orders, text) == [("TF", "SQL_TABLE_VALUED_FUNCTION")]
+    orders.execute_tsql("DROP FUNCTION dbo.Report")
+    assert rows(orders, text) == []
+
+
+def test_a_scalar_function_has_table_variables_but_does_not_call_itself_then(orders: sb.Database) -> None:
+    orders.execute_tsql("""
+    CREATE FUNCTION dbo.Down (@n INT) RETURNS NVARCHAR(100) AS
+    BEGIN
+        DECLARE @t TABLE (i INT)
+        WHILE @n > 0
+        BEGIN
+            INSERT @t VALUES (@n)
+            SET @n -= 1
+        END
+        IF @n < 0 INSERT @t SELECT LEN(dbo.Down(3))
+        RETURN (SELECT STRING_AGG(i, ' ') WITHIN GROUP (ORDER BY i DESC) FROM @t)
+    END
+    """)
+    assert rows(orders, "SELECT dbo.Down(3), dbo.Down(0), dbo.Down(Id) FROM Orders WHERE Id < 3") == [
+        ("3 2 1", None, "1"), ("3 2 1", None, "2 1"),
+    ]  # fmt: skip
+    with orders.tsql_session() as session:
+        session.execute(
+            "BEGIN TRANSACTION BEGIN TRY SELECT dbo.Down(-1) END TRY BEGIN CATCH PRINT ERROR_MESSAGE() END CATCH"
+        )
+        assert session.execute("SELECT dbo.Down(2)").rows == [("2 1",)]
+    assert number(orders, "SELECT dbo.Down(-1)") == 40515
+
+
 def test_functions_are_altered_dropped_and_listed(orders: sb.Database) -> None:
     text = "SELECT name, type, type_desc FROM sys.objects WHERE type IN ('FN', 'IF') ORDER BY name"
     assert rows(orders, text) == [
@@ -124,12 +201,20 @@ REFUSED = [
     (BAD.format("EXEC sp_who RETURN 1"), 443),
     (BAD.format("SELECT Id FROM Orders RETURN 1"), 444),
     (BAD.format("IF 1 RETURN 2 RETURN 1"), 4145),
-    (BAD.format("DECLARE @t TABLE (a INT) RETURN 1"), 40515),
+    (BAD.format("DECLARE @t TABLE (a INT) DECLARE @t INT RETURN 1"), 134),
+    (BAD.format("DECLARE @t TABLE (a NOTYPE) RETURN 1"), 2715),
+    (BAD.format("DECLARE @t TABLE (a INT) INSERT @t OUTPUT inserted.a VALUES (1) RETURN 1"), 444),
+    (BAD.format("DECLARE @t TABLE (a INT) INSERT @t EXEC sp_who RETURN 1"), 443),
+    (BAD.format("DECLARE @a INT UPDATE Orders SET @a = Id RETURN 1"), 443),
+    (BAD.format("SELECT Id INTO #t FROM Orders RETURN 1"), 443),
     (BAD.format("SET @nobody = 1 RETURN 1"), 137),
     (BAD.format("RETURN @@ROWCOUNT"), 128),
     (BAD.format("DECLARE @a INT = 1"), 455),
     (BAD.format("RETURN Nothing"), 207),
-    ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN RETURN END", 40515),
+    ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN RETURN 1 END", 178),
+    ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN INSERT @t VALUES (1) END", 455),
+    ("CREATE FUNCTION dbo.Bad () RETURNS @t TABLE (a INT) AS BEGIN DELETE Orders RETURN END", 443),
+    ("CREATE FUNCTION dbo.Bad (@t INT) RETURNS @t TABLE (a INT) AS BEGIN RETURN END", 134),
     ("CREATE FUNCTION dbo.Bad () RETURNS TABLE AS RETURN (SELECT 1)", 4514),
     ("CREATE FUNCTION dbo.Bad () RETURNS TABLE AS RETURN (SELECT * FROM Nowhere)", 40515),
     ("CREATE FUNCTION dbo.Bad (@a INT OUTPUT) RETURNS INT AS BEGIN RETURN 1 END", 40515),

@@ -358,8 +358,9 @@ class Trigger(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Function(Statement):
-    """CREATE or ALTER FUNCTION: scalar with `returns` and a `body`, or inline table-valued with a `query`.
+    """CREATE or ALTER FUNCTION.
 
+    A scalar one has `returns` and a `body`, a table-valued one a `query`, or a `table` that its `body` fills.
     `is_strict` is whether it returns NULL as soon as an argument is NULL.
     """
 
@@ -368,6 +369,7 @@ class Function(Statement):
     parameters: tuple[Parameter, ...]
     returns: str | None
     query: str
+    table: DeclareTable | None
     body: tuple[Statement, ...]
     is_strict: bool
     text: str

@@ -13,7 +13,7 @@ from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.modules import drop_modules, store
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.syntax import Definition, Function, Name
-from servicebroker.tsql.translation.bodies import body_scope, inline, parameter_list, scalar, signature, table_of
+from servicebroker.tsql.translation.bodies import body_scope, inline, parameter_list, signature, table_of, written
 from servicebroker.tsql.translation.user_functions import postgres_function
 from servicebroker.tsql.translation.writer import schema_of, string
 from servicebroker.tsql.types import postgres_type
@@ -27,10 +27,15 @@ def _function(machine: Machine, statement: Function) -> None:
     database = database_of(machine, statement.name)
     name = postgres_function(database.name, statement.name.schema, statement.name.own)
     with machine.together():
-        store(machine, statement, "IF" if statement.returns is None else "FN")
+        store(machine, statement, _kind(statement))
         machine.queries.define("; ".join(_definition(statement, name, machine.queries.scope(), database.name)))
     machine.queries.user_functions.forget()
     machine.done(0)
+
+
+def _kind(statement: Function) -> str:
+    """As sys.objects calls it."""
+    return "FN" if statement.returns is not None else "TF" if statement.table is not None else "IF"
 
 
 def _definition(statement: Function, name: str, scope: Scope, database: str) -> Iterator[str]:
@@ -40,19 +45,21 @@ def _definition(statement: Function, name: str, scope: Scope, database: str) -> 
     assert scope.user_functions is not None
     functions = ChainMap({name: known}, scope.user_functions)  # type: ignore[arg-type] # it is only read
     inside = replace(inside, user_functions=functions)
-    if statement.returns is None:
-        body, columns = inline(statement, inside)
-        known = known._replace(columns=columns)
-        returns, language = f"table ({table_of(columns)})", "sql"
+    if _kind(statement) == "IF":
+        text, columns = inline(statement, inside)
+        language = "sql stable"
     else:
-        assert known.returns is not None
-        body, returns, language = scalar(statement, known, inside), postgres_type(known.returns), "plpgsql"
+        body = written(statement, name, known, inside)
+        text, columns = body.text, body.columns
+        language = "plpgsql volatile" if body.has_tables else "plpgsql stable"
+    known = known._replace(columns=columns)
+    returns = f"table ({table_of(columns)})" if known.returns is None else postgres_type(known.returns)
     yield f"create schema if not exists {schema_of(database, statement.name.schema)}"
     yield f"drop function if exists {name}"
     strict = " strict" if statement.is_strict else ""
     yield (
         f"create function {name}({parameter_list(statement, known)}) returns {returns} "
-        f"language {language} stable{strict} as {string(body)}"
+        f"language {language}{strict} as {string(text)}"
     )
     yield f"comment on function {name} is {string(note_of(known))}"
 
@@ -60,7 +67,7 @@ def _definition(statement: Function, name: str, scope: Scope, database: str) -> 
 @defines("DROP", "FUNCTION")
 def _drop_function(machine: Machine, statement: Definition) -> None:
     with machine.together():
-        for own in drop_modules(machine, statement, "function", "FN", "IF"):
+        for own in drop_modules(machine, statement, "function", "FN", "IF", "TF"):
             machine.queries.define(f"drop function if exists {_postgres_name(machine, own)}")
     machine.queries.user_functions.forget()
     machine.done(0)

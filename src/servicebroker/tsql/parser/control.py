@@ -232,6 +232,8 @@ class Control(Dialogs):
             pass
         self.expect("FOR")
         begin = self.at
+        if not self.word:
+            self.fail()
         end = self.at = statement_end(self.tokens, begin)
         if end == begin:
             self.fail()

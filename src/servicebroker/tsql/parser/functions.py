@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.procedures import Procedures
-from servicebroker.tsql.syntax import Function, Return, Statement
+from servicebroker.tsql.syntax import DeclareTable, Function, Return, Statement
 from servicebroker.tsql.tokens import VARIABLE
 
 
@@ -28,18 +28,14 @@ class Functions(Procedures):
         if any(parameter.read_only for parameter in parameters):
             self.refuse("A table-valued parameter of a function", "Write a procedure.")
         self.expect("RETURNS")
-        if self.tokens.kinds[self.at] == VARIABLE:
-            self.refuse(
-                "A function of several statements that returns a table",
-                "Write one query, RETURNS TABLE AS RETURN (SELECT ...), or a procedure.",
-            )
+        table = self._table_returned()
         if self.take("TABLE"):
             self._function_options()
             self.take("AS")
             self.expect("RETURN")
             query = self._whole_query()
-            return Function(line, action, name, parameters, None, query, (), False, self.slice(begin, self.at))
-        returns = self.type_name()
+            return Function(line, action, name, parameters, None, query, None, (), False, self.slice(begin, self.at))
+        returns = None if table else self.type_name()
         is_strict = self._function_options()
         self.take("AS")
         if self.word == "EXTERNAL":
@@ -54,7 +50,15 @@ class Functions(Procedures):
             raise TsqlError(
                 455, "The last statement included within a function must be a return statement.", line=self.line
             )
-        return Function(line, action, name, parameters, returns, "", body, is_strict, self.slice(begin, self.at))
+        return Function(line, action, name, parameters, returns, "", table, body, is_strict, self.slice(begin, self.at))
+
+    def _table_returned(self) -> DeclareTable | None:
+        """@name TABLE (columns)."""
+        if self.tokens.kinds[self.at] != VARIABLE:
+            return None
+        line, name = self.line, self.declared_name()
+        self.expect("TABLE")
+        return DeclareTable(line, name, self.parenthesized())
 
     def _whole_query(self) -> str:
         """The rest of the batch, without the parentheses around it."""

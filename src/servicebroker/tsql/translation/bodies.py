@@ -1,10 +1,11 @@
-"""The bodies of user-defined functions: of an inline one its query, of a scalar one its control flow, in plpgsql."""
+"""The bodies of user-defined functions: of an inline one its query, of the others their control flow, in plpgsql."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError, unsupported
@@ -28,6 +29,7 @@ from servicebroker.tsql.syntax import (
 from servicebroker.tsql.translation.expressions import CONDITION
 from servicebroker.tsql.translation.reading import parsed, read
 from servicebroker.tsql.translation.selects import query
+from servicebroker.tsql.translation.table_variables import TableVariable, entered, left, table_variable
 from servicebroker.tsql.translation.writer import Writer, identifier
 from servicebroker.tsql.translation.xml_namespaces import without_namespaces
 from servicebroker.tsql.types import SqlType, parse_type, postgres_type
@@ -66,13 +68,13 @@ def check_body(function: Function, scope: Scope) -> None:
     """Look whether the body of a function can be written, without knowing the tables that it reads.
 
     Raises:
-        TsqlError: as `inline` and `scalar`.
+        TsqlError: as `inline` and `written`.
     """
     known = signature(function, scope)
-    if function.returns is not None:
-        scalar(function, known, body_scope(function, known, scope))
-    else:
+    if function.query:
         translate(function.query, body_scope(function, known, scope))
+    else:
+        written(function, "checked", known, body_scope(function, known, scope))
 
 
 # ---------------------------------------------------------------- inline table-valued
@@ -87,9 +89,7 @@ def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
     writer = Writer(scope)
     done = query(writer, parsed(without_namespaces(writer, read(function.query))), outermost=False)
     if writer.locks:
-        raise TsqlError(
-            40515, "A hint that locks keys is not supported in a function. Write it in the query around it."
-        )
+        raise _locks()
     if done.outputs is None:
         raise TsqlError(40515, "SELECT * over a table that is not there yet is not supported in a function.")
     columns = []
@@ -110,28 +110,58 @@ def table_of(columns: Sequence[Column]) -> str:
     return ", ".join(f"{identifier(column.name)} {postgres_type(column.type)}" for column in columns)
 
 
-# ---------------------------------------------------------------- scalar
+# ---------------------------------------------------------------- of several statements
 
 
-def scalar(function: Function, known: UserFunction, scope: Scope) -> str:
-    """The body of a scalar function in plpgsql.
+class Written(NamedTuple):
+    """A body in plpgsql. A table-valued function has `columns`; one `has_tables` that fills table variables."""
+
+    text: str
+    columns: tuple[Column, ...]
+    has_tables: bool
+
+
+def written(function: Function, name: str, known: UserFunction, scope: Scope) -> Written:
+    """The body of a scalar function, or of one that returns a table that it fills; `name` is PostgreSQL's.
 
     Raises:
         TsqlError: as `translate`; 443 for what has an effect, 444 for a SELECT that returns rows.
     """
-    assert known.returns is not None
-    body = _Body(scope, known.returns)
-    lines = list(body.all(function.body))
+    body = _Body(scope, name, known.returns)
+    columns = body.declare_returned(function.table) if function.table is not None else ()
+    lines = "\n".join(body.all(function.body))
     declared = "".join(f"    {quoted(name)} {postgres_type(of)};\n" for name, of in body.declared.items())
-    return f"#variable_conflict use_column\ndeclare\n    found_row record;\n{declared}begin\n{chr(10).join(lines)}\nend"
+    if known.returns is not None:
+        declared += f"    returned {postgres_type(known.returns)};\n"
+    text = "\n".join([
+        f"#variable_conflict use_column\ndeclare\n    found_row record;\n{declared}begin",
+        *entered(name, body.made),
+        f"<<body>>\nbegin\n{lines}\nend;",
+        *left(name, body.made),
+        "return returned;" if function.table is None else body.tables[function.table.name].returned(),
+        "end",
+    ])  # fmt: skip
+    return Written(text, columns, bool(body.tables))
 
 
 class _Body:
-    def __init__(self, scope: Scope, returns: SqlType) -> None:
+    def __init__(self, scope: Scope, name: str, returns: SqlType | None) -> None:
         self.variables = dict(scope.variables)
-        self.scope = replace(scope, variables=self.variables)
-        self.returns = returns
+        self.tables: dict[str, TableVariable] = {}
+        self.names: dict[str, str] = {}
+        self.columns: dict[str, tuple[Column, ...]] = {}
+        columns = ChainMap(self.columns, scope.columns)  # type: ignore[arg-type] # it is only read
+        self.scope = replace(scope, variables=self.variables, tables=self.names, columns=columns)
+        self.name, self.returns = name, returns
         self.declared: dict[str, SqlType] = {}
+
+    @property
+    def made(self) -> list[TableVariable]:
+        return list(self.tables.values())
+
+    def declare_returned(self, statement: DeclareTable) -> tuple[Column, ...]:
+        list(self.declare_table(statement))
+        return self.tables[statement.name].columns
 
     def all(self, statements: Sequence[Statement]) -> Iterator[str]:
         for statement in statements:
@@ -170,8 +200,12 @@ class _Body:
         yield "continue;"
 
     def return_(self, statement: Return) -> Iterator[str]:
-        text = "NULL" if statement.value is None else _value(statement.value.text, self.returns, self.scope)
-        yield f"return ({text});"
+        if self.returns is not None:
+            text = "NULL" if statement.value is None else _value(statement.value.text, self.returns, self.scope)
+            yield f"returned := ({text});"
+        elif statement.value is not None:
+            raise TsqlError(178, "A RETURN statement with a return value cannot be used in this context.", severity=15)
+        yield "exit body;"
 
     def declare(self, statement: DeclareVariable) -> Iterator[str]:
         of = parse_type(statement.type)
@@ -180,7 +214,11 @@ class _Body:
             yield f"{quoted(statement.name)} := ({_value(statement.value.text, of, self.scope)});"
 
     def declare_table(self, statement: DeclareTable) -> Iterator[str]:
-        raise unsupported("A table variable in a function", "Use a common table expression, or write a procedure.", 0)
+        if statement.name in self.names or statement.name in self.variables:
+            raise TsqlError(134, f"The variable name '{statement.name}' has already been declared.", severity=15)
+        found = self.tables[statement.name] = table_variable(self.scope, self.name, statement)
+        self.names[statement.name], self.columns[found.table] = found.table, found.columns
+        yield from ()
 
     def set_(self, statement: SetVariable) -> Iterator[str]:
         if statement.name not in self.variables:
@@ -195,10 +233,17 @@ class _Body:
             yield from self.set_(assignment)
 
     def relational(self, statement: Relational) -> Iterator[str]:
-        """SELECT @a = ... FROM: the last row counts, and without a row the variables keep what they have."""
-        if statement.verb not in ("SELECT", "WITH"):
+        """A change of a table variable, or SELECT @a = ... FROM: the last row counts, and none changes nothing."""
+        if statement.verb not in ("SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "MERGE"):
             raise TsqlError(443, f"Invalid use of a side-effecting operator '{statement.verb}' within a function.")
         done = translate(statement.text, self.scope)
+        if done.before:
+            raise _locks()
+        if done.kind == "count":
+            yield f"for found_row in {done.sql} loop end loop;" if done.identity is not None else f"{done.sql};"
+            return
+        if done.kind == "assign" and statement.verb == "UPDATE":
+            raise unsupported("UPDATE ... SET @variable in a function", "Read the value with SELECT.", statement.line)
         if done.kind != "assign":
             raise TsqlError(444, "Select statements included within a function cannot return data to a client.")
         columns = [f"c{number}" for number in range(len(done.assignments))]
@@ -230,6 +275,10 @@ _WRITERS: dict[type[Statement], Callable[[_Body, Any], Iterator[str]]] = {
     SelectVariables: _Body.select,
     Relational: _Body.relational,
 }
+
+
+def _locks() -> TsqlError:
+    return TsqlError(40515, "A hint that locks keys is not supported in a function. Write it in the query around it.")
 
 
 def _value(text: str, of: SqlType, scope: Scope) -> str:

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.selects import Output, query
 from servicebroker.tsql.translation.writer import Writer, refused
+
+_MODES = frozenset({"RAW", "AUTO", "PATH"})
 
 
 class UnknownColumns(TsqlError):
@@ -33,7 +35,7 @@ def options_of(clause: exp.Expression, known: frozenset[str], what: str) -> dict
     """The options of the clause by their names; the value in parentheses, "" where there is none.
 
     Raises:
-        TsqlError: 40515 for one that is not known.
+        TsqlError: 40515 for one that is not known, 102 without a mode, or with two.
     """
     given: dict[str, str] = {}
     for each in clause.expressions:
@@ -48,6 +50,8 @@ def options_of(clause: exp.Expression, known: frozenset[str], what: str) -> dict
         if name not in known:
             raise refused(f"{what} {name}")
         given[name] = value
+    if len(_MODES & given.keys()) != 1:
+        raise syntax_error(what, 0)
     return given
 
 

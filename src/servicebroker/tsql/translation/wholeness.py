@@ -7,8 +7,6 @@ from typing import Any
 
 from sqlglot import exp
 
-_DIGITS = "0123456789"
-
 
 def lack(tree: exp.Expression) -> str | None:
     """What stands beside the first missing part of a tree; None when the tree is whole."""
@@ -25,6 +23,13 @@ def _any_of(*names: str) -> Callable[[Any], bool]:
     return lambda node: any(node.args.get(name) for name in names)
 
 
+def _is_number(node: Any) -> bool:
+    """Digits on both sides of a dot that stands alone become one literal with two dots."""
+    return bool(node.is_string) or node.this.count(".") < 2
+
+
 _DEMANDS: dict[type[exp.Expression], Callable[[Any], bool]] = {
+    exp.Literal: _is_number,
+    exp.GroupConcat: _any_of("separator"),
     exp.In: _any_of("expressions", "query"),
 }

@@ -131,8 +131,14 @@ class Writer:
         """That a table may be changed.
 
         Raises:
-            TsqlError: 10700 it is a table-valued parameter.
+            TsqlError: 10700 it is a table-valued parameter, 443 it is no table variable, in the body of a function.
         """
+        self.used["body", ""] = self.scope.is_body
+        if self.scope.is_body and table not in self.scope.tables.values():
+            raise TsqlError(
+                443,
+                "Invalid use of a side-effecting operator within a function: it changes nothing but its table variables.",
+            )
         if not table.startswith('pg_temp."@'):
             return
         name = self.scope.read_only.get(table)
