@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -183,6 +184,17 @@ def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "µs of CPU per message" in measured[0].settings
     assert "99th percentile" in measured[2].settings
     assert report.lines[2].reason == "install rabbitmq-server"
+
+
+def test_beside_a_large_message_and_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SETTLING", 0.1)
+    monkeypatch.setattr(remote, "AT_REST", 0.1)
+    report = benchmarks.run(["remote-large", "remote-rest"], scale=0.01)
+    assert all(line.figures is not None and line.figures.per_second > 0 for line in report.lines)
+    large, idle, rest = (line.settings for line in report.lines)
+    assert "beside one of 10 MB: median" in large
+    assert "on an idle system: median" in idle
+    assert re.fullmatch(r"100 idle conversations: a daemon uses [\d.]+% of a core and [\d]+ MB", rest)
 
 
 @pytest.mark.parametrize("batch", [1, 100])

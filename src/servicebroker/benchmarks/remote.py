@@ -34,7 +34,9 @@ PATIENCE = 60.0  # seconds without a message
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
 SERVICES = ("//bench/West", "//bench/East")
 PASSWORD = "of a benchmark"  # its data are deleted at the end
-LATENCY = "latency"
+LATENCY, LARGE, REST = "latency", "large", "rest"  # instead of the messages of a SEND transaction
+SECURED = "TLS and dialog security"
+SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 TICKS = os.sysconf("SC_CLK_TCK")  # a second's, in /proc
 
 
@@ -141,6 +143,43 @@ class Pair:
             found.append(time.perf_counter() - begun)
         return found
 
+    def latencies_beside_large(self, size: int) -> list[float]:
+        """The same while a message of so many bytes travels on a conversation of its own, until it has arrived."""
+        large, small = self._handles[0], self._handles[1]
+        self.west.send(large, ORDER, bytes(size))
+        found: list[float] = []
+        while True:
+            begun = time.perf_counter()
+            self.west.send(small, ORDER, BODY)
+            arrived = self._arrived()
+            found.append(time.perf_counter() - begun)
+            if size in arrived:
+                return found[:-1] or found  # the last one's reader has taken the large one, too
+
+    def _arrived(self) -> list[int]:
+        """Wait for a small message: the sizes of what has come until then."""
+        sizes: list[int] = []
+        while len(BODY) not in sizes:
+            sizes += [len(message.message_body or b"") for message in self.east.receive(QUEUE, wait=PATIENCE)]
+        return sizes
+
+    def open_conversations(self, count: int) -> None:
+        """So many more, with a message each that has been received; they stay open."""
+        for first in range(0, count, TOP):
+            with self.west.transaction() as transaction:
+                for _ in range(min(TOP, count - first)):
+                    handle = transaction.begin_dialog(*SERVICES, contract=CONTRACT, encryption=self.is_secured)
+                    transaction.send(handle, ORDER, BODY)
+            self._read(min(TOP, count - first))
+
+    def memory(self) -> float:
+        """Bytes that the larger daemon holds; 0 where the system does not say."""
+        found = [0.0]
+        for daemon in self._daemons:
+            with suppress(OSError):
+                found.append(int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return max(found)
+
     def cpu(self) -> float:
         """Seconds of processor time that both daemons have used; 0 where the system does not say."""
         ticks = 0
@@ -160,14 +199,18 @@ def compare_remote(
 ) -> list[Line]:
     """Ours as it is by default, encrypted in two layers, and without either as the baseline."""
     what = name.removeprefix(f"{REMOTE}-")
+    if what in (LARGE, REST):
+        progress(f"{name}: two instances")
+        with closing(Pair(place / name, is_secured=True)) as pair:
+            found = {OURS: _rest(pair, messages)} if what == REST else _large(pair, messages)
+        return with_ratios([Line(name, system, "", SECURED, *line) for system, line in found.items()], scenario)
     lines = []
     for system, is_secured in ((OURS, True), (BASELINE, False)):
-        label = "TLS and dialog security" if is_secured else "encryption off"
+        label = SECURED if is_secured else "encryption off"
         progress(f"{name}: two instances, {label}")
         with closing(Pair(place / f"{name}-{system}", is_secured=is_secured)) as pair:
-            measured = _latency(pair, messages) if what == LATENCY else _throughput(pair, messages, rounds, int(what))
-        lines.append(Line(name, system, "", label, *measured))
-    if what != LATENCY:
+            lines.append(Line(name, system, "", label, *_measure(pair, what, messages, rounds)))
+    if what.isdecimal():
         progress(f"{name}: RabbitMQ")
         lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(what)))
     return with_ratios(lines, scenario)
@@ -187,6 +230,12 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
     return Line(name, RABBITMQ, nodes.version, label, "", figures(samples))
 
 
+def _measure(pair: Pair, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
+    if what == LATENCY:
+        return _latency(pair.latencies(messages))
+    return _throughput(pair, messages, rounds, int(what))
+
+
 def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
     messages -= messages % CONVERSATIONS
     with closing(Meter(pair.url)) as meter:
@@ -196,11 +245,32 @@ def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str
     return f"both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
 
 
-def _latency(pair: Pair, messages: int) -> tuple[str, Figures]:
-    seconds = pair.latencies(messages)
-    half, most = median(seconds), quantiles(seconds, n=100)[98]
-    settings = f"single messages on an idle system: median {half * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms"
+def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:
+    half, most = median(seconds), quantiles([*seconds, max(seconds)], n=100)[98]
+    settings = f"single messages {where}: median {half * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms"
     return settings, Figures(1 / half, 0.0, 0.0)
+
+
+def _large(pair: Pair, size: int) -> dict[str, tuple[str, Figures]]:
+    """Single messages while one of `size` million bytes travels, against the same on the idle system."""
+    idle = _latency(pair.latencies(100))
+    return {
+        OURS: _latency(pair.latencies_beside_large(size * 1_000_000), f"beside one of {size:,} MB"),
+        BASELINE: idle,
+    }
+
+
+def _rest(pair: Pair, conversations: int) -> tuple[str, Figures]:
+    """The figure is how many are opened in a second; what they cost afterwards stands in the settings."""
+    begun = time.perf_counter()
+    pair.open_conversations(conversations)
+    opened = conversations / (time.perf_counter() - begun)
+    time.sleep(SETTLING)
+    before = pair.cpu()
+    time.sleep(AT_REST)
+    part, memory = (pair.cpu() - before) / AT_REST / 2, pair.memory() / 1e6
+    settings = f"{conversations:,} idle conversations: a daemon uses {part:.2%} of a core and {memory:.0f} MB"
+    return settings, Figures(opened, 0.0, 0.0)
 
 
 def _define(instance: Instance, own: int, other: str, port: int, other_port: int, *, is_secured: bool) -> Database:
