@@ -8,7 +8,8 @@
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange,
 #                50,000 random T-SQL texts of each kind
-# make soak      200,000 messages each way between two instances, under faults; 50 kills of a pipeline
+# make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 50 kills
+#                of a pipeline
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -74,6 +75,7 @@ simulate: install
 	$(BIN)/python -m pytest -q tests/unit/test_tsql_translation_fuzz.py tests/unit/test_tsql_script_fuzz.py --fuzz-examples 50000
 
 soak: install
+	$(BIN)/python -m pytest -q tests/integration/test_crowded.py --crowd-seconds 600 -k sixteen
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among

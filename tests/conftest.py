@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--leak-conversations", type=int, default=700, help="conversations of the test for leaks")
     parser.addoption("--model-steps", type=int, default=10_000, help="steps of the engine beside the double")
     parser.addoption("--tsql-steps", type=int, default=1_200, help="steps in T-SQL text beside the double")
+    parser.addoption("--crowd-seconds", type=int, default=8, help="how long 16 senders and 16 readers meet")
     parser.addoption("--pool-messages", type=int, default=600, help="messages of the stress of ConversationPool")
     parser.addoption("--good-messages", type=int, default=1_000, help="good messages among which poison is found")
     parser.addoption("--cuts", type=int, default=4, help="at how many exchanges test_cut.py cuts each of its cases")

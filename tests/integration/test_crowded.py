@@ -72,10 +72,13 @@ def test_a_long_locked_group_at_the_head_holds_up_nobody(fresh_database: sb.Data
 
 
 @pytest.mark.feature(62, 76, 77)
-def test_sixteen_senders_and_sixteen_readers(database: sb.Database, seeded_random: random.Random) -> None:
-    """They send, receive, reply and roll back on one queue for some seconds: no deadlock, nothing lost."""
+def test_sixteen_senders_and_sixteen_readers(
+    database: sb.Database, seeded_random: random.Random, request: pytest.FixtureRequest
+) -> None:
+    """They send, receive and reply on one queue for some seconds: no deadlock, nothing lost."""
     dialogs = [open_dialog(database) for _ in range(16)]
-    deadline = time.monotonic() + 8
+    lasting: int = request.config.option.crowd_seconds
+    deadline = time.monotonic() + lasting
     done = threading.Event()
     taken: dict[UUID, list[int]] = {target: [] for _, target in dialogs}
 
@@ -113,7 +116,7 @@ def test_sixteen_senders_and_sixteen_readers(database: sb.Database, seeded_rando
             return count
 
         before = deadlocks()
-        together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=120)
+        together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=112 + 2 * lasting)
     assert deadlocks() == before
     sent = dict(query(database, "select conversation_handle, send_sequence from servicebroker.conversation_endpoints"))
     for initiator, target in dialogs:
