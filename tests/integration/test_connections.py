@@ -370,13 +370,14 @@ def test_a_greeting_in_single_bytes_is_one(two: Two) -> None:
     ],
 )
 def test_who_was_let_in_and_lies(two: Two, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    closings = count("connection_events", subclass="Closed")
+    closings, closed = (count("connection_events", subclass=what) for what in ("Closing", "Closed"))
     with connect(two.east) as peer:
         peer.greet().hears(Online)
         peer.stream.sendall(said)
         assert peer.hears(Closed).number in (11235, 28029)
     eventually(lambda: not two.east.is_connected_to(peer.identifier))
-    assert count("connection_events", subclass="Closed") > closings
+    assert count("connection_events", subclass="Closing") > closings
+    assert count("connection_events", subclass="Closed") > closed
     assert "Broker:Connection: subclass=Closed" in caplog.text
     two.works()
 

@@ -94,6 +94,7 @@ def test_fragments_are_counted_by_priority(pair: Pair) -> None:
     assert moved("priority_fragment_sends_total", priority="9") == 1
 
 
+@pytest.mark.feature(201)
 def test_acknowledgements_are_events(pair: Pair, said: pytest.LogCaptureFixture) -> None:
     moved = Moves()
     event = "Broker:Remote Message Acknowledgement"
@@ -118,6 +119,7 @@ def test_acknowledgements_are_events(pair: Pair, said: pytest.LogCaptureFixture)
     assert {(fields["conversation"],) for fields in recorded(said, event)} == set(conversation)
 
 
+@pytest.mark.feature(201)
 def test_where_messages_go_is_an_event(pair: Pair, said: pytest.LogCaptureFixture) -> None:
     moved = Moves()
     event = "Broker:Message Classify"
@@ -138,6 +140,7 @@ def test_where_messages_go_is_an_event(pair: Pair, said: pytest.LogCaptureFixtur
     assert moved("message_classify_events_total", subclass="Local") >= 1
 
 
+@pytest.mark.feature(201)
 def test_a_link_that_is_missing_is_an_event_once(pair: Pair, said: pytest.LogCaptureFixture) -> None:
     moved = Moves()
     event = "Broker:Transmission"
@@ -155,3 +158,53 @@ def test_a_link_that_is_missing_is_an_event_once(pair: Pair, said: pytest.LogCap
     errors = [fields["error"] for fields in recorded(said, event)]
     assert errors == ["The connection was lost.", "The target service broker is unreachable."]
     assert moved("transmission_events_total") == 2
+
+
+@pytest.mark.feature(201)
+def test_what_comes_to_a_conversation_is_an_event(pair: Pair, said: pytest.LogCaptureFixture) -> None:
+    moved = Moves()
+    event, name = "Broker:Conversation", "conversation_events_total"
+    handle = begin(pair, 2)
+    pair.rounds()
+    found = recorded(said, event)
+    assert [(one["subclass"], one["role"]) for one in found] == [
+        ("Dialog Created", "target"),
+        ("Received Sequenced Message", "target"),
+        ("Received Sequenced Message", "target"),
+    ]
+    ((conversation, group),) = query(
+        pair.east.database, "select conversation_id::text, conversation_group_id::text from sys.conversation_endpoints"
+    )
+    assert {one["conversation"] for one in found} == {conversation}
+    (created,) = recorded(said, "Broker:Conversation Group")
+    assert (created["subclass"], created["group"]) == ("Create", group)
+    said.clear()
+    (message, _) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.send(message.conversation_handle, REPLY, b"r")
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.rounds()
+    pair.west.database.end_conversation(handle)
+    pair.rounds()
+    subclasses = [one["subclass"] for one in recorded(said, event) if one["role"] == "initiator"]
+    assert subclasses[:2] == ["Received Sequenced Message", "Received END CONVERSATION"]
+    assert "Received END CONVERSATION Ack" in [one["subclass"] for one in recorded(said, event)]
+    assert moved(name, subclass="Received Sequenced Message") == 3
+
+
+@pytest.mark.feature(201)
+def test_errors_that_come_to_a_conversation_are_events(pair: Pair, said: pytest.LogCaptureFixture) -> None:
+    begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.end_conversation(message.conversation_handle, error=(500, "no"))
+    pair.rounds()
+    found = [one["subclass"] for one in recorded(said, "Broker:Conversation") if one["role"] == "initiator"]
+    assert found == ["Received END CONVERSATION WITH ERROR"]
+    said.clear()
+    gone = pair.west.database.begin_dialog(ORDERS, STOCK, contract="DEFAULT", encryption=False)
+    pair.west.database.send(gone, "DEFAULT", b"x")  # which the service does not take
+    pair.rounds()
+    found = [one["subclass"] for one in recorded(said, "Broker:Conversation")]
+    assert found == ["Received Broker Error Message"]
+    (dropped,) = recorded(said, "Broker:Message Undeliverable")
+    assert (dropped["subclass"], dropped["to_service"], dropped["message"]) == ("Sequenced Message", STOCK, "0")

@@ -15,9 +15,11 @@ from servicebroker.api import tracing
 from servicebroker.engine import authorization as rights
 from servicebroker.engine import begin, end, move, multicast, receive, send, traces, transmission
 from servicebroker.engine.catalog import Queue, find_queue
+from servicebroker.engine.conversation_events import watched
 from servicebroker.engine.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
+from servicebroker.model.conversation_events import Deed, Happened, described
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Steps
@@ -42,10 +44,25 @@ class Verbs(ABC):
     def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
 
-    def _verb(self, steps: Steps[T]) -> T:
-        """`_do`, for what makes a transaction one of the broker's."""
+    def _verb(
+        self,
+        steps: Steps[T],
+        deed: Deed | None = None,
+        handles: Sequence[UUID] = (),
+        groups: Sequence[UUID] = (),
+        many: int = 1,
+    ) -> T:
+        """`_do`, for what makes a transaction one of the broker's, and changes the conversations of these handles."""
         self._works()
+        if self.database.instance.events.watches_conversations and (handles or deed):
+            steps = watched(deed, steps, handles, self._tell, many=many, groups=groups)
         return self._do(steps)
+
+    def _tell(self, event: Happened) -> None:
+        """Broker:Conversation and Broker:Conversation Group, to who has asked for them."""
+        instance = self.database.instance
+        number, database_id, text, subclass, columns = described(event)
+        instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
 
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
         """A verb is run: should its transaction be rolled back, that is counted."""
@@ -54,17 +71,23 @@ class Verbs(ABC):
         """Whether a verb that PostgreSQL has just refused can be done again: not inside a transaction."""
         return True
 
-    def _remembering(self, verb: Callable[[], Steps[T]], forget: Callable[[], None]) -> T:
-        """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile."""
+    def _remembering(
+        self, verb: Callable[[], Steps[T]], forget: Callable[[], None], sent: Sequence[UUID] = (), many: int = 1
+    ) -> T:
+        """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile.
+
+        A SEND has `sent` so many messages on each of these.
+        """
+        deed = Deed.SEND if sent else None
         try:
-            return self._verb(verb())
+            return self._verb(verb(), deed, sent, (), many)
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
             forget()
             if not self._may_repeat():
                 raise InstanceError(
                     "The queue was dropped by another process, and this transaction is undone: begin it again."
                 ) from None
-            return self._do(verb())
+            return self._verb(verb(), deed, sent, (), many)
 
     @abstractmethod
     def _received(self, queue_id: int, transaction: int) -> None:
@@ -113,7 +136,10 @@ class Verbs(ABC):
         return self._verb(
             rights.authorized(
                 steps, self.database.user, "BEGIN DIALOG", rights.queue_of(from_service), rights.contracts([contract])
-            )
+            ),
+            Deed.BEGIN,
+            [] if related_conversation is None else [related_conversation],
+            [] if related_conversation_group is None else [related_conversation_group],
         )
 
     @overload
@@ -192,7 +218,7 @@ class Verbs(ABC):
         """A SEND of `many` messages on each of these; under a span, their context is stored beside them."""
         span = tracing.begin_send(self._processing, message_type, many)
         if span is None:
-            sent = self._remembering(verb, forget)
+            sent = self._remembering(verb, forget, handles, many)
         else:
             sent = self._sending_under(span, verb, forget, handles, many)
         self.database.instance.tally.add(SENDS, many)
@@ -208,7 +234,9 @@ class Verbs(ABC):
     ) -> Sent:
         now, problem = self.database.instance.clock(), None
         try:
-            return self._remembering(lambda: traces.sent(verb(), handles, many, tracing.packed(span), now), forget)
+            return self._remembering(
+                lambda: traces.sent(verb(), handles, many, tracing.packed(span), now), forget, handles, many
+            )
         except BaseException as raised:
             problem = raised
             raise
@@ -324,7 +352,9 @@ class Verbs(ABC):
                 self.database.user,
                 "MOVE CONVERSATION",
                 rights.conversation(handle),
-            )
+            ),
+            None,
+            [handle],
         )
 
     def _find(self, queue: str) -> Queue:
@@ -369,7 +399,8 @@ class Verbs(ABC):
             yield from rights.authorize_end(self.database.user, handle, cleanup=cleanup)
             yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
 
-        self._verb(steps())
+        deed = Deed.END_WITH_CLEANUP if cleanup else Deed.END if error is None else Deed.END_WITH_ERROR
+        self._verb(steps(), deed, [handle])
 
     def get_transmission_status(self, handle: UUID) -> str:
         """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.

@@ -11,6 +11,7 @@ from uuid import UUID
 from servicebroker.broker import metrics
 from servicebroker.engine.arriving import Failed
 from servicebroker.engine.remote import Remote as Endpoint
+from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
@@ -19,20 +20,23 @@ from servicebroker.protocol.routing import Destination, Local, Refused, Remote
 
 _log = logging.getLogger("servicebroker.broker")
 
+UNDELIVERABLE = "Broker:Message Undeliverable"
+
 
 def not_taken(problem: CorruptedMessage) -> None:
     """Broker:Corrupted Message or Broker:Message Undeliverable: it is dropped and not acknowledged."""
     if isinstance(problem, Undeliverable):
         metrics.DROPPED.inc()
-        _log.info("Broker:Message Undeliverable: %s", problem.text)
+        _tell(logging.INFO, UNDELIVERABLE, problem.text, {"error": problem.text})
     else:
         corrupted(problem)
 
 
-def corrupted(problem: CorruptedMessage) -> None:
+def corrupted(problem: CorruptedMessage, peer: str = "") -> None:
     """Broker:Corrupted Message: it is dropped and not acknowledged; its sender will send it again."""
     metrics.CORRUPTED.inc()
-    _log.warning("Broker:Corrupted Message: %s", problem)
+    fields = {"peer": peer} if peer else {}
+    _tell(logging.WARNING, "Broker:Corrupted Message", str(problem), {**fields, "error": str(problem)})
 
 
 def conversation(subclass: str, header: Header, error: str = "") -> None:
@@ -52,13 +56,36 @@ def trouble(text: str) -> None:
 def undeliverable(dropped: Dropped, header: Header) -> None:
     """Broker:Message Undeliverable (Dropped)."""
     metrics.DROPPED.inc()
-    _log.info(
-        "Broker:Message Undeliverable: %s (conversation %s, from %s to %s)",
-        dropped.text,
-        header.conversation_id,
-        header.from_service,
-        header.to_service,
-    )
+    _tell_of_message(UNDELIVERABLE, dropped.text, header, _subclass(header))
+
+
+SEQUENCED, UNSEQUENCED = "Sequenced Message", "Unsequenced Message"
+
+
+def _subclass(header: Header) -> str:
+    return SEQUENCED if header.kind in (Kind.RUN, Kind.FRAGMENT) else UNSEQUENCED
+
+
+def watches_conversations() -> bool:
+    """Whether Broker:Conversation and its groups are to be told: there is one for each message."""
+    return _log.isEnabledFor(logging.DEBUG)
+
+
+def conversed(deed: Deed, endpoint: Endpoint, state: str, many: int = 1) -> None:
+    """Broker:Conversation, of what came from another instance; `state` is that of the endpoint now."""
+    if not many:
+        return
+    metrics.CONVERSATIONS.labels(deed.value).inc(many)
+    if watches_conversations():
+        role = "initiator" if endpoint.is_initiator else "target"
+        ids = {"conversation": str(endpoint.conversation_id), "handle": str(endpoint.conversation_handle)}
+        for _ in range(many):
+            _record(logging.DEBUG, "Broker:Conversation", subclass=deed.value, **ids, role=role, state=state)
+
+
+def grouped(subclass: str, group: UUID) -> None:
+    """Broker:Conversation Group: Create or Drop."""
+    _record(logging.DEBUG, "Broker:Conversation Group", subclass=subclass, group=str(group))
 
 
 _REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # the event for the Error that both sides get
@@ -71,32 +98,30 @@ def rejected(failed: Failed, endpoint: Endpoint) -> None:
     text = failed.description
     if number is not None:
         text = RULES[number].text.format(failed.message_type, endpoint.contract)
-    _log.info(
-        "Broker:Message Undeliverable: %s (conversation %s, from %s to %s)",
-        text,
-        endpoint.conversation_id,
-        endpoint.far_service,
-        endpoint.own_service,
-    )
+    fields = {
+        "subclass": SEQUENCED,
+        "conversation": str(endpoint.conversation_id),
+        "from_service": endpoint.far_service,
+        "to_service": endpoint.own_service,
+        "error": text,
+    }
+    where = f"{text} (conversation {endpoint.conversation_id}, from {endpoint.far_service} to {endpoint.own_service})"
+    _tell(logging.INFO, UNDELIVERABLE, where, fields)
 
 
 def forwarded(header: Header, address: object, size: int) -> None:
     """Broker:Forwarded Message Sent; its bytes."""
     metrics.FORWARDED.inc()
     metrics.FORWARDED_BYTES.inc(size)
-    _log.debug("Broker:Forwarded Message Sent: to %s at %s", header.to_service, address)
+    if _log.isEnabledFor(logging.DEBUG):
+        fields = _fields(header) | {"address": str(address)}
+        _tell(logging.DEBUG, "Broker:Forwarded Message Sent", f"to {header.to_service} at {address}", fields)
 
 
 def forwarded_dropped(error: BrokerError, header: Header) -> None:
     """Broker:Forwarded Message Dropped: its sender will send it again."""
     metrics.DISCARDED.inc()
-    _log.info(
-        "Broker:Forwarded Message Dropped: %s (conversation %s, from %s to %s)",
-        error,
-        header.conversation_id,
-        header.from_service,
-        header.to_service,
-    )
+    _tell_of_message("Broker:Forwarded Message Dropped", str(error), header)
 
 
 AUDITED = {  # the subclass of Audit Broker Login, by the number of the refusal
@@ -114,7 +139,7 @@ AUDITED = {  # the subclass of Audit Broker Login, by the number of the refusal
 
 
 def connection(subclass: str, peer: str, error: str = "") -> None:
-    """Broker:Connection: Connecting, Connected, Connect Failed, Accept, Closing or Closed."""
+    """Broker:Connection: Connecting, Connected, Connect Failed, Accept, Closing, Closed, Send or Receive IO Error."""
     metrics.CONNECTIONS.labels(subclass).inc()
     _record(logging.INFO, "Broker:Connection", subclass=subclass, peer=peer, error=error)
 
@@ -170,4 +195,28 @@ def acknowledgement(header: Header, *, is_sent: bool) -> None:
 def _record(level: int, event: str, **fields: str) -> None:
     told = {name: value for name, value in fields.items() if value}
     text = " ".join(f"{name}={value!r}" if " " in value else f"{name}={value}" for name, value in told.items())
-    _log.log(level, "%s: %s", event, text, extra={"fields": {"event": event, **told}})
+    _tell(level, event, text, told)
+
+
+def _fields(header: Header) -> dict[str, str]:
+    """What the trace has of any message."""
+    return {
+        "conversation": str(header.conversation_id),
+        "message": str(header.number),
+        "fragment": str(header.fragment),
+        "from_service": header.from_service,
+        "from_broker": str(header.from_broker),
+        "to_service": header.to_service,
+        "to_broker": str(header.to_broker or ""),
+        "role": "target" if header.is_from_initiator else "initiator",
+    }
+
+
+def _tell_of_message(event: str, why: str, header: Header, subclass: str = "") -> None:
+    where = f"(conversation {header.conversation_id}, from {header.from_service} to {header.to_service})"
+    fields = {"subclass": subclass} if subclass else {}
+    _tell(logging.INFO, event, f"{why} {where}", {**fields, **_fields(header), "error": why})
+
+
+def _tell(level: int, event: str, text: str, fields: dict[str, str]) -> None:
+    _log.log(level, "%s: %s", event, text, extra={"fields": {"event": event, **fields}})

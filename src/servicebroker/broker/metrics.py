@@ -50,6 +50,9 @@ INVOKED = _counter("stored_procedures_invoked", "Stored Procedures Invoked: call
 ACTIVATION_ERRORS = _counter("activation_errors", "Activation Errors Total: calls of them that have raised.")
 TRANSMISSIONS = _counter("transmission_events", "Broker:Transmission events: messages that wait for a connection.")
 CLASSIFIED = _counter("message_classify_events", "Broker:Message Classify events.", "subclass")
+CONVERSATIONS = _counter(
+    "conversation_events", "Broker:Conversation events of what comes from other instances.", "subclass"
+)
 ACKNOWLEDGEMENTS = _counter("remote_message_acknowledgement_events", "Remote Message Acknowledgement.", "subclass")
 
 ARRIVED = _counter(

@@ -16,7 +16,9 @@ from servicebroker.broker.transaction import Do
 from servicebroker.engine import arriving, dialog_security, remote
 from servicebroker.engine.arriving import Place, Unroutable
 from servicebroker.engine.catalog import Catalog
+from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.errors import RULES
+from servicebroker.model.states import State
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import (
     Envelope,
@@ -148,6 +150,10 @@ class Reception:
         if admitted.keys is not None:
             do(dialog_security.save_keys({handle: admitted.keys}))
         (endpoint,) = do(remote.find_by_handle([handle]))
+        journal.conversed(Deed.DIALOG_CREATED, endpoint, State.STARTED_INBOUND)
+        if journal.watches_conversations():
+            for group in do(remote.groups_of([handle])).values():
+                journal.grouped(CREATED, group)
         return Received(self._memory.enter(endpoint), header, payload)
 
 

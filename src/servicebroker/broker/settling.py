@@ -12,13 +12,15 @@ from servicebroker.broker.links import Link
 from servicebroker.broker.memory import Memory
 from servicebroker.broker.reception import Received, refuse
 from servicebroker.broker.transaction import SOON, Do, alone
-from servicebroker.engine import arriving, departing, enqueue, traces
+from servicebroker.engine import arriving, departing, enqueue, remote, traces
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.traces import Traced
+from servicebroker.model.conversation_events import DROPPED, Deed
 from servicebroker.model.errors import RULES
+from servicebroker.model.states import State
 from servicebroker.protocol.dialog import Acknowledged, Dropped, Failed, Sending
-from servicebroker.protocol.envelope import Failure
-from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.envelope import Content, Failure
+from servicebroker.protocol.incoming import Batch, Deliver
 from servicebroker.protocol.outgoing import NEVER
 
 LATER = 1.0  # seconds until what somebody else holds is tried again, at most
@@ -101,9 +103,11 @@ class Settling:
 
     def committed(self, do: Do, result: arriving.Result) -> None:
         """What was stored is durable: it is acknowledged with the next frame."""
-        for batch in self._stored:
+        for handle, batch in zip(result.stored, self._stored, strict=True):
             metrics.ARRIVED.inc(batch.reached - batch.expected)
             metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
+            if entry := self._memory.get(handle):
+                _tell(entry.endpoint, batch)
         if result.queues:
             do(alone(enqueue.wake(list(result.queues))))
         for handle in result.gone:
@@ -122,6 +126,7 @@ class Settling:
             if entry := self._memory.get(handle):
                 if failed.message_type:
                     journal.rejected(failed, entry.endpoint)
+                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, State.ERROR)
                 entry.dialog.refuse(Failure(failed.code, failed.description))
                 self._lines.line_up(handle)
 
@@ -132,16 +137,28 @@ class Settling:
         """
         settled, ended = {}, []
         if self._acknowledged:
+            groups = do(remote.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
             done, ended = do(departing.acknowledge(self._acknowledged, self._clock()))
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
+            self._tell_of_ends(do, ended, groups)
             if is_traced:
                 do(alone(traces.delivered({handle: event.below for handle, event in settled.items()})))
         if self._failed:
             for handle in do(departing.fail(self._failed, self._clock())):
                 del self._failed[handle]
+                if entry := self._memory.get(handle):
+                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, State.ERROR)
         if statuses := self._lines.take_statuses():
             do(alone(departing.set_statuses(statuses)))
         return settled, ended
+
+    def _tell_of_ends(self, do: Do, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
+        for handle in ended:
+            if entry := self._memory.get(handle):
+                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, State.CLOSED)
+        was = {groups[handle] for handle in ended if handle in groups}
+        for group in sorted(was - do(remote.groups_left(was)) if was else ()):
+            journal.grouped(DROPPED, group)
 
     def plan_again(self) -> None:
         """Rows that somebody holds are tried again soon, and less often when that lasts."""
@@ -152,3 +169,15 @@ class Settling:
                 self._pause = min(self._pause * 2, LATER)
         else:
             self._again_at, self._pause = NEVER, SOON
+
+
+def _tell(endpoint: remote.Remote, batch: Batch) -> None:
+    """Broker:Conversation of what has been stored: messages, and what ends the conversation."""
+    contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
+    ends = [content for content in contents if content is not Content.DATA]
+    journal.conversed(Deed.RECEIVED_MESSAGE, endpoint, State.CONVERSING, batch.reached - batch.expected - len(ends))
+    for content in ends:
+        if content is Content.ERROR:
+            journal.conversed(Deed.RECEIVED_ERROR, endpoint, State.ERROR)
+        else:
+            journal.conversed(Deed.RECEIVED_END, endpoint, State.DISCONNECTED_INBOUND)

@@ -53,7 +53,7 @@ class Stream(asyncio.Protocol):
         self._channel: Channel | None = None
         self._is_begun = False  # the protocol has: it is known whether TLS is under it
         self._transport: asyncio.Transport | None = None
-        self._was_online = False
+        self._was_online = self._is_lost = False
         self._has_asked = False  # wants to be told whether we are the principal
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
@@ -131,6 +131,10 @@ class Stream(asyncio.Protocol):
 
     def connection_lost(self, problem: Exception | None) -> None:
         """The stream is over."""
+        if problem is not None:  # a pipe is found broken when it is written to
+            kind = "Send IO Error" if isinstance(problem, BrokenPipeError) else "Receive IO Error"
+            journal.connection(kind, self.peer, str(problem))
+        self._is_lost = True
         self._handle(self.connection.end_of_stream())
         self._transport = None
 
@@ -267,7 +271,7 @@ class Stream(asyncio.Protocol):
                     self._count_fragment(metrics.RECEIVE, event.body)
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
-                    journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"))
+                    journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"), self.peer)
                 case Greeted():
                     self._greeted(event)
                 case Online():
@@ -294,12 +298,14 @@ class Stream(asyncio.Protocol):
 
     def _end(self, closed: Closed) -> None:
         is_refusal = not self._was_online and closed.number in journal.AUDITED
+        error = closed.text if closed.number else ""
+        if self._transport is not None and not self._is_lost:
+            journal.connection("Closing", self.peer, error)
         if self._transport is not None:
             if is_refusal and self.address is None:
                 self._let_it_read(self._transport)
             else:
                 self._transport.close()
-        error = closed.text if closed.number else ""
         if is_refusal:
             journal.login(journal.AUDITED[closed.number], self.peer, error=error)
             if self.address is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -154,3 +154,22 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
         (list(handles),),
     )
     return {handle for (handle,) in rows}
+
+
+def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
+    """The conversation groups of these endpoints."""
+    rows = yield Statement(
+        "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1)",
+        (handles,),
+    )
+    return dict(rows)
+
+
+def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
+    """Those of these groups that are there still."""
+    rows = yield Statement(
+        "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
+        (list(groups),),
+    )
+    return {group for (group,) in rows}

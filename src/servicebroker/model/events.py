@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
-QUEUE_DISABLED, ACTIVATION = 143, 163
+from servicebroker.model.errors import BrokerError
 
-NAMES = {QUEUE_DISABLED: "Broker:Queue Disabled", ACTIVATION: "Broker:Activation"}
+CONVERSATION, CONVERSATION_GROUP, QUEUE_DISABLED, ACTIVATION = 124, 136, 143, 163
+
+NAMES = {
+    CONVERSATION: "Broker:Conversation",
+    CONVERSATION_GROUP: "Broker:Conversation Group",
+    QUEUE_DISABLED: "Broker:Queue Disabled",
+    ACTIVATION: "Broker:Activation",
+}
 _LEVELS = {ACTIVATION: logging.INFO}  # the others are warnings
+USUAL = frozenset({QUEUE_DISABLED, ACTIVATION})  # the others are told to who names them, and not kept
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 _KEPT = 1000
 _LOG = logging.getLogger("servicebroker")
@@ -20,7 +30,9 @@ _LOG = logging.getLogger("servicebroker")
 class BrokerEvent(NamedTuple):
     """One event: its trace number and name, when (UTC), in which broker database, about which object.
 
-    `subclass` is what the event class tells apart: of 163 Started, Ended, Aborted and Not started.
+    `subclass` is what the event class tells apart: of 163 Started, Ended, Aborted and Not started. `columns` are what
+    the trace has besides, by its names for them: of 124 GUID (the conversation), ObjectName (the handle), MethodName
+    (the group), RoleName; of 136 GUID (the group).
     """
 
     number: int
@@ -30,6 +42,7 @@ class BrokerEvent(NamedTuple):
     object_id: int
     text: str
     subclass: str = ""
+    columns: Mapping[str, str] = _NONE
 
 
 Handler = Callable[[BrokerEvent], object]
@@ -40,7 +53,8 @@ class Events:
 
     def __init__(self) -> None:
         self._recent: deque[BrokerEvent] = deque(maxlen=_KEPT)
-        self._handlers: list[Handler] = []
+        self._handlers: list[tuple[Handler, frozenset[int]]] = []
+        self.watches_conversations = False  # somebody has subscribed to Broker:Conversation or its groups
 
     def record(
         self, number: int, at: datetime, database_id: int, object_id: int, text: str, subclass: str = ""
@@ -49,7 +63,18 @@ class Events:
         event = BrokerEvent(number, NAMES[number], at, database_id, object_id, text, subclass)
         self._recent.append(event)
         _LOG.log(_LEVELS.get(number, logging.WARNING), "%s: %s", event.name, event.text)
-        for handler in tuple(self._handlers):
+        self._tell(event)
+
+    def tell(
+        self, number: int, at: datetime, database_id: int, text: str, subclass: str, columns: Mapping[str, str]
+    ) -> None:
+        """An event of those that are neither kept nor logged, to who has asked for them."""
+        self._tell(BrokerEvent(number, NAMES[number], at, database_id, 0, text, subclass, columns))
+
+    def _tell(self, event: BrokerEvent) -> None:
+        for handler, numbers in tuple(self._handlers):
+            if event.number not in numbers:
+                continue
             try:
                 handler(event)
             except Exception:
@@ -59,6 +84,18 @@ class Events:
         """The last thousand events, oldest first; only those of a number when it is given."""
         return [event for event in tuple(self._recent) if number in (None, event.number)]
 
-    def subscribe(self, handler: Handler) -> None:
-        """Call `handler` with every event from now on, in the thread where it happens; keep it short."""
-        self._handlers.append(handler)
+    def subscribe(self, handler: Handler, *numbers: int) -> None:
+        """Call `handler` with every event from now on, in the thread where it happens; keep it short.
+
+        `numbers` are the event classes that it wants, 143 and 163 when none are named. 124 Broker:Conversation and
+        136 Broker:Conversation Group, of which each message makes some, come to those only who name them; they are
+        told when the verb is done, whether or not its transaction is committed, and cost each verb four statements.
+
+        Raises:
+            BrokerError: 402 a number that is no event of an application's process.
+        """
+        unknown = [number for number in numbers if number not in NAMES]
+        if unknown:
+            raise BrokerError(402, "the event class", repr(unknown[0]), f"one of {', '.join(map(str, NAMES))}")
+        self._handlers.append((handler, frozenset(numbers) or USUAL))
+        self.watches_conversations |= bool({CONVERSATION, CONVERSATION_GROUP} & set(numbers))

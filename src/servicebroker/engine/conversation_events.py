@@ -1,0 +1,65 @@
+"""Verbs that are watched: two looks, before and after, say which events of conversations and groups there were.
+
+Only for who has asked for them; a look costs two statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+from servicebroker.model.conversation_events import Deed, Happened, Look, Seen, happened
+from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+
+
+def watched(
+    deed: Deed | None,
+    steps: Steps[T],
+    handles: Sequence[UUID],
+    tell: Callable[[Happened], None],
+    *,
+    many: int = 1,
+    groups: Sequence[UUID] = (),
+) -> Steps[T]:
+    """Do these steps and tell what has happened to the conversations of these handles.
+
+    BEGIN DIALOG has no handle before: its result is one. `groups` are those that it may join.
+    """
+    before = yield from _look(handles, groups)
+    result = yield from steps
+    if deed is Deed.BEGIN and isinstance(result, UUID):
+        handles = [result]
+    known = [*groups, *(one.conversation_group_id for one in before.endpoints.values())]
+    for event in happened(deed, before, (yield from _look(handles, known)), handles, many):
+        tell(event)
+    return result
+
+
+def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Look]:
+    rows = yield Statement(
+        "select e.conversation_handle, e.conversation_id, e.conversation_group_id, e.is_initiator, e.state, "
+        "e.send_sequence, exists (select from servicebroker.transmission_queue t "
+        "where t.conversation_handle = e.conversation_handle), e.database_id "
+        "from servicebroker.conversation_endpoints e where e.conversation_id in (select conversation_id "
+        "from servicebroker.conversation_endpoints where conversation_handle = any ($1)) "
+        "order by e.conversation_id, e.is_initiator",
+        ([handle for handle in _listed(handles) if isinstance(handle, UUID)],),
+    )
+    endpoints = {row[0]: Seen(*row) for row in rows}
+    asked = {
+        *(group for group in groups if isinstance(group, UUID)),
+        *(one.conversation_group_id for one in endpoints.values()),
+    }
+    found = yield Statement(
+        "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
+        (list(asked),),
+    )
+    return Look(endpoints, frozenset(group for (group,) in found))
+
+
+def _listed(handles: Sequence[UUID]) -> Sequence[UUID]:
+    """None where the verb is going to refuse what it was given."""
+    return handles if isinstance(handles, Sequence) else ()

@@ -1,0 +1,155 @@
+"""Broker:Conversation and Broker:Conversation Group: what a verb has done, told by what was there before and after it.
+
+The words are those of the trace (reference 03 section 10, 05 section 23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.model.events import CONVERSATION, CONVERSATION_GROUP
+from servicebroker.model.states import State
+
+CREATED, DROPPED = "Create", "Drop"  # the subclasses of Broker:Conversation Group
+
+
+class Deed(StrEnum):
+    """The subclasses of Broker:Conversation, in the order of their numbers."""
+
+    SEND = "SEND Message"
+    END = "END CONVERSATION"
+    END_WITH_ERROR = "END CONVERSATION WITH ERROR"
+    BROKER_ERROR = "Broker Initiated Error"
+    TERMINATE = "Terminate Dialog"
+    RECEIVED_MESSAGE = "Received Sequenced Message"
+    RECEIVED_END = "Received END CONVERSATION"
+    RECEIVED_ERROR = "Received END CONVERSATION WITH ERROR"
+    RECEIVED_BROKER_ERROR = "Received Broker Error Message"
+    RECEIVED_END_ACK = "Received END CONVERSATION Ack"
+    BEGIN = "BEGIN DIALOG"
+    DIALOG_CREATED = "Dialog Created"
+    END_WITH_CLEANUP = "END CONVERSATION WITH CLEANUP"
+
+
+class Seen(NamedTuple):
+    """An endpoint at one moment. `waits`: something that it has sent was not delivered yet."""
+
+    conversation_handle: UUID
+    conversation_id: UUID
+    conversation_group_id: UUID
+    is_initiator: bool
+    state: str
+    send_sequence: int
+    waits: bool
+    database_id: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes to it any more."""
+        return self.state in (State.DISCONNECTED_OUTBOUND, State.ERROR, State.CLOSED)
+
+
+class Look(NamedTuple):
+    """Both sides of some conversations by their handles, and the groups that there are of those asked for."""
+
+    endpoints: Mapping[UUID, Seen]
+    groups: frozenset[UUID]
+
+    def peer(self, endpoint: Seen) -> Seen | None:
+        """The other side, in this instance."""
+        for other in self.endpoints.values():
+            if other.conversation_id == endpoint.conversation_id and other.is_initiator != endpoint.is_initiator:
+                return other
+        return None
+
+
+class OfConversation(NamedTuple):
+    """One Broker:Conversation event."""
+
+    deed: Deed
+    endpoint: Seen
+
+
+class OfGroup(NamedTuple):
+    """One Broker:Conversation Group event."""
+
+    subclass: str
+    group: UUID
+    database_id: int
+
+
+Happened = OfConversation | OfGroup
+
+
+def happened(
+    deed: Deed | None, before: Look, after: Look, handles: Sequence[UUID], many: int = 1
+) -> Iterator[Happened]:
+    """What a verb on these handles has done, in order; None for one that only moves conversations.
+
+    `many` is how many messages a SEND has sent on each.
+    """
+    for endpoint in after.endpoints.values():
+        if endpoint.conversation_group_id not in before.groups and endpoint.conversation_handle not in before.endpoints:
+            yield OfGroup(CREATED, endpoint.conversation_group_id, endpoint.database_id)
+    for handle in handles:
+        was, now = before.endpoints.get(handle), after.endpoints.get(handle)
+        own = now or (was and was._replace(state=State.CLOSED.value))
+        if own is None or deed is None:
+            continue
+        if deed is Deed.SEND:
+            yield from _sent(own, before, after, many)
+        else:
+            yield OfConversation(deed, own)
+            if deed is not Deed.BEGIN:
+                yield from _ended(deed, own, before, after)
+    gone = {one.conversation_group_id: one.database_id for one in before.endpoints.values()}
+    for group in gone.keys() & (before.groups - after.groups):
+        yield OfGroup(DROPPED, group, gone[group])
+
+
+def _sent(own: Seen, before: Look, after: Look, many: int) -> Iterator[Happened]:
+    for _ in range(many):
+        yield OfConversation(Deed.SEND, own)
+    peer, peer_was = after.peer(own), before.peer(own)
+    if peer is not None and peer_was is None:
+        yield OfConversation(Deed.DIALOG_CREATED, peer)
+    if own.state == State.ERROR:
+        if peer is not None:
+            yield OfConversation(Deed.BROKER_ERROR, peer)
+            yield OfConversation(Deed.RECEIVED_BROKER_ERROR, own)
+        else:
+            yield OfConversation(Deed.BROKER_ERROR, own)
+    elif peer is not None and not own.waits and not peer.is_over:
+        for _ in range(many):
+            yield OfConversation(Deed.RECEIVED_MESSAGE, peer)
+
+
+def _ended(deed: Deed, own: Seen, before: Look, after: Look) -> Iterator[Happened]:
+    peer, peer_was = after.peer(own), before.peer(own)
+    if peer is not None and peer_was is not None and peer.state != peer_was.state:
+        told = {State.DISCONNECTED_INBOUND: Deed.RECEIVED_END, State.ERROR: Deed.RECEIVED_ERROR}.get(State(peer.state))
+        if told is not None:
+            yield OfConversation(told, peer)
+            if own.state == State.CLOSED:
+                yield OfConversation(Deed.RECEIVED_END_ACK, own)
+    peer_is_closed = peer is None or peer.state == State.CLOSED
+    if own.state == State.CLOSED and peer_was is not None and peer_is_closed and deed is not Deed.END_WITH_CLEANUP:
+        yield OfConversation(Deed.TERMINATE, own)
+
+
+def described(event: Happened) -> tuple[int, int, str, str, dict[str, str]]:
+    """Number, database, text, subclass and columns of an event, under the names of the trace."""
+    if isinstance(event, OfGroup):
+        columns = {"GUID": str(event.group)}
+        return CONVERSATION_GROUP, event.database_id, "", event.subclass, columns
+    endpoint = event.endpoint
+    columns = {
+        "GUID": str(endpoint.conversation_id),
+        "ObjectName": str(endpoint.conversation_handle),
+        "MethodName": str(endpoint.conversation_group_id),
+        "RoleName": "initiator" if endpoint.is_initiator else "target",
+    }
+    return CONVERSATION, endpoint.database_id, endpoint.state, event.deed.value, columns

@@ -1,0 +1,167 @@
+"""Broker:Conversation (124) and Broker:Conversation Group (136), for who has subscribed to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.model.events import BrokerEvent
+from support import CONTRACT, ORDER, ORDERS, REPLY, STOCK, STOCK_QUEUE, begin, query, refused, undone
+
+pytestmark = [pytest.mark.feature(201), pytest.mark.both_faces]
+
+Told = Callable[[], list[tuple[str, str, str]]]
+
+
+@pytest.fixture
+def told(fresh_database: sb.Database) -> Told:
+    """What was told since it was last asked: subclass, role or nothing for a group, state."""
+    events: list[BrokerEvent] = []
+    of_others = fresh_database.database_id
+
+    def handler(event: BrokerEvent) -> None:
+        if event.database_id == of_others:
+            events.append(event)
+
+    fresh_database.instance.events.subscribe(handler, 124, 136)
+
+    def taken() -> list[tuple[str, str, str]]:
+        found = [(event.subclass, event.columns.get("RoleName", "group"), event.text) for event in events]
+        events.clear()
+        return found
+
+    return taken
+
+
+def test_a_conversation_from_its_beginning_to_its_end(fresh_database: sb.Database, told: Told) -> None:
+    database = fresh_database
+    handle = begin(database)
+    assert told() == [("Create", "group", ""), ("BEGIN DIALOG", "initiator", "SO")]
+    database.send(handle, ORDER, b"1")
+    assert told() == [
+        ("Create", "group", ""),
+        ("SEND Message", "initiator", "CO"),
+        ("Dialog Created", "target", "CO"),
+        ("Received Sequenced Message", "target", "CO"),
+    ]
+    database.send_batch(handle, ORDER, [b"2", b"3"])
+    sent, received = ("SEND Message", "initiator", "CO"), ("Received Sequenced Message", "target", "CO")
+    assert told() == [sent, sent, received, received]
+    messages = database.receive(STOCK_QUEUE)
+    assert told() == []
+    target = messages[0].conversation_handle
+    database.send(target, REPLY, b"r")
+    assert told() == [("SEND Message", "target", "CO"), ("Received Sequenced Message", "initiator", "CO")]
+    database.end_conversation(target)
+    assert told() == [
+        ("END CONVERSATION", "target", "CD"),
+        ("Received END CONVERSATION", "initiator", "DI"),
+        ("Received END CONVERSATION Ack", "target", "CD"),
+    ]
+    database.end_conversation(handle)
+    assert told()[:2] == [("END CONVERSATION", "initiator", "CD"), ("Terminate Dialog", "initiator", "CD")]
+
+
+def test_the_columns_of_the_trace(fresh_database: sb.Database) -> None:
+    events: list[BrokerEvent] = []
+    fresh_database.instance.events.subscribe(events.append, 124)
+    handle = begin(fresh_database)
+    ((conversation, group),) = query(
+        fresh_database,
+        "select conversation_id::text, conversation_group_id::text from sys.conversation_endpoints "
+        "where conversation_handle = %s",
+        handle,
+    )
+    mine = [event for event in events if event.columns["ObjectName"] == str(handle)]
+    assert [(event.number, event.name, event.database_id) for event in mine] == [
+        (124, "Broker:Conversation", fresh_database.database_id)
+    ]
+    assert dict(mine[0].columns) == {
+        "GUID": conversation,
+        "ObjectName": str(handle),
+        "MethodName": group,
+        "RoleName": "initiator",
+    }
+    assert fresh_database.instance.events.recent(124) == []  # a thousand of them would push out what matters
+
+
+def test_errors_of_the_application_and_of_the_broker(fresh_database: sb.Database, told: Told) -> None:
+    database = fresh_database
+    handle = begin(database)
+    database.send(handle, ORDER, b"x")
+    (message,) = database.receive(STOCK_QUEUE)
+    told()
+    database.end_conversation(message.conversation_handle, error=(500, "no"))
+    assert told() == [
+        ("END CONVERSATION WITH ERROR", "target", "CD"),
+        ("Received END CONVERSATION WITH ERROR", "initiator", "ER"),
+        ("Received END CONVERSATION Ack", "target", "CD"),
+    ]
+    nowhere = database.begin_dialog(ORDERS, ORDERS, contract=CONTRACT)  # which takes no contract
+    told()
+    database.send(nowhere, ORDER, b"x")
+    assert told() == [("SEND Message", "initiator", "ER"), ("Broker Initiated Error", "initiator", "ER")]
+    database.end_conversation(nowhere, cleanup=True)
+    assert told() == [("END CONVERSATION WITH CLEANUP", "initiator", "CD"), ("Drop", "group", "")]
+
+
+def test_what_waits_is_sent_and_not_received(fresh_database: sb.Database, told: Told) -> None:
+    handle = begin(fresh_database, "//nowhere")
+    told()
+    fresh_database.send(handle, ORDER, b"x")
+    assert [event[:2] for event in told()] == [("SEND Message", "initiator")]
+
+
+def test_groups(fresh_database: sb.Database, told: Told) -> None:
+    database = fresh_database
+    group = uuid4()
+    first = begin(database, related_conversation_group=group)
+    assert told()[0] == ("Create", "group", "")
+    second = begin(database, related_conversation=first)
+    assert told() == [("BEGIN DIALOG", "initiator", "SO")]
+    other = begin(database)
+    told()
+    database.move_conversation(other, group)
+    assert told() == [("Drop", "group", "")]
+    for handle in (first, second):
+        database.end_conversation(handle)
+    assert "group" not in {role for _, role, _ in told()}
+    database.end_conversation(other)
+    assert told()[-1] == ("Drop", "group", "")
+
+
+def test_it_is_told_when_it_is_done_also_when_it_is_undone_later(fresh_database: sb.Database, told: Told) -> None:
+    with undone(fresh_database) as transaction:
+        transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        assert len(told()) == 2
+    assert told() == []
+
+
+def test_a_multicast_and_a_refusal(fresh_database: sb.Database, told: Told) -> None:
+    database = fresh_database
+    handles = [begin(database), begin(database)]
+    told()
+    database.send(handles, ORDER, b"x")
+    subclasses = [subclass for subclass, _, _ in told()]
+    assert (subclasses.count("SEND Message"), subclasses.count("Received Sequenced Message")) == (2, 2)
+    with refused(8431):
+        database.send(handles[0], "DEFAULT")
+    with refused(402):
+        database.send("no handle", ORDER)  # type: ignore[call-overload]
+    with refused(8418):
+        database.send(None, ORDER)  # type: ignore[call-overload]
+    with refused(402):
+        database.end_conversation("no handle")  # type: ignore[arg-type]
+    assert told() == []
+
+
+def test_nobody_is_told_who_has_not_named_them(fresh_database: sb.Database) -> None:
+    usual: list[BrokerEvent] = []
+    fresh_database.instance.events.subscribe(usual.append)
+    fresh_database.send(begin(fresh_database), ORDER, b"x")
+    assert usual == []
+    with refused(402):
+        fresh_database.instance.events.subscribe(usual.append, 142)  # the daemon's
