@@ -105,9 +105,32 @@ def query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = 
     return _body(writer, node, outermost=outermost, into=into)
 
 
+class CommonTable(NamedTuple):
+    """A common table expression: `names` are those of its columns where they are listed, `text` is its query's."""
+
+    name: str
+    names: list[str]
+    query: exp.Expression
+    text: str
+
+
 def common(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> str:
-    """WITH name AS (...), ...; each may read itself, as PostgreSQL allows under RECURSIVE."""
+    """WITH name AS (...), ... as it is written."""
+    return with_text(common_tables(writer, node, level))
+
+
+def with_text(tables: list[CommonTable]) -> str:
+    """WITH in PostgreSQL; each may read itself, as is allowed under RECURSIVE."""
     parts = []
+    for each in tables:
+        columns = f" ({', '.join(identifier(column) for column in each.names)})" if each.names else ""
+        parts.append(f"{identifier(each.name)}{columns} AS ({each.text})")
+    return "WITH RECURSIVE " + ", ".join(parts)
+
+
+def common_tables(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> list[CommonTable]:
+    """The common table expressions; `level` learns their columns."""
+    made = []
     for each in node.expressions:
         alias = each.args["alias"]
         name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
@@ -117,9 +140,8 @@ def common(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | 
             found = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
             pairs = zip(found, inner.outputs, strict=True)
             level[name.lower()] = {own.lower(): Column(own, output.type) for own, output in pairs if output.type}
-        columns = f" ({', '.join(identifier(column) for column in renamed)})" if renamed else ""
-        parts.append(f"{identifier(name)}{columns} AS ({inner.text})")
-    return "WITH RECURSIVE " + ", ".join(parts)
+        made.append(CommonTable(name, renamed, each.this, inner.text))
+    return made
 
 
 def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:

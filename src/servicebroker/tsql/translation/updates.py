@@ -14,14 +14,23 @@ from sqlglot import exp
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.tokens import VARIABLE
+from servicebroker.tsql.translation.common_targets import ADDRESS, CommonTarget, common_target
 from servicebroker.tsql.translation.conversions import converted
+from servicebroker.tsql.translation.documents import UnknownColumns
 from servicebroker.tsql.translation.hints import Hints, lock_before
 from servicebroker.tsql.translation.outputs import Outputs, into, returning
 from servicebroker.tsql.translation.parts import common_in, value_in
 from servicebroker.tsql.translation.reading import Slice
 from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.selects import Output, check_options, common, row_count
-from servicebroker.tsql.translation.sources import From, name_of_common, object_name, read_from, table_name
+from servicebroker.tsql.translation.selects import (
+    CommonTable,
+    Output,
+    check_options,
+    common_tables,
+    row_count,
+    with_text,
+)
+from servicebroker.tsql.translation.sources import From, common_columns, object_name, read_from, table_name
 from servicebroker.tsql.translation.targets import into_column
 from servicebroker.tsql.translation.writer import (
     Source,
@@ -69,12 +78,39 @@ class Setting(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """What is changed: its PostgreSQL name, its alias among `rows`, and whether other tables are read too."""
+    """What is changed: its PostgreSQL name, its alias among `rows`, and whether other tables are read too.
+
+    `common` are the table's columns by those of the common table expression through which they are changed.
+    """
 
     table: str
     source: Source
     found: From
     is_alone: bool
+    common: dict[str, str] | None = None
+
+    def column(self, name: str) -> str:
+        """A column of the table, quoted.
+
+        Raises:
+            TsqlError: 4406 it is none of the table.
+        """
+        if self.common is None:
+            return identifier(name)
+        if name.lower() not in self.common and "*" in self.common:
+            return identifier(name)
+        if name.lower() not in self.common:
+            raise TsqlError(
+                4406,
+                f"Update or insert of view or function '{self.source.alias}' failed because it contains a derived or "
+                "constant field.",
+            )
+        return identifier(self.common[name.lower()])
+
+    @property
+    def address(self) -> str:
+        """Where its row is."""
+        return f"{identifier(self.source.alias)}.{'ctid' if self.common is None else ADDRESS}"
 
 
 def write_change(writer: Writer, change: Change) -> Translated:
@@ -82,10 +118,13 @@ def write_change(writer: Writer, change: Change) -> Translated:
     level: dict[str, dict[str, Column] | None] = {}
     writer.common.append(level)
     try:
-        prefix = ""
-        if change.common.words:
-            prefix = common(writer, common_in(change.common), level)
-        target = _target(writer, change)
+        tables = common_tables(writer, common_in(change.common), level) if change.common.words else []
+        changed = _changed_table(change, tables)
+        found = None if changed is None else common_target(writer, tables[changed])
+        if changed is not None and found is not None:
+            tables[changed] = found.definition
+        prefix = with_text(tables) if tables else ""
+        target = _target(writer, change) if found is None else _common_target(writer, change, found)
         writer.check_changes(target.table)
         settings = settings_of(change.set) if change.set is not None else []
         if change.rows is not None:
@@ -96,13 +135,32 @@ def write_change(writer: Writer, change: Change) -> Translated:
         writer.common.pop()
 
 
+def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
+    """The place of the common table expression that is changed; None for a table."""
+    own = object_name(change.table)
+    names = [each.name.lower() for each in tables]
+    return None if own.schema or own.name.lower() not in names else names.index(own.name.lower())
+
+
+def _common_target(writer: Writer, change: Change, made: CommonTarget) -> _Target:
+    if change.hints != Hints():
+        raise refused("A hint for a common table expression", "Write it inside, behind the table.")
+    name = made.definition.name.lower()
+    if change.rows is not None and change.rows.args.get("from_") is not None:
+        found = read_from(writer, change.rows.args["from_"], change.rows.args.get("joins") or [])
+    else:
+        found = From()
+        found.text = f"FROM {identifier(name)}"
+        found.sources = [Source(name, common_columns(writer, name))]
+    source = next((each for each in found.sources if each.alias == name and not each.table), None)
+    if source is None:
+        raise refused(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
+    return _Target(made.table, source, found, False, made.columns)
+
+
 def _target(writer: Writer, change: Change) -> _Target:
     own = object_name(change.table)
     from_ = change.rows.args.get("from_") if change.rows is not None else None
-    if not own.schema and not own.database and name_of_common(writer, own.name):
-        raise refused(
-            f"{change.verb} of a common table expression", f"Write {change.verb} TOP (n) of the table, or a join."
-        )
     if from_ is None:
         table = table_name(writer, own)
         source = Source(own.name.lower(), writer.table_columns(table), table)
@@ -236,19 +294,19 @@ def _by_address(
     writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool
 ) -> tuple[str, dict[str, str]]:
     alias = identifier(target.source.alias)
-    fields = [f"{alias}.ctid AS tsql_row"]
+    fields = [f"{target.address} AS tsql_row"] if target.common is None else [f"{alias}.*"]
     members = []
     for number, each in enumerate(settings):
         if each.column:
             if each.value is None:
                 raise refused("DEFAULT in an UPDATE with FROM or TOP", "Write the value.")
             fields.append(f"{_new(writer, each, target)} AS tsql_{number}")
-            members.append(f"{identifier(each.column)} = deleted.tsql_{number}")
+            members.append(f"{target.column(each.column)} = deleted.tsql_{number}")
         else:
             assert each.value is not None
             value = converted(write_value(writer, each.value), writer.variable_type(each.variable))
             fields.append(f"{value.text} AS tsql_{number}")
-    if change.verb == "UPDATE":
+    if change.verb == "UPDATE" and target.common is None:
         fields.append(f"{alias}.*")
     where = change.rows.args.get("where") if change.rows is not None else None
     text = f"SELECT {', '.join(fields)} {target.found.text}"
@@ -256,8 +314,11 @@ def _by_address(
         text += " WHERE " + write_predicate(writer, where.this)
     if change.top is not None:
         text += f" LIMIT {row_count(writer, change.top)}"
-    if not _is_nullable(change, target):
+    if target.common is None and not _is_nullable(change, target):
         text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
+    if change.verb == "DELETE" and target.common is not None:
+        found = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS}"
+        return found, {"deleted": "deleted"}
     if change.verb == "DELETE":
         found = (
             f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
@@ -276,6 +337,14 @@ def _is_nullable(change: Change, target: _Target) -> bool:
     sides = {join.args.get("side") for join in change.rows.find_all(exp.Join)}
     first = target.found.sources[0] == target.source if target.found.sources else True
     return bool(sides & {"RIGHT", "FULL"}) or ("LEFT" in sides and not first)
+
+
+def _seen(target: _Target, name: str) -> dict[str, Column] | None:
+    """The columns of `inserted` or `deleted`: of a row that became another one, those of the table itself."""
+    columns = target.source.columns
+    if target.common is None or columns is None or name == "deleted":
+        return columns
+    return {own: column for own, column in columns.items() if target.common.get(own, "").lower() == own}
 
 
 def _listed(
@@ -300,9 +369,11 @@ def _listed(
     if change.outputs is None:
         return [], (None, None)
     found = From()
-    found.sources = [Source(name, target.source.columns, target.table) for name in known]
+    found.sources = [Source(name, _seen(target, name), target.table) for name in known]
     with writer.renamed(known), writer.query(found.sources):
         listed = returning(writer, change.outputs, found)
     if any(each.name == "*" for each in listed):
+        if target.common is not None:
+            raise UnknownColumns("OUTPUT")
         return listed, (None, None)
     return listed, (tuple(each.name for each in listed), tuple(each.type for each in listed))
