@@ -28,13 +28,17 @@ WITH (UPDLOCK) LIKE BETWEEN IS ISNULL( LEN( DATEADD( CREATE TABLE INDEX VIEW DRO
 IDENTITY(1,1) DEFAULT CHECK CONSTRAINT FOR XML PATH JSON .value('/a','int') .nodes('/a') OVER PARTITION
 ROW_NUMBER() OFFSET ROWS FETCH @@ROWCOUNT [x y] "q" ; += DISTINCT MERGE USING MATCHED INTERSECT EXCEPT ALL ANY SOME
 LEFT OUTER FULL RAW AUTO ROOT('r') TYPE ELEMENTS dbo. STRING_SPLIT( OPENJSON( TRY_CONVERT( IIF( COALESCE( XMLNAMESPACES
+.tsql_modify('delete(/a)[1]') .modify('delete/a')
 CONVERT( VALUES( DEFAULT) COLUMN REFERENCES FOREIGN KEY UNIQUE INCLUDE SCHEMA SEQUENCE TRUNCATE [] '' 1e 1e5
 0x $ 1. .5 ::
 """
 PATHS = """/ // @ a b * . .. [ ] ( ) 1 = 'x' "y" p: text() node() not( and or last() $ < sql:variable("@n")"""
+CHANGES = """insert delete replace value of with into before after as first last <a> </a> <a/> , (/a)[1] /a/@b
+text(){ } { attribute b {"x"} {sql:variable("@n")} sql:variable("@x") "<" 'y' 1 declare namespace p="u"; <p:a/> /a[1]"""
 TYPE_PARTS = "nvarchar decimal float time xml binary ( ) ( ) max , 1 10 [ ] . x"
 WORDS = st.sampled_from(LANGUAGE.split())
 TYPES = st.sampled_from(TYPE_PARTS.split())
+CHANGE_SIGNS = st.sampled_from(CHANGES.split())
 PATH_SIGNS = st.sampled_from(PATHS.split())
 
 
@@ -57,6 +61,13 @@ def test_any_path(text: str) -> None:
         read_path(text, {"p": "urn:p"}, lambda name: True)
     except TsqlError as refused:
         check(refused)
+
+
+@FUZZ
+@given(st.lists(CHANGE_SIGNS, max_size=9).map(" ".join))
+def test_any_change_of_xml(text: str) -> None:
+    quoted = text.replace("'", "''")
+    translate_or_refuse(f"UPDATE Items SET Doc.modify('{quoted}')", as_expression=False)
 
 
 @FUZZ

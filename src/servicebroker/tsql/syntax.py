@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+MUTATOR = "tsql_modify"  # what modify() is called in an expression, where only SET may write it
+
 
 @dataclass(frozen=True, slots=True)
 class Expression:

@@ -10,7 +10,7 @@ from servicebroker.model.errors import RULES
 
 def library() -> list[str]:
     """The files, in the order in which they need each other, and the view of the errors."""
-    names = ("conversions", "numbers", "strings", "times", "json", "xml", "sizes", "views", "names")
+    names = ("conversions", "numbers", "strings", "times", "json", "xml", "xml_changes", "sizes", "views", "names")
     return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in names), _messages()]
 
 

@@ -7,6 +7,7 @@ from servicebroker.tsql.parser.dialogs import Dialogs
 from servicebroker.tsql.parser.extent import expression_end, statement_end
 from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
 from servicebroker.tsql.syntax import (
+    MUTATOR,
     BeginTransaction,
     Block,
     Break,
@@ -273,8 +274,8 @@ class Control(Dialogs):
         """SET @variable = value, SET option."""
         if self.tokens.kinds[self.at] == VARIABLE:
             name = self.variable()
-            if self.word == ".":
-                self.refuse("A method that changes a variable", "Assign a new value with SET @variable = ....")
+            if self.take(".", "MODIFY"):
+                return SetVariable(line, name, "", Expression(f"{name}.{MUTATOR}{self.parenthesized()}", line))
             operator = _OPERATORS.get(self.word)
             if operator is None:
                 self.fail()

@@ -13,14 +13,15 @@ from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
+from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.tokens import VARIABLE
 from servicebroker.tsql.translation.common_targets import ADDRESS, CommonTarget, common_target
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.documents import UnknownColumns
 from servicebroker.tsql.translation.hints import Hints, lock_before
 from servicebroker.tsql.translation.outputs import Outputs, into, returning
-from servicebroker.tsql.translation.parts import common_in, value_in
-from servicebroker.tsql.translation.reading import Slice
+from servicebroker.tsql.translation.parts import common_in, names_in, value_in
+from servicebroker.tsql.translation.reading import Slice, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.selects import (
     CommonTable,
@@ -206,19 +207,23 @@ def _setting(piece: Slice) -> Setting:
         if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
             return Setting("", variable, value_in(piece))
         words = piece.words
+    if words[1:4] == [".", "MODIFY", "("] and piece.closing(3) == len(words) - 1:
+        column = piece.part(0, 1)
+        changed = read(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
+        return Setting(names_in(column)[0], variable, value_in(changed))
     place = piece.find("=", *_SIGNS)
     if place is None or place == 0:
         raise syntax_error(piece.text[:40], piece.line())
-    column = value_in(piece.part(0, place))
-    if not isinstance(column, exp.Column):
-        raise refused("A method in SET", "Compute the new value and assign it: .modify() and .WRITE() are not there.")
+    target = value_in(piece.part(0, place))
+    if not isinstance(target, exp.Column):
+        raise refused("A method in SET", "Compute the new value and assign it: .WRITE() is not there.")
     right = piece.part(place + 1, len(words))
     if right.words == ["DEFAULT"]:
-        return Setting(column.name, variable, None)
+        return Setting(target.name, variable, None)
     value = value_in(right)
     if words[place] != "=":
-        value = _SIGNS[words[place]](this=column.copy(), expression=exp.Paren(this=value.copy()))
-    return Setting(column.name, variable, value)
+        value = _SIGNS[words[place]](this=target.copy(), expression=exp.Paren(this=value.copy()))
+    return Setting(target.name, variable, value)
 
 
 def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:

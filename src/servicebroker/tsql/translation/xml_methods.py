@@ -6,6 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
+from servicebroker.tsql.syntax import MUTATOR
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.user_functions import scalar_call
 from servicebroker.tsql.translation.writer import (
@@ -19,6 +20,7 @@ from servicebroker.tsql.translation.writer import (
     string,
     write_value,
 )
+from servicebroker.tsql.translation.xml_changes import modified
 from servicebroker.tsql.translation.xml_paths import Path, Stage, read_path
 from servicebroker.tsql.types import BIT, INT, NVARCHAR, XML, SqlType, parse_type
 
@@ -29,7 +31,7 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     """A method of a value, or a user-defined function.
 
     Raises:
-        TsqlError: 40515 for modify(), 2389 where value() could find several nodes.
+        TsqlError: 8137 for modify(), which SET takes, 2389 where value() could find several nodes.
     """
     call = node.expression
     if isinstance(call, exp.Identifier):
@@ -37,8 +39,13 @@ def method(writer: Writer, node: exp.Dot) -> Sql:
     if not isinstance(call, exp.Anonymous):
         raise refused("A name of this many parts", "Name columns as table.column.")
     name = call.name.lower()
+    if name == MUTATOR and len(call.expressions) == 1:
+        return modified(writer, _owner(writer, node.this), _literal(call.expressions[0]), _shown(node.this))
     if name == "modify":
-        raise refused("The XML method modify()", "Build the new document with FOR XML or as text.")
+        raise TsqlError(
+            8137,
+            "Incorrect use of the XML data type method 'modify'. A non-mutator method is expected in this context.",
+        )
     if name not in ("value", "query", "exist"):
         return scalar_call(writer, node)
     arguments = list(call.expressions)
@@ -83,6 +90,10 @@ def _owner(writer: Writer, node: exp.Expression) -> Sql:
             raise syntax_error(node.expression.name, 0)
         return write_value(writer, exp.Column(this=node.expression.copy(), table=table.copy()))
     return write_value(writer, node)
+
+
+def _shown(node: exp.Expression) -> str:
+    return f"@{node.name}" if isinstance(node, exp.Parameter) else node.name
 
 
 def _table_owner(writer: Writer, node: exp.Expression) -> Sql:

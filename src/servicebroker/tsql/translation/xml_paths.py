@@ -16,7 +16,7 @@ _SIGN = re.compile(
     |(?P<sign>//|::|!=|<=|>=|\.\.|[/@\[\]()=<>*.,$|+-]))""",
     re.VERBOSE,
 )
-_PROLOG = re.compile(
+PROLOG = re.compile(
     r"""\s*declare\s+(?:namespace\s+([\w.-]+)\s*=|default\s+element\s+namespace)\s*(?:"([^"]*)"|'([^']*)')\s*;""",
     re.VERBOSE,
 )
@@ -51,7 +51,8 @@ class Stage(NamedTuple):
 class Path(NamedTuple):
     """A path, taken apart. `function` is one around it; `variables` are the names behind $v1, $v2, ...
 
-    `is_single` says that it can find one node at most; `is_absolute` that it begins at the document.
+    `is_single` says that it can find one node at most; `is_absolute` that it begins at the document; `kind` is what it
+    finds: element, attribute, text or node.
     """
 
     stages: tuple[Stage, ...]
@@ -59,6 +60,7 @@ class Path(NamedTuple):
     variables: tuple[str, ...]
     is_single: bool
     is_absolute: bool
+    kind: str
 
 
 @dataclass
@@ -97,7 +99,7 @@ def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str
     """
     known = dict(namespaces)
     rest = text
-    while (found := _PROLOG.match(rest)) is not None:
+    while (found := PROLOG.match(rest)) is not None:
         known[found[1] or ""] = found[2] if found[2] is not None else found[3]
         rest = rest[found.end() :]
     reader = _Reader(text, known, is_number, _signs(rest, text))
@@ -117,7 +119,7 @@ def read_path(text: str, namespaces: Mapping[str, str], is_number: Callable[[str
     if reader.place < len(reader.tokens):
         raise refused(f"The XQuery expression '{text[:60]}'", _ONLY)
     single = reader.is_single or stages[-1].place is not None or function in ("count", "local-name")
-    return Path(tuple(stages), function, tuple(reader.variables), single, reader.is_absolute)
+    return Path(tuple(stages), function, tuple(reader.variables), single, reader.is_absolute, reader.kind)
 
 
 def _signs(rest: str, text: str) -> list[tuple[str, str]]:

@@ -1,0 +1,1 @@
+-- The functions behind xml.modify() are made.

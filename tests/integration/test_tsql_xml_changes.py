@@ -1,0 +1,104 @@
+"""modify() of xml: insert, delete, replace value of, on variables and columns."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.check import Verdict, check
+from servicebroker.tsql.errors import TsqlError
+from tsql_support import rows
+
+DOCUMENT = '<o id="7" note="n"><!--c--><i n="1">one</i><i n="2"/>tail</o>'
+CHANGES = [
+    ("delete /o/i", '<o id="7" note="n"><!--c-->tail</o>'),
+    ("delete (/o/i)[2]", '<o id="7" note="n"><!--c--><i n="1">one</i>tail</o>'),
+    ("delete /o/i[@n=sql:variable(\"@n\")]", '<o id="7" note="n"><!--c--><i n="1">one</i>tail</o>'),
+    ("delete /o/@note", DOCUMENT.replace(' note="n"', "")),
+    ("delete //i/@n", '<o id="7" note="n"><!--c--><i>one</i><i/>tail</o>'),
+    ("delete /o/text()", DOCUMENT.replace("tail", "")),
+    ("delete /nothing", DOCUMENT),
+    ('replace value of (/o/i/text())[1] with "a<b"', DOCUMENT.replace("one", "a&lt;b")),
+    ("replace value of (/o/@id)[1] with 8", DOCUMENT.replace('"7"', '"8"')),
+    ('replace value of /o[1]/@id with sql:variable("@s")', DOCUMENT.replace('"7"', '"&lt;\'&quot;&amp;"')),
+    ('replace value of (/o/i[@n="2"]/text())[1] with "x"', DOCUMENT),
+    ("insert <z/> into (/o)[1]", DOCUMENT.replace("</o>", "<z/></o>")),
+    ("insert <z/> as last into (/o)[1]", DOCUMENT.replace("</o>", "<z/></o>")),
+    ("insert <z>go into it</z> as first into (/o)[1]", DOCUMENT.replace("<!--", "<z>go into it</z><!--")),
+    ("insert (<y/>, <z/>) after (/o/i)[1]", DOCUMENT.replace("</i>", "</i><y/><z/>")),
+    ('insert <z/> before (/o/i[@n="2"])[1]', DOCUMENT.replace('<i n="2"/>', '<z/><i n="2"/>')),
+    ("insert attribute more {sql:variable(\"@n\")} into (/o/i)[1]", DOCUMENT.replace('"1"', '"1" more="2"')),
+    ('insert text {"!"} into (/o/i)[2]', DOCUMENT.replace('<i n="2"/>', '<i n="2">!</i>')),
+    ('insert <z a="{sql:variable("@s")}">{sql:variable("@s")}{ sql:variable("@x") }</z> into (/o/i)[2]',
+     DOCUMENT.replace('<i n="2"/>', '<i n="2"><z a="&lt;\'&quot;&amp;">&lt;\'"&amp;<x/>t</z></i>')),
+    ('insert sql:variable("@x") into (/o/i)[2]', DOCUMENT.replace('<i n="2"/>', '<i n="2"><x/>t</i>')),
+    ("insert <z/> into (/nothing)[1]", DOCUMENT),
+    ('declare namespace p="urn:p"; insert <p:z/> into (/o)[1]', DOCUMENT.replace("</o>", '<p:z xmlns:p="urn:p"/></o>')),
+]  # fmt: skip
+DECLARED = "DECLARE @n INT = 2, @s NVARCHAR(9) = N'<''\"&', @x XML = N'<x/>t', @d XML = N'{}';"
+
+
+@pytest.fixture(scope="module")
+def db(instance: sb.Instance) -> sb.Database:
+    database = instance.database("XmlChanges", create=True)
+    database.execute_tsql("CREATE TABLE Orders (Id INT PRIMARY KEY, Doc XML)")
+    return database
+
+
+@pytest.mark.parametrize(("change", "wanted"), CHANGES)
+def test_a_variable_is_changed(db: sb.Database, change: str, wanted: str) -> None:
+    text = change.replace("'", "''")
+    assert rows(db, f"{DECLARED.format(DOCUMENT)} SET @d.modify('{text}'); SELECT @d") == [(wanted,)]
+
+
+def test_columns_are_changed(db: sb.Database) -> None:
+    db.execute_tsql(
+        "DELETE Orders INSERT Orders VALUES (1, '<o><s>new</s></o>'), (2, '<o/>'), (3, '<o><s>old</s></o>')"
+    )
+    text = """
+    DECLARE @state NVARCHAR(10) = N'done'
+    UPDATE Orders SET Doc.modify('replace value of (/o/s/text())[1] with sql:variable("@state")')
+    WHERE Doc.exist('/o/s[.="new"]') = 1
+    UPDATE o SET Doc.modify('insert <at>1</at> as first into (/o)[1]'), Id = o.Id + 10 FROM Orders o WHERE Id < 3
+    SELECT Doc FROM Orders ORDER BY Id
+    """
+    assert rows(db, text) == [
+        ("<o><s>old</s></o>",), ("<o><at>1</at><s>done</s></o>",), ("<o><at>1</at></o>",),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ("replace value of /o/i/text() with 1", 2337),
+        ("replace value of (/o/i)[1] with 1", 2356),
+        ("replace value of (/o/@id)[1] with (/o/i)[1]", 40515),
+        ("insert <z/> into /o/i", 2226),
+        ("insert <z/> into (/o/@id)[1]", 2340),
+        ("insert <z> into (/o)[1]", 9436),
+        ("insert <p:z/> into (/o)[1]", 9459),
+        ('insert attribute id {"1"} into (/o)[1]', 2372),
+        ("insert <z>{1 + 1}</z> into (/o)[1]", 40515),
+        ("insert nothing", 2209),
+        ("erase /o", 2209),
+        ("delete /o/@*", 40515),
+        ('delete /o/i[@n=sql:variable("@nobody")]', 137),
+    ],
+)
+def test_what_cannot_be_changed_says_why(db: sb.Database, change: str, wanted: int) -> None:
+    with pytest.raises(TsqlError) as caught:
+        db.execute_tsql(f"{DECLARED.format(DOCUMENT)} SET @d.modify('{change}')")
+    assert caught.value.number == wanted
+
+
+def test_null_other_types_and_a_value_of_it_are_refused(db: sb.Database) -> None:
+    for script, wanted in (
+        ("DECLARE @d XML; SET @d.modify('delete /o')", 5302),
+        ("DECLARE @d INT = 1; SET @d.modify('delete /o')", 258),
+        ("DECLARE @d XML = '<o/>'; SELECT @d.modify('delete /o')", 8137),
+        ("DECLARE @d XML = '<o/>', @t NVARCHAR(9) = 'delete /o'; SET @d.modify(@t)", 8172),
+    ):
+        with pytest.raises(TsqlError) as caught:
+            db.execute_tsql(script)
+        assert (script, caught.value.number) == (script, wanted)
+    assert [each.verdict for each in check("DECLARE @d XML; SET @d.modify('delete /o')")] == [Verdict.RUNS] * 2
