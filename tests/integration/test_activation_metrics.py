@@ -47,6 +47,7 @@ def send(database: sb.Database, text: str) -> None:
     database.send(begin(database), ORDER, text)
 
 
+@pytest.mark.feature(200)
 def test_a_reader_more_than_may_run_is_counted(active: sb.Database) -> None:
     go_on = threading.Event()
 
@@ -68,6 +69,7 @@ def test_a_reader_more_than_may_run_is_counted(active: sb.Database) -> None:
         eventually(lambda: value("stored_procedures_invoked") >= invoked + 2)
 
 
+@pytest.mark.feature(200)
 def test_calls_and_those_that_raise_are_counted(active: sb.Database) -> None:
     @sb.procedure("usp_Stock", form="database")
     def stock(database: sb.Database) -> None:
@@ -85,6 +87,7 @@ def test_calls_and_those_that_raise_are_counted(active: sb.Database) -> None:
         eventually(lambda: value("activation_errors") == errors + 1)
 
 
+@pytest.mark.feature(200)
 def test_calls_in_processes_of_their_own_are_counted(active: sb.Database, tmp_path: Path) -> None:
     file = tmp_path / "counted_procedures.py"
     file.write_text(PROCEDURES)

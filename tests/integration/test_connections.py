@@ -26,6 +26,8 @@ import servicebroker as sb
 from fault_proxy import FaultProxy
 from servicebroker.broker import metrics, network
 from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.network import Inbox
 from servicebroker.broker.seat import seat
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
@@ -443,3 +445,28 @@ def test_who_never_acknowledges_gets_a_window_and_no_more(two: Two) -> None:
             two.works()
     two.west.database.end_conversation(handle, cleanup=True)
     two.west.database.drop_route("To //test/Silent")
+
+
+@pytest.mark.feature(200)
+def test_what_waits_between_sockets_and_rounds(two: Two) -> None:
+    inbox = Inbox()
+    inbox.put(Arrival(None, b"abc"))  # type: ignore[arg-type] # nobody answers
+    assert (inbox.size, len(inbox)) == (3, 1)
+    two.works()
+    connected = two.west.daemon._network
+    stream = next(one for one in list(connected.streams) if one.observed().login_state == 12)  # online
+    gate = threading.Event()
+    connected._loop.call_soon_threadsafe(gate.wait, 60)
+    try:
+        stream.send(b"nonsense")
+        assert (connected.backlog().ready_bytes, connected.backlog().ready) == (8, 1)
+        eventually(lambda: gauge("pending_send_fragments") == 1 and gauge("pending_send_bytes") == 8, 60)
+    finally:
+        gate.set()
+    eventually(lambda: connected.backlog() == (0,) * 6, 60)
+    eventually(lambda: gauge("pending_send_fragments") == 0, 60)
+    two.works()
+
+
+def gauge(name: str) -> float | None:
+    return metrics.REGISTRY.get_sample_value(f"servicebroker_{name}")

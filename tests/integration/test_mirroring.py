@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import prometheus_client
 import psycopg
 import pytest
 from typer.testing import CliRunner
@@ -21,7 +23,8 @@ import servicebroker as sb
 from daemons import Served, Site, free_port
 from fault_proxy import FaultProxy
 from mirrored_servers import Server
-from servicebroker.cli import route
+from servicebroker.broker import metrics
+from servicebroker.cli import main, route
 from support import (
     CONTRACT,
     ORDER,
@@ -214,6 +217,28 @@ class Load:
 
     def is_answered(self) -> bool:
         return self.answers() >= self.sent * CONVERSATIONS
+
+
+def test_a_standby_shows_what_it_has_and_says_so(mirrored: Mirrored) -> None:
+    url = mirrored.standby.server.url
+    views = [view for (view,) in mirrored.standby.rows("select viewname::text from pg_views where schemaname = 'sys'")]
+    assert len(views) > 30
+    empty = {view for view in views if not mirrored.standby.rows(f"select * from sys.{view}")}
+    assert {"dm_broker_connections", "dm_broker_queue_monitors", "dm_broker_activated_tasks"} <= empty
+    assert {"databases", "services", "service_queues", "dm_os_performance_counters"}.isdisjoint(empty)
+    told = CliRunner().invoke(main.app, ["status", "--instance", url])
+    assert (told.exit_code, "This server is a standby" in told.output) == (0, True), told.output
+    told = CliRunner().invoke(main.app, ["status", "--json", "--instance", url])
+    assert json.loads(told.output)["is_standby"] is True
+    told = CliRunner().invoke(main.app, ["status", "--instance", mirrored.primary.server.url])
+    assert "standby" not in told.output
+    assert "servicebroker_up 1.0" in prometheus_client.generate_latest(metrics.registry(url)).decode()
+    with sb.open(url, upkeep=None) as instance:
+        database = instance.database("Test")
+        with pytest.raises(sb.InstanceError, match="is a standby"):
+            database.create_queue("Another")
+        with pytest.raises(sb.InstanceError, match="is a standby"):
+            database.begin_dialog(STOCK, ORDERS, contract=CONTRACT)
 
 
 @pytest.mark.feature(122)

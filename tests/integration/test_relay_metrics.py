@@ -47,6 +47,7 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     return caplog
 
 
+@pytest.mark.feature(200)
 def test_what_comes_from_another_instance_is_counted_once(pair: Pair) -> None:
     moved = Moves()
     handle = begin(pair, 3)
@@ -78,6 +79,7 @@ def test_what_is_not_committed_is_not_counted(pair: Pair, monkeypatch: pytest.Mo
     assert moved("enqueued_transport_messages_total") == 1
 
 
+@pytest.mark.feature(200)
 def test_fragments_are_counted_by_priority(pair: Pair) -> None:
     west = pair.west.database
     west.create_broker_priority("High", contract_name=CONTRACT, priority_level=9)
@@ -208,3 +210,23 @@ def test_errors_that_come_to_a_conversation_are_events(pair: Pair, said: pytest.
     assert found == ["Received Broker Error Message"]
     (dropped,) = recorded(said, "Broker:Message Undeliverable")
     assert (dropped["subclass"], dropped["to_service"], dropped["message"]) == ("Sequenced Message", STOCK, "0")
+
+
+@pytest.mark.feature(200)
+def test_transmission_objects_and_their_batches(pair: Pair) -> None:
+    moved = Moves()
+    name = "transmission_object"
+    begin(pair, 3)
+    begin(pair, 2)
+    pair.rounds()
+    assert moved("enqueued_transport_priority_messages_total", priority="5") == 5
+    assert moved(f"{name}_gets_total") >= 4
+    # the target's side of each is written when its messages are stored, the sender's when they are acknowledged
+    assert moved(f"{name}_writes_total") >= 4
+    assert moved(f"{name}_batches_total") >= 2
+    assert moved(f"{name}s_marked_dirty_total") >= moved(f"{name}_writes_total")
+    assert moved(f"{name}_between_batches_seconds_total") >= 0
+    before = moved(f"{name}_batches_total")
+    for _ in range(3):
+        pair.rounds(1)
+    assert moved(f"{name}_batches_total") == before  # nothing to write

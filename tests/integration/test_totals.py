@@ -31,6 +31,7 @@ def moved(fresh_database: sb.Database) -> Moves:
     return Moves(fresh_database)
 
 
+@pytest.mark.feature(200)
 def test_each_send_and_each_receive_is_counted(fresh_database: sb.Database, moved: Moves) -> None:
     database = fresh_database
     handle = begin(database)
@@ -52,6 +53,7 @@ def test_each_send_and_each_receive_is_counted(fresh_database: sb.Database, move
     assert moved("SQL SEND Total") == 6
 
 
+@pytest.mark.feature(200)
 def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.Database, moved: Moves) -> None:
     database = fresh_database
     handle = begin(database)
@@ -76,6 +78,7 @@ def test_rolled_back_transactions_of_the_broker_are_counted(fresh_database: sb.D
     assert moved("Broker Transaction Rollbacks") == 6
 
 
+@pytest.mark.feature(200)
 def test_t_sql_counts_too(fresh_database: sb.Database, moved: Moves) -> None:
     fresh_database.execute_tsql(
         f"""
@@ -94,6 +97,7 @@ def test_t_sql_counts_too(fresh_database: sb.Database, moved: Moves) -> None:
     assert moved("Broker Transaction Rollbacks") == 1
 
 
+@pytest.mark.feature(200)
 def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, moved: Moves) -> None:
     database = fresh_database
 
@@ -121,6 +125,7 @@ def test_messages_are_counted_by_their_priority(fresh_database: sb.Database, mov
     assert by_priority()[9] == waited[9] + 3
 
 
+@pytest.mark.feature(200)
 def test_a_process_adds_its_counts_when_it_closes_the_instance(fresh_database: sb.Database, moved: Moves) -> None:
     with sb.open(fresh_database.instance.url, upkeep=None) as other:
         database = other.database(fresh_database.name)
@@ -131,6 +136,7 @@ def test_a_process_adds_its_counts_when_it_closes_the_instance(fresh_database: s
     assert moved("SQL SEND Total") == 1
 
 
+@pytest.mark.feature(200)
 def test_the_background_adds_them_by_itself(fresh_database: sb.Database) -> None:
     sql = "select coalesce(sum(value), 0) from servicebroker.totals where counter = 'SQL SEND Total'"
     with sb.open(fresh_database.instance.url) as other:

@@ -266,6 +266,11 @@ def translated() -> Iterator[None]:
         raise InstanceError(
             "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again."
         ) from None
+    except psycopg.errors.ReadOnlySqlTransaction as problem:
+        raise InstanceError(
+            f"PostgreSQL changes nothing here ({one_line(problem)}): the server is a standby, which shows what its "
+            "primary has, or the transaction is read only. Open the instance on the primary."
+        ) from problem
     except psycopg.OperationalError as problem:
         if problem.sqlstate and not problem.sqlstate.startswith(("08", "57P")):
             raise  # a timeout, a full disk: the connection lives

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import psycopg
 
-from servicebroker.broker import connections, forwarding
+from servicebroker.broker import connections, forwarding, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
@@ -231,6 +231,7 @@ class Daemon:
         self._look_at = now + LOOK
         self._proof.renew(connection)
         self._follow(connection)
+        metrics.show_backlog(*self._network.backlog())
         shown = self._network.observe()
         if shown != self._shown:
             connections.write(connection, shown)

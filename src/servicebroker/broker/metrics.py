@@ -59,6 +59,9 @@ ARRIVED = _counter(
     "enqueued_transport_messages", "Enqueued Transport Msgs Total: messages from other instances, stored."
 )
 ARRIVED_FRAGMENTS = _counter("enqueued_transport_fragments", "Enqueued Transport Msg Frag Tot, likewise.")
+ARRIVED_BY_PRIORITY = _counter(
+    "enqueued_transport_priority_messages", "Enqueued P1 to P10 Msgs, of those from other instances.", "priority"
+)
 FORWARDED_BYTES = _counter("forwarded_message_bytes", "Forwarded Msg Byte Total.")
 FORWARDED_PENDING = _gauge("forwarded_pending_messages", "Forwarded Pending Msg Count.")
 FORWARDED_PENDING_BYTES = _gauge("forwarded_pending_bytes", "Forwarded Pending Msg Bytes.")
@@ -66,6 +69,32 @@ DIALOGS = _gauge("active_dialogs", "Dialog Timer Event Count: conversations that
 PRIORITY_SENDS = _counter(
     "priority_fragment_sends", "Message Fragment P1 to P10 Sends, without forwarded ones.", "priority"
 )
+
+
+# Broker TO Statistics: the transmission object is what the relay has in memory of a conversation, a batch is what one
+# round writes of them. Averages are quotients of the sums
+OBJECT_GETS = _counter("transmission_object_gets", "Tran Object Gets.")
+OBJECTS_DIRTY = _counter("transmission_objects_marked_dirty", "Tran Objects Marked Dirty.")
+OBJECT_WRITES = _counter("transmission_object_writes", "Tran Object Writes; by batches Avg. Length of Batched Writes.")
+BATCHES = _counter("transmission_object_batches", "Batched writes.")
+BATCH_SECONDS = _counter("transmission_object_batch_seconds", "By batches Avg. Time to Write Batch.")
+BETWEEN_SECONDS = _counter("transmission_object_between_batches_seconds", "By batches Avg. Time Between Batches.")
+
+PENDING_RECEIVE_BYTES = _gauge("pending_receive_bytes", "Pending Bytes for Recv I/O: come, and in no round yet.")
+PENDING_RECEIVE_FRAGMENTS = _gauge("pending_receive_fragments", "Pending Msg Frags for Recv I/O.")
+PENDING_SEND_BYTES = _gauge("pending_send_bytes", "Pending Bytes for Send I/O: ready to be sent.")
+PENDING_SEND_FRAGMENTS = _gauge("pending_send_fragments", "Pending Msg Frags for Send I/O.")
+CURRENT_SEND_BYTES = _gauge(
+    "current_send_bytes", "Current Bytes for Send I/O: given to sockets that have not taken them."
+)
+CURRENT_SEND_FRAGMENTS = _gauge("current_send_fragments", "Current Msg Frags for Send I/O.")
+
+
+def show_backlog(*amounts: int) -> None:
+    """Pending and current bytes and fragments, as they are now."""
+    gauges = (PENDING_RECEIVE_BYTES, PENDING_RECEIVE_FRAGMENTS, PENDING_SEND_BYTES, PENDING_SEND_FRAGMENTS)
+    for gauge, amount in zip((*gauges, CURRENT_SEND_BYTES, CURRENT_SEND_FRAGMENTS), amounts, strict=True):
+        gauge.set(amount)
 
 
 def _both(name: str, meaning: str) -> tuple[prometheus_client.Counter, prometheus_client.Counter]:

@@ -108,12 +108,28 @@ class Inbox:
         return taken
 
     @property
+    def size(self) -> int:
+        """Bytes of the bodies in it."""
+        return self._size
+
+    @property
     def is_full(self) -> bool:
         """Whether the streams should not be read any more."""
         return self._size > INBOX
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class Backlog(NamedTuple):
+    """Bytes and fragments: come and in no round yet, ready to be sent, given to sockets that have not taken them."""
+
+    received_bytes: int
+    received: int
+    ready_bytes: int
+    ready: int
+    unsent_bytes: int
+    unsent: int
 
 
 _NONE = Attempt(0.0, 0.0, "")
@@ -168,6 +184,11 @@ class Network:
     def observe(self) -> list[Observed]:
         """The connections, as sys.dm_broker_connections shows them."""
         return [stream.observed() for stream in list(self.streams)]
+
+    def backlog(self) -> Backlog:
+        """What waits between sockets and rounds."""
+        sums = [sum(column) for column in zip(*(stream.backlog() for stream in list(self.streams)), strict=True)]
+        return Backlog(self.inbox.size, len(self.inbox), *(sums or [0, 0, 0, 0]))
 
     def take_refusals(self) -> dict[int, Refusals]:
         """Which peers were refused since the last time, by the number of the reason."""

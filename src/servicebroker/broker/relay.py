@@ -103,6 +103,7 @@ class Relay:
         def do(steps: Steps[T]) -> T:
             return run(connection, steps)
 
+        began = self._seconds()
         with transaction(connection):
             touched = self._take(do, list(arrivals))
             stored = self._settling.store(do, touched)
@@ -118,6 +119,7 @@ class Relay:
         if not self._is_replicated:
             raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
         self._snapshot, self._is_traced = look.snapshot, look.traced
+        self._settling.count(len(touched), began)
         if stored is not None:
             self._settling.committed(do, stored)
         for handle, event in settled.items():

@@ -48,6 +48,8 @@ class Settling:
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, Failure] = {}
         self._again_at, self._pause = NEVER, SOON
+        self._dirty = self._written = 0  # transmission objects, in this round
+        self._last_batch = seconds()
 
     @property
     def wake_at(self) -> float:
@@ -94,6 +96,8 @@ class Settling:
             self._traced = []
         self._stored = [batches[handle] for handle in result.stored]
         self._postponed = {handle: batches[handle] for handle in result.postponed}
+        self._dirty += len(batches)
+        self._written += len(result.stored)
         return result
 
     def _is_known(self, handle: UUID) -> bool:
@@ -107,6 +111,8 @@ class Settling:
             metrics.ARRIVED.inc(batch.reached - batch.expected)
             metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
             if entry := self._memory.get(handle):
+                many = batch.reached - batch.expected
+                metrics.ARRIVED_BY_PRIORITY.labels(entry.endpoint.priority).inc(many)
                 _tell(entry.endpoint, batch)
         if result.queues:
             do(alone(enqueue.wake(list(result.queues))))
@@ -136,6 +142,7 @@ class Settling:
         Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
         """
         settled, ended = {}, []
+        self._dirty += len(self._acknowledged) + len(self._failed)
         if self._acknowledged:
             groups = do(remote.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
             done, ended = do(departing.acknowledge(self._acknowledged, self._clock()))
@@ -146,11 +153,27 @@ class Settling:
         if self._failed:
             for handle in do(departing.fail(self._failed, self._clock())):
                 del self._failed[handle]
+                self._written += 1
                 if entry := self._memory.get(handle):
                     journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, State.ERROR)
         if statuses := self._lines.take_statuses():
             do(alone(departing.set_statuses(statuses)))
+        self._dirty += len(statuses)
+        self._written += len(settled) + len(statuses)
         return settled, ended
+
+    def count(self, touched: int, began: float) -> None:
+        """Broker TO Statistics of a round that is committed."""
+        metrics.OBJECT_GETS.inc(touched)
+        metrics.OBJECTS_DIRTY.inc(self._dirty)
+        if self._written:
+            now = self._seconds()
+            metrics.OBJECT_WRITES.inc(self._written)
+            metrics.BATCHES.inc()
+            metrics.BATCH_SECONDS.inc(now - began)
+            metrics.BETWEEN_SECONDS.inc(now - self._last_batch)
+            self._last_batch = now
+        self._dirty = self._written = 0
 
     def _tell_of_ends(self, do: Do, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:

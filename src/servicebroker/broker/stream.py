@@ -58,6 +58,7 @@ class Stream(asyncio.Protocol):
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
+        self._handed = 0  # fragments that the socket was given since it last had taken all
         self._loop = asyncio.get_running_loop()
         self._id = uuid4()
         self._connected_at = self._active_at = network.clock()
@@ -168,6 +169,15 @@ class Stream(asyncio.Protocol):
         if self._has_asked and self.connection.phase is Phase.ONLINE:
             self.connection.tell(standing, time.monotonic())
             self._write()
+
+    @property
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def backlog(self) -> tuple[int, int, int, int]:
+        """Bytes and fragments that are ready to be sent, and those that the socket was given and has not taken yet."""
+        unsent = self._unsent
+        return self._outgoing, len(self._outbox), unsent, self._handed if unsent else 0
 
     def observed(self) -> Observed:
         """For sys.dm_broker_connections."""
@@ -321,6 +331,8 @@ class Stream(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_due = False
+        if not self._unsent:
+            self._handed = 0
         now = time.monotonic()
         was_full = self.room <= 0
         while self._outbox:
@@ -329,6 +341,7 @@ class Stream(asyncio.Protocol):
             if self.connection.phase == "ONLINE":
                 self.connection.send(body, now, is_forwarded=is_forwarded)
                 self._count_fragment(metrics.SEND, body)
+                self._handed += 1
         self._write()
         if was_full:
             self.network.inbox.bell.set()

@@ -25,7 +25,7 @@ from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.engine.status import COUNT_LIMIT, connections, refusals
+from servicebroker.engine.status import COUNT_LIMIT, connections, is_standby, refusals
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
@@ -172,8 +172,10 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         queues, waiting = opened.status()
         with opened.connection() as connection:
             links, refused = run(connection, connections()), run(connection, refusals())
+            mirrors = run(connection, is_standby())
     if as_json:
         told = {
+            "is_standby": mirrors,
             "queues": [queue._asdict() for queue in queues],
             "transmission_queue": waiting._asdict(),
             "connections": [link._asdict() for link in links],
@@ -197,6 +199,8 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         )
     console = Console()
     console.print(table if queues else "No queues yet.")
+    if mirrors:
+        console.print("This server is a standby. What connects and what runs is known to its primary only: ask there.")
     if waiting.messages:
         console.print(
             f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "

@@ -83,6 +83,12 @@ class Refusal(NamedTuple):
     last_peer: str
 
 
+def is_standby() -> Steps[bool]:
+    """Whether the server only shows what its primary has: nothing runs on it."""
+    rows = yield Statement("select pg_is_in_recovery()")
+    return bool(rows[0][0])
+
+
 def connections() -> Steps[list[ConnectionStatus]]:
     """The connections of the daemon that serves the instance; none while there is no such daemon."""
     rows = yield Statement(
@@ -94,5 +100,8 @@ def connections() -> Steps[list[ConnectionStatus]]:
 
 def refusals() -> Steps[list[Refusal]]:
     """The peers that were refused."""
-    rows = yield Statement("select number, refused, last_peer from servicebroker.refused_connections order by number")
+    rows = yield Statement(
+        "select number, refused, last_peer "
+        "from servicebroker.rows_here(null::servicebroker.refused_connections) order by number"
+    )
     return [Refusal(*row) for row in rows]

@@ -4,6 +4,15 @@
 -- Made anew after every migration. Grants on a view, and views of others that read it, survive that; a migration
 -- that changes more than the end of its column list drops the view first.
 
+-- The rows of an unlogged table. A standby has none, and PostgreSQL refuses to read it there: nothing runs on it.
+create or replace function servicebroker.rows_here(kind anyelement) returns setof anyelement
+language plpgsql stable as $$
+begin
+    if not pg_is_in_recovery() then
+        return query execute format('select * from %s', pg_typeof(kind));
+    end if;
+end $$;
+
 create or replace view servicebroker.shown_databases with (security_invoker = true) as
 select database_id, name as broker_database
   from servicebroker.databases
@@ -459,7 +468,7 @@ select m.conversation_id,
        m.time_to_live,
        m.time_consumed,
        m.message_id
-  from servicebroker.forwarded_messages m
+  from servicebroker.rows_here(null::servicebroker.forwarded_messages) m
  where exists (select from pg_locks l
                 where l.locktype = 'advisory' and l.granted and l.pid = m.pid
                   and l.classid::bigint = 1396834323 and l.objid::bigint = 0);
@@ -493,7 +502,7 @@ select c.connection_id,
        c.total_sends,
        c.total_receives,
        c.peer_arbitration_id
-  from servicebroker.broker_connections c
+  from servicebroker.rows_here(null::servicebroker.broker_connections) c
  where exists (select from pg_locks l
                 where l.locktype = 'advisory' and l.granted and l.pid = c.pid
                   and l.classid::bigint = 1396834323 and l.objid::bigint = 0);
@@ -508,7 +517,7 @@ select q.database_id,
        m.last_activated_time,
        m.tasks_waiting,
        shown.broker_database
-  from servicebroker.queue_monitors m
+  from servicebroker.rows_here(null::servicebroker.queue_monitors) m
   join servicebroker.queues q using (queue_id)
   join servicebroker.shown_databases shown using (database_id)
  where exists (select from pg_locks l
@@ -523,7 +532,7 @@ select t.spid,
        t.procedure_name,
        t.execute_as,
        shown.broker_database
-  from servicebroker.activated_tasks t
+  from servicebroker.rows_here(null::servicebroker.activated_tasks) t
   join servicebroker.queues q using (queue_id)
   join servicebroker.shown_databases shown using (database_id)
  where exists (select from pg_stat_activity a where a.pid = t.spid);
@@ -538,7 +547,7 @@ select a.pid as session_id,
        (t.spid is null)::integer::smallint as is_user_process,
        (a.xact_start is not null)::integer as open_transaction_count
   from pg_stat_activity a
-  left join servicebroker.activated_tasks t on t.spid = a.pid
+  left join servicebroker.rows_here(null::servicebroker.activated_tasks) t on t.spid = a.pid
  where a.datname = current_database() and a.backend_type = 'client backend';
 
 create or replace view sys.event_notifications with (security_invoker = true) as

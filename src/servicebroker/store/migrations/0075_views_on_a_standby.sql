@@ -1,0 +1,1 @@
+-- The views are made again: on a standby, those of what runs are empty.
