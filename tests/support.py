@@ -260,3 +260,10 @@ def stopped(connection: psycopg.Connection[Any]) -> int:
     with psycopg.connect(connection.info.dsn, autocommit=True) as other:
         other.execute("select pg_terminate_backend(%s, 5000)", (pid,))
     return pid
+
+
+def surveying_always(text: str) -> str:
+    """A function of a queue (store/queue.sql) that moves its marks at every chance."""
+    for usual, eager in (("> 100", "> 0"), ("drawn - 50", "drawn - 2"), ("'10 ms'", "'0 ms'"), ("'100 ms'", "'3 ms'")):
+        text = text.replace(usual, eager)
+    return text

@@ -32,6 +32,7 @@ from support import (
     open_dialog,
     query,
     queue_number,
+    surveying_always,
     together,
     tolerate_rollbacks,
 )
@@ -47,9 +48,7 @@ PASSING = {1205, 9617, 9618, 8468}  # a deadlock's victim; a queue that is off, 
 def database(fresh_instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> sb.Database:
     """The standard set, in queues that move their marks at every chance."""
     for part in ("survey", "receive"):
-        text = template._template()[part]
-        text = text.replace("> 100", "> 0").replace("'10 ms'", "'0 ms'").replace("'100 ms'", "'3 ms'")
-        monkeypatch.setitem(template._template(), part, text)
+        monkeypatch.setitem(template._template(), part, surveying_always(template._template()[part]))
     database = define_standard_set(fresh_instance.database("Test", create=True))
     database.create_queue(OTHER_QUEUE)
     tolerate_rollbacks(database)

@@ -27,6 +27,7 @@ from support import (
     open_dialog,
     query,
     queue_number,
+    surveying_always,
     together,
     tolerate_rollbacks,
 )
@@ -35,9 +36,8 @@ from support import (
 def survey_always(database: sb.Database) -> None:
     """The functions of the target's queue as they are, but that they move the marks at every chance."""
     for statement in queue_functions(queue_number(database, STOCK_QUEUE), retention=False):
-        text = statement.sql.replace("> 100", "> 0").replace("'10 ms'", "'0 ms'").replace("'100 ms'", "'3 ms'")
         with database.instance.connection() as connection:
-            connection.execute(text.encode())
+            connection.execute(surveying_always(statement.sql).encode())
 
 
 @contextmanager

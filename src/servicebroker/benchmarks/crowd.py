@@ -11,13 +11,13 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 from uuid import UUID
 
-from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.ours import DATABASE, QUEUE, TYPE
 from servicebroker.benchmarks.system import text_body
 from servicebroker.model.errors import InstanceError
 
 _WAIT = 1.0  # seconds of a reader's WAITFOR
+_WARM = 20  # messages that each sender sends, and readers take, before the clock starts
 _PATIENCE = 1.0  # seconds between two looks at whether everybody lives
 
 
@@ -27,12 +27,16 @@ class Crowd:
     def __init__(self, url: str, handles: Sequence[UUID], readers: int, messages: int) -> None:
         context = _context()
         self._all_ready = context.Barrier(len(handles) + readers + 1)
+        warm = context.Barrier(len(handles) + readers)
         self._received = context.Value("q", 0)
         self._over = context.Event()
         shares = [len(range(number, messages, len(handles))) for number in range(len(handles))]
         orders: list[tuple[Any, ...]] = [
-            *((_send, url, self._all_ready, handle, share) for handle, share in zip(handles, shares, strict=True)),
-            *((_read, url, self._all_ready, self._received, messages, self._over) for _ in range(readers)),
+            *(
+                (_send, url, warm, self._all_ready, handle, share)
+                for handle, share in zip(handles, shares, strict=True)
+            ),
+            *((_read, url, bool(handles), warm, self._all_ready, self._received, messages, self._over),) * readers,
         ]
         self._members = [context.Process(target=job, args=arguments, daemon=True) for job, *arguments in orders]
         for member in self._members:
@@ -71,20 +75,27 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _send(url: str, all_ready: Any, handle: UUID, messages: int) -> None:
+def _send(url: str, warm: Any, all_ready: Any, handle: UUID, messages: int) -> None:
     body = text_body().encode()
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
-        _warm_up(database, handle)
+        for _ in range(_WARM):
+            database.send(handle, TYPE, body)
+        warm.wait()
         all_ready.wait()
         for _ in range(messages):
             database.send(handle, TYPE, body)
 
 
-def _read(url: str, all_ready: Any, received: Any, messages: int, over: Any) -> None:
+def _read(url: str, drains: bool, warm: Any, all_ready: Any, received: Any, messages: int, over: Any) -> None:
     with Instance(url, connections=1, upkeep=None) as instance:
         database = instance.database(DATABASE)
-        _warm_up(database)
+        with database.transaction() as transaction:  # prepares the statement, and begins to listen
+            transaction.receive(QUEUE, top=1, wait=0.001)
+            transaction.connection.rollback()
+        warm.wait()
+        while drains and database.receive(QUEUE, top=1):
+            pass
         all_ready.wait()
         while not over.is_set():
             taken = len(database.receive(QUEUE, top=1, wait=_WAIT))
@@ -92,14 +103,3 @@ def _read(url: str, all_ready: Any, received: Any, messages: int, over: Any) -> 
                 received.value += taken
                 if received.value >= messages:
                     over.set()
-
-
-def _warm_up(database: Database, handle: UUID | None = None) -> None:
-    """Prepare the statements that will be measured, in a transaction that is rolled back, and begin to listen."""
-    with database.transaction() as transaction:
-        if handle is not None:
-            transaction.send(handle, TYPE, b"")
-            transaction.send(handle, TYPE, b"")
-        else:
-            transaction.receive(QUEUE, top=1, wait=0.001)
-        transaction.connection.rollback()

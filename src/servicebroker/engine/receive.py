@@ -136,9 +136,22 @@ def _messages(rows: Rows, labels: Labels) -> list[Message]:
     return [
         new(
             Message,
-            (
-                *(0, -descent, place & _ORDER, group, handles[handle], number, service_name, service),
-                *(contract, contract_id, message_type, type_id, validation, body, time),
+            (  # one tuple, not put together from parts
+                0,
+                -descent,
+                place & _ORDER,
+                group,
+                handles[handle],
+                number,
+                service_name,
+                service,
+                contract,
+                contract_id,
+                message_type,
+                type_id,
+                validation,
+                body,
+                time,
             ),
         )
         for descent, handle, place, number, kind, validation, body, time, _, _, _, _ in sorted(rows)

@@ -147,19 +147,26 @@ begin
     last.patience := coalesce(last.patience, interval '100 ms');
     last.looked_at := clock_timestamp();
     select case when is_called then last_value else 0 end into drawn from servicebroker.queue_{id}_order;
-    writers := array(select unnest(servicebroker.writers('servicebroker.queue_{id}')) except select unnest(last.held));
     open := servicebroker.unfinished(last.writers);
-    if writers = '{}' then
-        decided := drawn;
-    elsif open = '{}' then
+    if open = '{}' and last.drawn > drawn - 50 then  -- what was drawn since is not worth listing writers
         decided := last.drawn;
-    elsif last.looked_at > last.drawn_at + last.patience then
-        decided := last.drawn;
-        if last.held = '{}' then
-            last.base := marks;
+        drawn := last.drawn;
+        writers := last.writers;
+    else
+        writers := array(
+            select unnest(servicebroker.writers('servicebroker.queue_{id}')) except select unnest(last.held));
+        if writers = '{}' then
+            decided := drawn;
+        elsif open = '{}' then
+            decided := last.drawn;
+        elsif last.looked_at > last.drawn_at + last.patience then
+            decided := last.drawn;
+            if last.held = '{}' then
+                last.base := marks;
+            end if;
+            last.held := last.held || open;
+            writers := array(select unnest(writers) except select unnest(open));
         end if;
-        last.held := last.held || open;
-        writers := array(select unnest(writers) except select unnest(open));
     end if;
     if decided is not null then
         marks := array(
