@@ -36,3 +36,23 @@ def test_a_database_that_is_not_there(database: sb.Database, script: str) -> Non
 def test_a_function_is_made_in_the_current_database(database: sb.Database, action: str) -> None:
     error = refused(database, f"\n{action} FUNCTION Other.dbo.F () RETURNS INT AS BEGIN RETURN 1 END")
     assert (error.number, error.severity, error.line) == (166, 15, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("EXEC sp_addrolemember", 201),
+        ("EXEC sp_droprolemember 'readers'", 201),
+        ("EXEC sp_addrolemember 'readers', 'ann', 1", 8144),
+        ("CREATE TABLE T (Id DATETIME IDENTITY)", 2749),
+        ("CREATE TABLE T (Id DECIMAL(9, 2) IDENTITY)", 2749),
+        ("CREATE TABLE T (Id DECIMAL(9) IDENTITY)", 40515),
+        ("CREATE QUEUE NoTable; DROP SEQUENCE NoTable", 3705),
+        ("WITH c (n) AS (SELECT 1 FROM c) SELECT n FROM c", 252),
+        ("SELECT 1 FROM (VALUES (1)) AS v (n = p)", 102),
+    ],
+)
+def test_postgresqls_own_words_are_not_heard(database: sb.Database, script: str, number: int) -> None:
+    error = refused(database, script)
+    assert error.number == number
+    assert "(PostgreSQL" not in error.text

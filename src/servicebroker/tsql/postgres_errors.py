@@ -51,6 +51,9 @@ _NUMBERS: dict[str, tuple[int, int, str]] = {
     "21000": (512, 16, "Subquery returned more than 1 value. This is not permitted here."),
     "2BP01": (3729, 16, "Cannot drop the object because something refers to it: {message}."),
     "25006": (3906, 16, "Failed to update the database because it is read-only: {message}."),
+    "42712": (1013, 16, "Objects in the FROM clause have the same exposed names: {message}. Use correlation names."),
+    "42809": (3705, 16, "Cannot use the statement with this object: {message}. Use the statement of its kind."),
+    "42P19": (252, 16, "A recursive common table expression needs a top-level UNION ALL operator: {message}."),
     "428C9": (544, 16, "Cannot insert explicit value for identity column in table when IDENTITY_INSERT is OFF."),
     "P0001": (50000, 16, "{message}"),
 }  # fmt: skip

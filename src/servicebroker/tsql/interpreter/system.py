@@ -50,15 +50,27 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
     machine.say(ResultSet(("Text",), list(lines)))
 
 
+def _role_and_member(machine: Machine, statement: Execute) -> tuple[str, str]:
+    given = _texts(machine, statement)
+    assert isinstance(statement.procedure, Name)
+    name = statement.procedure.own
+    if len(given) > 2:
+        raise TsqlError(8144, f"Procedure or function {name} has too many arguments specified.", state=2)
+    if len(given) < 2:
+        missing = ("@rolename", "@membername")[len(given)]
+        raise TsqlError(201, f"Procedure or function '{name}' expects parameter '{missing}', which was not supplied.")
+    return given[0], given[1]
+
+
 @system("sp_addrolemember")
 def _sp_addrolemember(machine: Machine, statement: Execute) -> None:
-    role, member = _texts(machine, statement)
+    role, member = _role_and_member(machine, statement)
     change_member(machine, role, member, add=True)
 
 
 @system("sp_droprolemember")
 def _sp_droprolemember(machine: Machine, statement: Execute) -> None:
-    role, member = _texts(machine, statement)
+    role, member = _role_and_member(machine, statement)
     change_member(machine, role, member, add=False)
 
 

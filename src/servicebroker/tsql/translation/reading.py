@@ -135,6 +135,7 @@ def _tree(text: str) -> exp.Expression:
     token = _is_reading.set(True)
     try:
         tree = sqlglot.parse_one(text, read="tsql")
+        near = lack(tree) if isinstance(tree, exp.Expression) else None
     except SqlglotError as problem:
         raise _syntax_error(problem) from None
     except RecursionError:
@@ -146,7 +147,6 @@ def _tree(text: str) -> exp.Expression:
     if isinstance(tree, exp.Command):
         raise syntax_error(text.split()[0], 0)
     assert isinstance(tree, exp.Expression)
-    near = lack(tree)
     if near is not None:
         raise syntax_error(near.removeprefix(MARK), 0)
     return tree
