@@ -60,6 +60,19 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
     two.east.daemon.says("is now listening for connections at TCP://127.0.0.1")
 
 
+def test_messages_one_at_a_time_do_not_get_the_daemon_up(two: Two) -> None:
+    listed = "select xmin::text, ctid::text from servicebroker.waiting_readers where queue_id = 0"
+    serve_both(two, **PLAIN)
+    handle = two.send("first")
+    two.arrives("first")
+    eventually(lambda: query(two.west.database, listed))
+    dozing = query(two.west.database, listed)
+    for number in range(12):
+        two.send(str(number), handle=handle)
+        assert bodies(two.east.database.receive(STOCK_QUEUE, wait=30)) == [str(number).encode()]
+    assert query(two.west.database, listed) == dozing  # it was rung for each, and never left the list
+
+
 @pytest.mark.feature(142)
 def test_without_an_endpoint_nothing_leaves(two: Two) -> None:
     two.west.serve()

@@ -46,8 +46,9 @@ from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.verbs import DELIVERY_CHANNEL
 
-PACE = 0.01  # seconds between rounds that follow each other: many small transactions are carried together
-AWAKE = 4  # rounds in a row that had something to do, after which it need not be woken
+PACE = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
+MANY = 8  # messages that are much to do for one round
+AWAKE = 4  # rounds with much to do, none of them finding nothing, until it need not be woken; with little: it dozes
 ROUND = 2_000  # frames that a round takes
 FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
@@ -289,25 +290,30 @@ class Daemon:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)
-        pause, worked = SOON, 0
-        while not self._stopped.is_set() and worked < AWAKE:
-            if self._round(connection):
-                pause, worked = SOON, worked + 1
+        pause, busy = SOON, 0
+        while not self._stopped.is_set() and busy < AWAKE:
+            carried = self._round(connection)
+            if carried:
+                pause, busy = SOON, busy + (carried >= MANY)
+            else:
+                busy = 0
             if self._inbox.bell.wait(min(pause, max(0.0, self._relay.wake_at - time.monotonic()))):
                 self._inbox.bell.clear()
                 pause = SOON
             elif self._relay.wake_at > time.monotonic():
-                pause, worked = min(pause * 5, FALLBACK), 0
+                pause = min(pause * 5, FALLBACK)
         _register(connection, waits=False)
 
     def _work(self, connection: DirectConnection) -> None:
-        """One round after the other, until one finds nothing."""
-        while not self._stopped.is_set() and self._round(connection):
+        """One round after the other, until one finds nothing, or some find little."""
+        idle = 0
+        while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection)):
+            idle = idle + 1 if carried < MANY else 0
             if self._relay.wake_at > time.monotonic():
                 self._stopped.wait(PACE)
 
-    def _round(self, connection: DirectConnection) -> bool:
-        """One round; whether there was something to do."""
+    def _round(self, connection: DirectConnection) -> int:
+        """One round; how much there was to do, in messages."""
         self._look(connection)
         self._echo(connection)
         was_full = self._inbox.is_full
@@ -327,10 +333,10 @@ class Daemon:
                     self._relay.stands(one.address, one.standing)
                 case Outdated():
                     self._proof.challenge(one.known)
-        worked = self._relay.round(connection, arrivals)
+        carried = self._relay.round(connection, arrivals)
         if was_full and not self._inbox.is_full:
             self._network.resume()
-        return bool(taken) or worked
+        return max(carried, min(len(taken), 1))
 
     def _heard(self, notice: psycopg.Notify) -> None:
         """A SEND to another instance was committed, or one to the service that echoes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -23,6 +23,13 @@ from servicebroker.store.running import run
 FRAGMENTS = 8  # that a round reads, so that a small message does not wait for a large one's megabyte
 
 
+class _Frame(NamedTuple):
+    """What is sent, and how many messages it counts as."""
+
+    body: bytes
+    messages: int
+
+
 class Frames:
     """Makes and sends them, in the order of the lines."""
 
@@ -34,31 +41,31 @@ class Frames:
         self._fragments = 0  # that this round has read
         self._is_traced = False  # messages have trace contexts
 
-    def send(self, connection: psycopg.Connection[Any], *, is_traced: bool) -> bool:
-        """What is in line and its links take; whether there was anything."""
+    def send(self, connection: psycopg.Connection[Any], *, is_traced: bool) -> int:
+        """What is in line and its links take; how many messages that was, a frame counting as one at least."""
         self._is_traced, self._fragments = is_traced, 0
-        sent = False
+        sent = 0
         for link, line in self._lines:
             while link.room > 0 and self._fragments < FRAGMENTS and (turn := line.take()) is not None:
                 entry = self._memory.get(turn.key)
                 if entry is None or entry.link is not link:
                     continue
-                body = self._frame(connection, turn.key, entry)
-                if body is not None:
-                    link.send(body)
+                frame = self._frame(connection, turn.key, entry)
+                if frame is not None:
+                    link.send(frame.body)
                     metrics.PRIORITY_SENDS.labels(entry.priority).inc()
-                    sent = True
+                    sent += frame.messages
                 self._lines.line_up(turn.key)
         return sent
 
-    def _frame(self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry) -> bytes | None:
+    def _frame(self, connection: psycopg.Connection[Any], handle: UUID, entry: Entry) -> _Frame | None:
         transmission = None if entry.session is None else entry.dialog.transmit(self._seconds())
         if transmission is None or entry.session is None:
             return None
         cut = transmission.cut
         if cut is None:
             journal.acknowledgement(transmission.header, is_sent=True)
-            return encode(transmission.header, transmission.payload, entry.session.of(transmission.header))
+            return _Frame(encode(transmission.header, transmission.payload, entry.session.of(transmission.header)), 1)
         parts = self._parts(connection, handle, entry, cut)
         if parts is None:  # END CONVERSATION has dropped what was not acknowledged
             self._lines.forget(handle)
@@ -66,7 +73,7 @@ class Frames:
             return None
         journal.acknowledgement(transmission.header, is_sent=True)
         header = self._with_traces(connection, transmission.header, cut) if self._is_traced else transmission.header
-        return encode(header, parts, entry.session.of(header))
+        return _Frame(encode(header, parts, entry.session.of(header)), len(parts))
 
     def _with_traces(self, connection: psycopg.Connection[Any], header: Header, cut: Cut) -> Header:
         """The header with the trace contexts of the messages, where they have any."""

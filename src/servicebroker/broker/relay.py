@@ -93,8 +93,8 @@ class Relay:
         self._is_replicated = True  # no commit was given up before a standby had it
         self.mirrors.forget_told()
 
-    def round(self, connection: DirectConnection, arrivals: Iterable[Arrival]) -> bool:
-        """One transaction, and what may be sent after it. Returns whether there was something to do.
+    def round(self, connection: DirectConnection, arrivals: Iterable[Arrival]) -> int:
+        """One transaction, and what may be sent after it. Returns how much there was to do, in messages; 0 if nothing.
 
         Raises:
             psycopg.Error, InstanceError: nothing of it is to count. Call `forget`; the arrivals will come again.
@@ -127,14 +127,14 @@ class Relay:
                 entry.dialog.deleted(event)
         for handle in touched:
             self._lines.line_up(handle)
-        sent = self._frames.send(connection, is_traced=self._is_traced) | self.forwarding.send()
+        sent = self._frames.send(connection, is_traced=self._is_traced) + self.forwarding.send()
         metrics.DIALOGS.set(len(self._memory))
         for handle in ended:
             self._lines.forget(handle)
         if self._memory.make_room():
             self._finding.missed()
         self._settling.plan_again()
-        return bool(touched) or sent
+        return max(len(touched), self._settling.stored + sent)
 
     @property
     def wake_at(self) -> float:

@@ -87,7 +87,7 @@ class Settling:
             if (entry := self._memory.get(handle)) and (batch := entry.dialog.batch()) is not None:
                 batches[handle] = batch
                 entry.is_storing = True
-        self._postponed = {}
+        self._postponed, self._stored = {}, []
         if not batches:
             return None
         result: arriving.Result = do(arriving.store(self._catalog, batches, self._clock()))
@@ -100,6 +100,11 @@ class Settling:
         self._written += len(result.stored)
         return result
 
+    @property
+    def stored(self) -> int:
+        """How many messages this round has stored."""
+        return sum(batch.reached - batch.expected for batch in self._stored)
+
     def _is_known(self, handle: UUID) -> bool:
         """Whether its batch is still that of its dialog; else the peer sends it again."""
         entry = self._memory.get(handle)
@@ -107,8 +112,8 @@ class Settling:
 
     def committed(self, do: Do, result: arriving.Result) -> None:
         """What was stored is durable: it is acknowledged with the next frame."""
+        metrics.ARRIVED.inc(self.stored)
         for handle, batch in zip(result.stored, self._stored, strict=True):
-            metrics.ARRIVED.inc(batch.reached - batch.expected)
             metrics.ARRIVED_FRAGMENTS.inc(batch.fragments)
             if entry := self._memory.get(handle):
                 many = batch.reached - batch.expected

@@ -273,9 +273,13 @@ def replay(queue_id: int) -> str:
 
 
 def wake(queue_ids: Sequence[int]) -> Statement:
-    """Wake who waits for these queues, after the commit that filled them: whoever came later looks by itself."""
+    """Wake who waits for these queues, after the commit that filled them: whoever came later looks by itself.
+
+    A transaction of its own, which need not be on disk before it is heard.
+    """
     return Statement(
-        "select pg_notify('servicebroker', queue_id::text) from servicebroker.waiting_readers "
+        "select set_config('synchronous_commit', 'off', true), pg_notify('servicebroker', queue_id::text) "
+        "from servicebroker.waiting_readers "
         "where queue_id = any ($1) group by queue_id",
         (list(queue_ids),),
     )
