@@ -124,6 +124,12 @@ def test_a_timeline_that_was_seen_before_is_not_forgotten() -> None:
     assert told(principal(1, "made anew"), None, known=known).chosen == 0
 
 
+def test_a_claim_of_another_cluster_makes_nobody_forget_the_timeline_of_the_chosen_one() -> None:
+    pair = told(principal(3), MIRROR)
+    pair = heard(heard(pair, 1, principal(1, "other"), 5.0), 1, principal(1), 6.0)
+    assert (pair.chosen, pair.known, pair.words[1]) == (0, Known("c", 3), Word.OUTDATED)
+
+
 def test_who_is_in_doubt_or_a_mirror_of_another_cluster_teaches_nothing() -> None:
     assert Known("c", 2).after(Standing(Role.IN_DOUBT, "c", 9)) == Known("c", 2)
     assert Known("c", 2).after(Standing(Role.MIRROR, "d", 9)) == Known("c", 2)

@@ -137,11 +137,13 @@ def first_use(known: Known, now: float) -> Pair:
 
 def heard(pair: Pair, side: int, standing: Standing, now: float) -> Pair:
     """One of the two has said what it is."""
-    known = pair.known.after(standing)
+    known, other = pair.known.after(standing), 1 - side
     standings = _with(pair.standings, side, standing)
+    claims = pair.words[other] is Word.PRINCIPAL
+    if claims and standings[other].system == known.system:  # another cluster may have been seen meanwhile
+        known = known.after(standings[other])
     words = _with(pair.words, side, _word(standing, known))
-    other = 1 - side
-    if words[other] is Word.PRINCIPAL:
+    if claims:
         words = _with(words, other, _word(standings[other], known))
     reasons = _with(pair.reasons, side, "")
     return _decided(pair._replace(words=words, standings=standings, reasons=reasons, known=known), now)
