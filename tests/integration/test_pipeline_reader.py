@@ -25,8 +25,8 @@ from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.delta import DeltaWriter
 from servicebroker.pipeline.frontier import Frontier, Share, Slice
 from servicebroker.pipeline.options import source_options
+from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
 from servicebroker.pipeline.rows import arrow_schema
-from servicebroker.pipeline.source import QueueReader, QueueStreamReader
 from servicebroker.store import locks
 from support import eventually
 

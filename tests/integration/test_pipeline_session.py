@@ -37,8 +37,21 @@ def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
     look = "import os, sys, servicebroker.pipeline.daemon as d; print(len(os.listdir('/proc/self/task')), *sys.modules)"
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert said[0] == "1"
-    assert {"servicebroker.pipeline.source", "servicebroker.pipeline.warehouse", "psycopg"} <= set(said)
+    assert {
+        "servicebroker.pipeline.reader",
+        "servicebroker.pipeline.sending",
+        "servicebroker.pipeline.warehouse",
+        "psycopg",
+    } <= set(said)
     assert not {"pyarrow", "deltalake"} & set(said)
+
+
+def test_what_spark_only_asks_for_its_name_loads_no_driver():
+    """Spark starts a process each time it asks."""
+    look = "import sys, servicebroker.pipeline.source, servicebroker.pipeline.writer; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
+    assert "servicebroker.pipeline.staging" in said
+    assert not {"psycopg", "pyarrow", "servicebroker.engine.catalog"} & set(said)
 
 
 def test_no_java_is_one_sentence(monkeypatch, tmp_path):

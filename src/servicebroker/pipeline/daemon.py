@@ -12,7 +12,9 @@ from pyspark import daemon
 for name in (
     "pyspark.worker",
     "pyspark.sql.worker.write_into_data_source",
-    "servicebroker.pipeline.source",
+    "servicebroker.pipeline.reader",
+    "servicebroker.pipeline.sending",
+    "servicebroker.pipeline.writer",
     "servicebroker.pipeline.delta",
     "servicebroker.pipeline.warehouse",
 ):

@@ -14,19 +14,10 @@ from servicebroker.engine.shared_bodies import MESSAGE_BODY
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.frontier import Share, Slice
 from servicebroker.pipeline.instance import OpenInstance
+from servicebroker.pipeline.source import COLUMNS, PART
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-COLUMNS = (
-    "queue string, service_name string, service_contract_name string, message_type_name string, "
-    "conversation_handle string, conversation_group_id string, message_sequence_number bigint, "
-    "queuing_order bigint, priority smallint, validation string, message_body binary, "
-    "message_enqueue_time timestamp"
-)
-
-PART = "part"
-PARTS = f"{PART} string"
 
 # The ids become names in the task: joins would cost the order, and the names the width of the wire.
 _WIRE = (

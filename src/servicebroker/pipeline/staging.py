@@ -12,11 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-import psycopg
-
-from servicebroker.store.direct import Bodies
-
 if TYPE_CHECKING:
+    import psycopg
     import pyarrow as pa
 
 PIECE_MESSAGES = 5_000
@@ -30,7 +27,7 @@ class Piece(NamedTuple):
 
     slot: int
     message_type: str
-    bodies: Bodies
+    bodies: list[bytes | None]
 
 
 @dataclass
@@ -101,7 +98,7 @@ class Cutter:
 @dataclass
 class _Growing:
     message_type: str
-    bodies: Bodies = field(default_factory=Bodies)
+    bodies: list[bytes | None] = field(default_factory=list)
     size: int = 0
 
     @property
@@ -119,6 +116,8 @@ def slot_of(key: object, slots: int) -> int:
 
 def stage(connection: psycopg.Connection[Any], writer: str, attempt: UUID, pieces: Iterable[Piece]) -> int:
     """Copy pieces into the stage, in one transaction. Returns the number of messages."""
+    from servicebroker.store.direct import Bodies
+
     messages = 0
     target = "servicebroker.writer_stage (attempt, piece, writer, slot, message_type_name, messages, bodies)"
     into_stage = f"copy {target} from stdin (format binary)"
@@ -126,7 +125,7 @@ def stage(connection: psycopg.Connection[Any], writer: str, attempt: UUID, piece
         copy.set_types(["uuid", "int4", "text", "int4", "text", "int4", "bytea[]"])
         for number, piece in enumerate(pieces):
             count = len(piece.bodies)
-            copy.write_row((attempt, number, writer, piece.slot, piece.message_type, count, piece.bodies))
+            copy.write_row((attempt, number, writer, piece.slot, piece.message_type, count, Bodies(piece.bodies)))
             messages += count
     return messages
 

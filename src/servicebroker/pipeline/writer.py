@@ -1,4 +1,7 @@
-"""The Spark writer `servicebroker`: rows become messages, exactly once for each batch of a query or each sendId."""
+"""The Spark writer `servicebroker`: rows become messages, exactly once for each batch of a query or each sendId.
+
+What works with the server is imported where it does: see `source.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,15 @@ from uuid import uuid4
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from servicebroker.engine.catalog import Catalog
 from servicebroker.model.errors import InstanceError
-from servicebroker.model.permissions import DBO
-from servicebroker.pipeline.instance import OpenDatabase
 from servicebroker.pipeline.options import WriterOptions
-from servicebroker.pipeline.sending import Sender, Staged, send_staged
 from servicebroker.pipeline.staging import BODY, TYPE, Cutter, stage
 from servicebroker.pipeline.task import partition_id, query_id
-from servicebroker.store.running import run
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from servicebroker.pipeline.sending import Staged
 
 
 @dataclass
@@ -97,6 +97,9 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
 
 def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
     """Stage the rows of one task."""
+    from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.pipeline.sending import Staged
+
     partition, attempt = partition_id(), uuid4()
     cutter = Cutter(options.conversations, options.message_type, options.key, partition)
     with closing(OpenDatabase.open(options.instance, options.database)) as database:
@@ -108,6 +111,12 @@ def commit_rows(
     options: WriterOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, finish: bool
 ) -> bool:
     """Send what the tasks have staged, in the order of their partitions. False when it was sent before."""
+    from servicebroker.engine.catalog import Catalog
+    from servicebroker.model.permissions import DBO
+    from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.pipeline.sending import Sender, send_staged
+    from servicebroker.store.running import run
+
     written = sorted((one for one in messages if isinstance(one, Written)), key=lambda one: one.partition)
     if not any(one.staged.messages for one in written):
         return False
