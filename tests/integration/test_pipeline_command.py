@@ -52,7 +52,7 @@ def write(tmp_path):
 
 
 def pipeline(*arguments, code=0):
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done

@@ -48,7 +48,8 @@ def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
 
 def test_what_spark_only_asks_for_its_name_loads_no_driver():
     """Spark starts a process each time it asks."""
-    look = "import sys, servicebroker.pipeline.source, servicebroker.pipeline.writer; print(*sys.modules)"
+    modules = ", ".join(f"servicebroker.pipeline.{name}" for name in ("source", "writer", "delta", "warehouse"))
+    look = f"import sys, {modules}; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert "servicebroker.pipeline.staging" in said
     assert not {"psycopg", "pyarrow", "servicebroker.engine.catalog"} & set(said)
@@ -71,7 +72,7 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
         "assert spark_session('again', cores=1).range(4).count() == 4\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from pyspark.sql.types import StructType
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline import rows
 from servicebroker.pipeline.delta_reader import DeltaReader, table_schema
 from servicebroker.pipeline.options import whole_number
 from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
@@ -80,6 +79,8 @@ class DeltaWriter(DataSourceStreamArrowWriter):
     """Writes files in the tasks and names them in the table's log at the end of a batch."""
 
     def __init__(self, folder: Path, schema: StructType) -> None:
+        from servicebroker.pipeline import rows
+
         self._folder = folder
         self._schema = _arrow_schema(schema)
         if rows.holds_parts(self._schema.names):
@@ -87,7 +88,9 @@ class DeltaWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, in one durable file; none when there are no rows."""
-        files = write_parquet(rows.delivered(iterator), self._folder, self._schema)
+        from servicebroker.pipeline.rows import delivered
+
+        files = write_parquet(delivered(iterator), self._folder, self._schema)
         return Written(query_id("servicebroker_delta"), files)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

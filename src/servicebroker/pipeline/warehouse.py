@@ -12,16 +12,12 @@ from uuid import UUID
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from servicebroker.engine.end import end_conversation
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline.definition import Pipeline, QueueRule
-from servicebroker.pipeline.instance import OpenDatabase
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.parquet import DataFile
-from servicebroker.pipeline.rows import delivered
 from servicebroker.pipeline.sorting import Bad, Sorter, now_in_utc
 from servicebroker.pipeline.task import query_id
-from servicebroker.store.running import run
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,6 +68,8 @@ class WarehouseWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:  # type: ignore[override] # as in pyspark's own
         """The rows of one task, in files of their tables."""
+        from servicebroker.pipeline.rows import delivered
+
         query = query_id("servicebroker_warehouse")
         return sort_rows(self._pipeline, self._queue, query, delivered(iterator))
 
@@ -123,6 +121,10 @@ def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batc
 
 
 def _end(queue: QueueRule, bad: list[Bad]) -> None:
+    from servicebroker.engine.end import end_conversation
+    from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.store.running import run
+
     with closing(OpenDatabase.open(queue.instance, queue.database)) as database:
         for one in sorted(bad):
             error = (UNREADABLE, f"{one.reason}: {one.detail}"[:3000])
