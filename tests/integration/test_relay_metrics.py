@@ -209,7 +209,7 @@ def test_errors_that_come_to_a_conversation_are_events(pair: Pair, said: pytest.
     found = [one["subclass"] for one in recorded(said, "Broker:Conversation")]
     assert found == ["Received Broker Error Message"]
     (dropped,) = recorded(said, "Broker:Message Undeliverable")
-    assert (dropped["subclass"], dropped["to_service"], dropped["message"]) == ("Sequenced Message", STOCK, "0")
+    assert (dropped["subclass"], dropped["to_service"], dropped["sequence_number"]) == ("Sequenced Message", STOCK, "0")
 
 
 @pytest.mark.feature(200)

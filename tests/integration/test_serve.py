@@ -22,7 +22,7 @@ from servicebroker.engine.transport_certificates import add_certificate
 from servicebroker.store import certificates
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run_alone
-from support import ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, eventually, in_thread, query, waiting_messages
+from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, eventually, in_thread, query, waiting_messages
 
 PLAIN = {"encryption": "DISABLED"}
 NOT_CONFIGURED = "The Service Broker protocol transport is disabled or not configured."
@@ -60,17 +60,27 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
     two.east.daemon.says("is now listening for connections at TCP://127.0.0.1")
 
 
-def test_messages_one_at_a_time_do_not_get_the_daemon_up(two: Two) -> None:
-    listed = "select xmin::text, ctid::text from servicebroker.waiting_readers where queue_id = 0"
+def test_the_daemon_gets_up_for_many_messages_and_not_for_one_at_a_time(two: Two) -> None:
+    def dozing() -> list[tuple[object, ...]]:
+        listed = "select xmin::text, ctid::text from servicebroker.waiting_readers where queue_id = 0"
+        return query(two.west.database, listed)
+
     serve_both(two, **PLAIN)
     handle = two.send("first")
     two.arrives("first")
-    eventually(lambda: query(two.west.database, listed))
-    dozing = query(two.west.database, listed)
+    eventually(dozing)
+    before = dozing()
     for number in range(12):
         two.send(str(number), handle=handle)
         assert bodies(two.east.database.receive(STOCK_QUEUE, wait=30)) == [str(number).encode()]
-    assert query(two.west.database, listed) == dozing  # it was rung for each, and never left the list
+    assert dozing() == before  # it was rung for each, and never left the list
+
+    def up_meanwhile() -> bool:
+        two.west.database.send_batch(handle, ORDER, [b"one of many"] * 100)
+        return dozing() != before
+
+    eventually(up_meanwhile)
+    eventually(dozing)  # nothing comes any more
 
 
 @pytest.mark.feature(142)

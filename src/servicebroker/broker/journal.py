@@ -186,7 +186,7 @@ def acknowledgement(header: Header, *, is_sent: bool) -> None:
     subclass = f"{what} {'Sent' if is_sent else 'Received'}"
     metrics.ACKNOWLEDGEMENTS.labels(subclass).inc()
     if _log.isEnabledFor(logging.DEBUG):
-        fields = {"conversation": header.conversation_id, "message": header.number, "fragment": header.fragment}
+        fields = {"conversation": header.conversation_id, "sequence_number": header.number, "fragment": header.fragment}
         told = {name: str(value) for name, value in fields.items()}
         below = str(header.acknowledgement.below)
         _record(logging.DEBUG, "Broker:Remote Message Acknowledgement", subclass=subclass, **told, below=below)
@@ -202,7 +202,7 @@ def _fields(header: Header) -> dict[str, str]:
     """What the trace has of any message."""
     return {
         "conversation": str(header.conversation_id),
-        "message": str(header.number),
+        "sequence_number": str(header.number),
         "fragment": str(header.fragment),
         "from_service": header.from_service,
         "from_broker": str(header.from_broker),
