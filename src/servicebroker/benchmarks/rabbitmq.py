@@ -6,14 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servicebroker.benchmarks.aside import Aside
 from servicebroker.benchmarks.ports import free_port
 from servicebroker.model.errors import InstanceError
 
@@ -26,7 +26,7 @@ PLACES = (f"/usr/lib/rabbitmq/bin/{SERVER}", shutil.which(SERVER) or "")
 OUT, IN = "out", "in"  # the queue at the first node, and that at the second
 QUORUM = {"x-queue-type": "quorum"}
 HOST = "127.0.0.1"
-CHANNELS = 16  # for single messages: as many senders as ours has
+CHANNELS, SENDERS = 16, 4  # for single messages, and for batches: as many senders as ours has
 BODY = b"x" * 200
 PREFETCH = 1_000  # messages; as many as a RECEIVE of ours takes
 START = 120.0  # seconds until a node listens
@@ -52,7 +52,7 @@ class Shovelled:
 
     def __init__(self, server: str, place: Path) -> None:
         place.mkdir(mode=0o711)
-        self.version = ""
+        self.version = _version(server)
         self._stack = ExitStack()
         self._ports = [free_port(), free_port()]
         names = free_port()  # where the nodes learn of each other
@@ -63,6 +63,7 @@ class Shovelled:
             shovel = _SHOVEL.format(source=self._ports[0], target=self._ports[1], prefetch=PREFETCH)
             self._start(server, place / "source", names, self._ports[0], shovel)
             self._declare(self._ports[0], OUT)
+            self._sender = self._stack.enter_context(closing(Aside(_publishing, self._ports[0])))
             self.carry(PREFETCH, 100)  # the shovel has found its queue
         except BaseException:
             self.close()
@@ -98,13 +99,10 @@ class Shovelled:
             channel.queue_declare(queue, durable=True, arguments=QUORUM)
 
     def carry(self, messages: int, batch: int) -> int:
-        """Publish so many, waiting for the confirms of each `batch`; with a batch of one on 16 channels at a time."""
-        publisher = _Publisher(self._ports[0], messages, batch)
-        sender = threading.Thread(target=publisher.run)
-        sender.start()
+        """Publish so many, waiting for the confirms of each `batch`; on as many channels as ours has senders."""
+        self._sender.begin(messages, batch)
         done = self._read(messages)
-        sender.join()
-        self.version = publisher.server_version
+        self._sender.wait()
         return done
 
     def _read(self, messages: int) -> int:
@@ -126,13 +124,17 @@ class Shovelled:
         self._stack.close()
 
 
+@contextmanager
+def _publishing(port: int) -> Iterator[Callable[[int, int], None]]:
+    yield lambda messages, batch: _Publisher(port, messages, batch).run()
+
+
 class _Publisher:
     """Publishes in a loop of its own: pika's blocking form waits for the confirm of every single message."""
 
     def __init__(self, port: int, messages: int, batch: int) -> None:
         import pika
 
-        self.server_version = ""
         self._batch = batch
         self._left = self._unconfirmed = messages
         self._properties = pika.BasicProperties(delivery_mode=2)
@@ -149,8 +151,7 @@ class _Publisher:
         self._connection.ioloop.close()
 
     def _opened(self, connection: Any) -> None:
-        self.server_version = connection.server_properties["version"]
-        for _ in range(CHANNELS if self._batch == 1 else 1):
+        for _ in range(CHANNELS if self._batch == 1 else SENDERS):
             connection.channel(on_open_callback=self._begin)
 
     def _begin(self, channel: Any) -> None:
@@ -188,6 +189,11 @@ def _channel(port: int) -> Iterator[BlockingChannel]:
         yield connection.channel()
     finally:
         connection.close()
+
+
+def _version(server: str) -> str:
+    control = Path(server).with_name("rabbitmqctl")
+    return subprocess.run([control, "version"], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from statistics import median, quantiles
 from uuid import UUID
@@ -17,6 +17,7 @@ from uuid import UUID
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
+from servicebroker.benchmarks.aside import Aside
 from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
 from servicebroker.benchmarks.ports import free_port
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
@@ -27,7 +28,9 @@ from servicebroker.model.errors import InstanceError
 
 Progress = Callable[[str], None]
 
+DATABASE = "Bench"
 CONVERSATIONS = 16
+SENDERS = 4  # Microsoft's published figure is of three
 BODY = b"x" * 200
 TOP = 1_000  # messages of a RECEIVE
 PATIENCE = 60.0  # seconds without a message
@@ -69,6 +72,7 @@ class Pair:
             for _ in range(CONVERSATIONS)
         ]
         self._daemons = [self._serve(folder) for folder in folders]
+        self._sender = self._stack.enter_context(closing(Aside(_sending, self.west.instance.url, self._handles)))
         self.carry(CONVERSATIONS, 1)  # every conversation has its target
 
     def _introduce(self, place: Path) -> None:
@@ -96,26 +100,11 @@ class Pair:
         return process
 
     def carry(self, messages: int, batch: int) -> int:
-        """Send so many, so many in a transaction; with one in a transaction from a thread for each conversation."""
-        threads = CONVERSATIONS if batch == 1 else 1
-        share = len(self._handles) // threads
-        senders = [
-            threading.Thread(
-                target=self._send, args=(self._handles[n * share : (n + 1) * share], messages // threads, batch)
-            )
-            for n in range(threads)
-        ]
-        for sender in senders:
-            sender.start()
-        done = self._read(messages // threads * threads)
-        for sender in senders:
-            sender.join()
-        return done + messages % threads
-
-    def _send(self, handles: list[UUID], messages: int, batch: int) -> None:
-        for number, first in enumerate(range(0, messages, batch)):
-            handle = handles[number % len(handles)]
-            self.west.send_batch(handle, ORDER, [BODY] * min(batch, messages - first))
+        """Send so many, so many in a transaction, and read them."""
+        self._sender.begin(messages, batch)
+        done = self._read(messages)
+        self._sender.wait()
+        return done
 
     def _read(self, messages: int) -> int:
         expected: defaultdict[UUID, int] | None = None
@@ -194,6 +183,24 @@ class Pair:
         self._stack.close()
 
 
+@contextmanager
+def _sending(url: str, handles: list[UUID]) -> Iterator[Callable[[int, int], None]]:
+    """Several senders, each with conversations of its own; as many as conversations for single messages."""
+    with Instance(url, connections=CONVERSATIONS, upkeep=None) as instance, ThreadPoolExecutor(CONVERSATIONS) as pool:
+        database = instance.database(DATABASE)
+
+        def send(handles: list[UUID], messages: int, batch: int) -> None:
+            for number, first in enumerate(range(0, messages, batch)):
+                database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
+
+        def send_all(messages: int, batch: int) -> None:
+            senders = CONVERSATIONS if batch == 1 else SENDERS
+            shares = [len(range(number, messages, senders)) for number in range(senders)]
+            list(pool.map(send, [handles[n::senders] for n in range(senders)], shares, [batch] * senders))
+
+        yield send_all
+
+
 def compare_remote(
     name: str, scenario: Scenario, place: Path, messages: int, rounds: int, progress: Progress
 ) -> list[Line]:
@@ -242,7 +249,8 @@ def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str
         before = pair.cpu()
         samples = [meter.sample(lambda count: pair.carry(count, batch), messages) for _ in range(rounds)]
         cpu = (pair.cpu() - before) / (messages * rounds)
-    return f"both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+    senders = CONVERSATIONS if batch == 1 else SENDERS
+    return f"{senders} senders; both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
 
 
 def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:
@@ -274,7 +282,7 @@ def _rest(pair: Pair, conversations: int) -> tuple[str, Figures]:
 
 
 def _define(instance: Instance, own: int, other: str, port: int, other_port: int, *, is_secured: bool) -> Database:
-    database = instance.database("Bench", create=True)
+    database = instance.database(DATABASE, create=True)
     database.create_message_type(ORDER)
     database.create_contract(CONTRACT, {ORDER: "ANY"})
     database.create_queue(QUEUE)

@@ -1,0 +1,57 @@
+"""A process beside this one: who sends does not share the interpreter lock of who reads, as among their users."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+from servicebroker.model.errors import InstanceError
+
+Job: TypeAlias = Callable[..., AbstractContextManager[Callable[..., None]]]
+
+
+class Aside:
+    """Does what `job` gives to do: it is entered once, with `arguments`, in the process, and called for each order."""
+
+    def __init__(self, job: Job, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self._process = context.Process(target=_work, args=(there, job, arguments), daemon=True)
+        self._process.start()
+        there.close()
+        self.wait()
+
+    def begin(self, *order: Any) -> None:
+        """Let it call the job with that; do not wait."""
+        self._pipe.send(order)
+
+    def wait(self) -> None:
+        """Until it has done what it was told.
+
+        Raises:
+            InstanceError: it has failed.
+        """
+        try:
+            self._pipe.recv()
+        except EOFError:
+            raise InstanceError("A benchmark is broken: the process that sends has failed.") from None
+
+    def close(self) -> None:
+        """End the process when it has done what it was told."""
+        self._pipe.close()
+        self._process.join()
+
+
+def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> None:
+    with job(*arguments) as do:
+        pipe.send(None)
+        while True:
+            try:
+                order = pipe.recv()
+            except EOFError:
+                return
+            do(*order)
+            pipe.send(None)
