@@ -6,10 +6,11 @@ import multiprocessing
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from servicebroker.model.errors import InstanceError
 
+T = TypeVar("T")
 Job: TypeAlias = Callable[..., AbstractContextManager[Callable[..., None]]]
 
 
@@ -22,27 +23,29 @@ class Aside:
         self._process = context.Process(target=_work, args=(there, job, arguments), daemon=True)
         self._process.start()
         there.close()
-        self.wait()
+        self._wait()
 
-    def begin(self, *order: Any) -> None:
-        """Let it call the job with that; do not wait."""
-        self._pipe.send(order)
-
-    def wait(self) -> None:
-        """Until it has done what it was told.
+    def during(self, work: Callable[[], T], *order: Any) -> T:
+        """What `work` returns, while the job is called with that order, and after it.
 
         Raises:
-            InstanceError: it has failed.
+            InstanceError: the job has failed.
         """
-        try:
-            self._pipe.recv()
-        except EOFError:
-            raise InstanceError("A benchmark is broken: the process that sends has failed.") from None
+        self._pipe.send(order)
+        done = work()
+        self._wait()
+        return done
 
     def close(self) -> None:
         """End the process when it has done what it was told."""
         self._pipe.close()
         self._process.join()
+
+    def _wait(self) -> None:
+        try:
+            self._pipe.recv()
+        except EOFError:
+            raise InstanceError("A benchmark is broken: the process that sends has failed.") from None
 
 
 def _work(pipe: Connection[Any, Any], job: Job, arguments: tuple[Any, ...]) -> None:

@@ -100,10 +100,7 @@ class Shovelled:
 
     def carry(self, messages: int, batch: int) -> int:
         """Publish so many, waiting for the confirms of each `batch`; on as many channels as ours has senders."""
-        self._sender.begin(messages, batch)
-        done = self._read(messages)
-        self._sender.wait()
-        return done
+        return self._sender.during(lambda: self._read(messages), messages, batch)
 
     def _read(self, messages: int) -> int:
         read = 0

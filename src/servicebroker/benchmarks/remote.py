@@ -101,10 +101,7 @@ class Pair:
 
     def carry(self, messages: int, batch: int) -> int:
         """Send so many, so many in a transaction, and read them."""
-        self._sender.begin(messages, batch)
-        done = self._read(messages)
-        self._sender.wait()
-        return done
+        return self._sender.during(lambda: self._read(messages), messages, batch)
 
     def _read(self, messages: int) -> int:
         expected: defaultdict[UUID, int] | None = None
