@@ -78,7 +78,7 @@ def test_sixteen_senders_and_sixteen_readers(
     """They send, receive and reply on one queue for some seconds: no deadlock, nothing lost."""
     dialogs = [open_dialog(database) for _ in range(16)]
     lasting: int = request.config.option.crowd_seconds
-    deadline = time.monotonic() + lasting
+    deadline, patience = time.monotonic() + lasting, 112 + 2 * lasting
     done = threading.Event()
     taken: dict[UUID, list[int]] = {target: [] for _, target in dialogs}
 
@@ -107,7 +107,7 @@ def test_sixteen_senders_and_sixteen_readers(
                     return
 
         def send_all() -> None:
-            together(*[partial(send, initiator, seeded_random.random()) for initiator, _ in dialogs])
+            together(*[partial(send, initiator, seeded_random.random()) for initiator, _ in dialogs], seconds=patience)
             done.set()
 
         def deadlocks() -> int:
@@ -116,7 +116,7 @@ def test_sixteen_senders_and_sixteen_readers(
             return count
 
         before = deadlocks()
-        together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=112 + 2 * lasting)
+        together(send_all, *[partial(read, seeded_random.random()) for _ in range(16)], seconds=patience)
     assert deadlocks() == before
     sent = dict(query(database, "select conversation_handle, send_sequence from servicebroker.conversation_endpoints"))
     for initiator, target in dialogs:
