@@ -484,9 +484,11 @@ class SimulatedBroker:
         return True
 
     def _refuse(self, header: Header) -> None:
-        failure = Failure(-8462, RULES[8462].text)
-        link = self._memory.arbiter.find(self._hop(_home(header.from_service)))
-        if link is not None:
+        failure, hop = Failure(-8462, RULES[8462].text), self._hop(_home(header.from_service))
+        link = self._memory.arbiter.find(hop)
+        if link is None:
+            self._connect(hop)  # what came through a forwarder comes again, and is answered then
+        else:
             self._trace("refuses", header.conversation_id)
             link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self._now)
             self._handle(link, [])
