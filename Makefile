@@ -75,7 +75,7 @@ simulate: install
 	$(BIN)/python -m pytest -q tests/unit/test_tsql_translation_fuzz.py tests/unit/test_tsql_script_fuzz.py --fuzz-examples 50000
 
 soak: install
-	$(BIN)/python -m pytest -q tests/integration/test_crowded.py --crowd-seconds 600 -k sixteen
+	$(BIN)/python -m pytest -q tests/integration/test_crowded.py --crowd-seconds 600 --timeout 3600 -k sixteen
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
