@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import subprocess
@@ -70,6 +71,18 @@ def seeded_random(request: pytest.FixtureRequest) -> random.Random:
 def own_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Key folders of instances by URL are not those of who runs the tests."""
     os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A command that a test runs in this process says where the log goes: not that of the tests after it."""
+    ours, root = logging.getLogger("servicebroker"), logging.getLogger()
+    level = ours.level
+    yield
+    ours.setLevel(level)
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler:  # not those of pytest, which are of classes of their own
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import servicebroker as sb
-from support import CONTRACT, ORDER, STOCK, STOCK_QUEUE, begin, bodies, query, refused, waiting_messages
+from support import CONTRACT, ORDER, STOCK, STOCK_QUEUE, begin, bodies, eventually, query, refused, waiting_messages
 
 READER = sb.Activation("dbo.Reader", max_queue_readers=3, execute_as="OWNER")
 
@@ -192,8 +192,12 @@ def test_space_is_given_back(database: sb.Database, how: str) -> None:
     full = size()
     database.receive(STOCK_QUEUE)
     database.send(handle, ORDER, b"kept")
-    database.alter_queue(STOCK_QUEUE, **{how: True})
-    assert size() < full / (20 if how == "rebuild" else 1.01)
+
+    def given_back() -> bool:
+        database.alter_queue(STOCK_QUEUE, **{how: True})
+        return size() < full / (20 if how == "rebuild" else 1.01)
+
+    eventually(given_back)  # REORGANIZE waits for nobody: a look of autovacuum's may be in its way
     assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
 
 
