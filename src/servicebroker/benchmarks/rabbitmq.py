@@ -13,7 +13,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.benchmarks.aside import Aside
+from servicebroker.benchmarks.aside import Aside, senders
 from servicebroker.benchmarks.ports import free_port
 from servicebroker.model.errors import InstanceError
 
@@ -26,7 +26,6 @@ PLACES = (f"/usr/lib/rabbitmq/bin/{SERVER}", shutil.which(SERVER) or "")
 OUT, IN = "out", "in"  # the queue at the first node, and that at the second
 QUORUM = {"x-queue-type": "quorum"}
 HOST = "127.0.0.1"
-CHANNELS, SENDERS = 16, 4  # for single messages, and for batches: as many senders as ours has
 BODY = b"x" * 200
 PREFETCH = 1_000  # messages; as many as a RECEIVE of ours takes
 START = 120.0  # seconds until a node listens
@@ -148,7 +147,7 @@ class _Publisher:
         self._connection.ioloop.close()
 
     def _opened(self, connection: Any) -> None:
-        for _ in range(CHANNELS if self._batch == 1 else SENDERS):
+        for _ in range(senders(self._batch)):
             connection.channel(on_open_callback=self._begin)
 
     def _begin(self, channel: Any) -> None:

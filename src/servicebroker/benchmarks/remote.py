@@ -17,7 +17,7 @@ from uuid import UUID
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.benchmarks.aside import Aside
+from servicebroker.benchmarks.aside import Aside, senders
 from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
 from servicebroker.benchmarks.ports import free_port
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
@@ -30,7 +30,6 @@ Progress = Callable[[str], None]
 
 DATABASE = "Bench"
 CONVERSATIONS = 16
-SENDERS = 4  # Microsoft's published figure is of three
 BODY = b"x" * 200
 TOP = 1_000  # messages of a RECEIVE
 PATIENCE = 60.0  # seconds without a message
@@ -146,7 +145,10 @@ class Pair:
         """Wait for a small message: the sizes of what has come until then."""
         sizes: list[int] = []
         while len(BODY) not in sizes:
-            sizes += [len(message.message_body or b"") for message in self.east.receive(QUEUE, wait=PATIENCE)]
+            found = self.east.receive(QUEUE, wait=PATIENCE)
+            if not found:
+                raise InstanceError(f"A message has not arrived in {PATIENCE:g} seconds.")
+            sizes += [len(message.message_body or b"") for message in found]
         return sizes
 
     def open_conversations(self, count: int) -> None:
@@ -191,9 +193,9 @@ def _sending(url: str, handles: list[UUID]) -> Iterator[Callable[[int, int], Non
                 database.send_batch(handles[number % len(handles)], ORDER, [BODY] * min(batch, messages - first))
 
         def send_all(messages: int, batch: int) -> None:
-            senders = CONVERSATIONS if batch == 1 else SENDERS
-            shares = [len(range(number, messages, senders)) for number in range(senders)]
-            list(pool.map(send, [handles[n::senders] for n in range(senders)], shares, [batch] * senders))
+            many = senders(batch)
+            shares = [len(range(number, messages, many)) for number in range(many)]
+            list(pool.map(send, [handles[n::many] for n in range(many)], shares, [batch] * many))
 
         yield send_all
 
@@ -246,8 +248,7 @@ def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str
         before = pair.cpu()
         samples = [meter.sample(lambda count: pair.carry(count, batch), messages) for _ in range(rounds)]
         cpu = (pair.cpu() - before) / (messages * rounds)
-    senders = CONVERSATIONS if batch == 1 else SENDERS
-    return f"{senders} senders; both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+    return f"{senders(batch)} senders; both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
 
 
 def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:
