@@ -41,8 +41,9 @@ $(VENV)/installed: pyproject.toml
 demo: install
 	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
 
+# one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)
 test: install
-	$(PYTEST)
+	$(PYTEST) --reruns 1
 
 coverage: install
 	$(PYTEST) --cov --cov-report=term-missing:skip-covered

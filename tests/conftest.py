@@ -55,10 +55,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What a random test has done, also in another process."""
+    """What a random test has done, also in another process, and why one was run again."""
     for report in terminalreporter.getreports("passed"):
         for _, said in report.user_properties:
             terminalreporter.write_line(f"{report.nodeid}: {said}")
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.write_sep("_", f"was run again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
 
 
 @pytest.fixture

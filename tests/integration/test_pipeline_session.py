@@ -76,3 +76,23 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_each_registration_has_a_map_of_its_own(tmp_path):
+    """Spark writes into that of a query as it starts (decision 135)."""
+    script = (
+        "from servicebroker.pipeline.session import register_formats, spark_session\n"
+        "session = spark_session('registered', cores=1)\n"
+        "formats = session._jsparkSession.sessionState().dataSourceManager()\n"
+        "def environment(): return formats.lookupDataSource('servicebroker').dataSourceCls().envVars()\n"
+        "first = environment()\n"
+        "first.put('said', 'yes')\n"
+        "assert environment().get('said') == 'yes'\n"
+        "register_formats(session)\n"
+        "assert environment().get('said') is None\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -7,6 +7,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import StreamingQueryException
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import run as pipeline_run
 from servicebroker.pipeline.definition import QueueRule
 from servicebroker.pipeline.run import STARTS, QueueRun
 
@@ -54,3 +55,21 @@ def test_it_is_not_started_for_ever():
 def test_what_is_broken_is_not_started_again():
     with pytest.raises(InstanceError, match=r"is not read any more: The disk is full\."):
         run_of(Query(problem=BROKEN)).has_ended()
+
+
+def test_each_query_registers_the_formats_before_it_is_defined(monkeypatch):
+    told = []
+
+    class Spark:
+        """Of a session, only the beginning of a query."""
+
+        @property
+        def readStream(self):
+            told.append("defined")
+            raise InstanceError("seen")
+
+    monkeypatch.setattr(pipeline_run, "register_formats", lambda spark: told.append("registered"))
+    for _ in range(2):
+        with pytest.raises(InstanceError, match="seen"):
+            pipeline_run._start(Spark(), None, QueueRule("url", "Shop", "StockQueue"), once=True)
+    assert told == ["registered", "defined"] * 2

@@ -16,7 +16,7 @@ from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.session import spark_session
+from servicebroker.pipeline.session import register_formats, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,6 +122,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: b
 
     from servicebroker.pipeline.failure import reason
 
+    register_formats(spark)  # one for each query
     try:
         source = spark.readStream.format("servicebroker").options(**queue.source_options(), deliver="parts")
         sink = (

@@ -62,7 +62,7 @@ def spark_session(
         return running
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java, with settings of its own
         submitted = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC").getOrCreate()
-        _register(submitted)
+        register_formats(submitted)
         return submitted
     check_java()
     master = master or f"local[{cores or '*'}]"
@@ -77,7 +77,7 @@ def spark_session(
         except Exception as problem:
             raise InstanceError(f"Spark does not start: {_gist(said) or problem}") from problem
     session = SparkSession(SparkContext.getOrCreate())
-    _register(session)
+    register_formats(session)
     return session
 
 
@@ -131,8 +131,13 @@ def _launch(settings: object, said: IO[str], held: Sequence[int]) -> None:
         signal.signal(signal.SIGINT, at_interrupt)
 
 
-def _register(session: SparkSession) -> None:
-    """Name our formats; PySpark finds them by itself only where the modules pyspark_* can be listed."""
+def register_formats(session: SparkSession) -> None:
+    """Name our formats; PySpark finds them by itself only where the modules pyspark_* can be listed.
+
+    Queries that start side by side in one session want a registration each: Spark keeps one map of environment
+    variables per registration, writes into it as a query starts, and copies it into the tasks of those that run
+    (decision 135).
+    """
     from servicebroker.pipeline.delta import DeltaSink
     from servicebroker.pipeline.source import ServiceBrokerSource
     from servicebroker.pipeline.warehouse import WarehouseSink
