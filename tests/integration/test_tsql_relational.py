@@ -299,6 +299,8 @@ def test_set_assigns_to_variables(items: Session) -> None:
     assert items.run("UPDATE Items SET @n = Price = Price + 1") == [(5,)]
     assert items.run("SELECT TOP 1 @s = Name, @none = Price FROM Items") == [("a", 5)]
     assert items.run("SELECT @n = 9, @none = @n + 1") == [(9, 10)]
+    assert items.run("UPDATE Items SET @n = Price *= 1 + 1, Name += 'b'") == [(10,)]
+    assert items.run("UPDATE Items SET Price = 0, @n *= 1 + 2") == [(15,)]
 
 
 def test_identity_is_given_and_may_be_inserted_when_the_session_says_so(items: Session) -> None:

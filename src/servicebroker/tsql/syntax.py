@@ -162,10 +162,9 @@ class DeclareTable(Statement):
 
 @dataclass(frozen=True, slots=True)
 class SetVariable(Statement):
-    """SET @name = value; `operator` is + for +=, "" for =."""
+    """SET @name = value; of a compound assignment the whole value: @name + (...) for +=."""
 
     name: str
-    operator: str
     value: Expression
 
 

@@ -24,6 +24,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
+# a compound assignment, and what it does with the value before
+COMPOUND = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
 _BLANK = re.compile(r"(?:[\s\ufeff]++|--[^\n]*+)*+")
 _COMMENT_SIGN = re.compile(r"/\*|\*/")
 _OTHERS = {"v": (VARIABLE, "@"), "s": (STRING, "'"), "q": (QUOTED, "["), "n": (NUMBER, "0")}

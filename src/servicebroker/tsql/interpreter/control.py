@@ -20,7 +20,6 @@ from servicebroker.tsql.syntax import (
     DeclareTable,
     DeclareVariable,
     ExecuteAs,
-    Expression,
     Goto,
     If,
     Label,
@@ -152,11 +151,8 @@ def _set_variable(machine: Machine, statement: SetVariable) -> None:
 
 
 def _assign(machine: Machine, statement: SetVariable) -> None:
-    expression = statement.value
-    if statement.operator:
-        expression = Expression(f"{statement.name} {statement.operator} ({expression.text})", expression.line)
     machine.frame.type_of(statement.name)
-    value = evaluate(machine, expression)
+    value = evaluate(machine, statement.value)
     machine.frame.assign(statement.name, value.value, value.type)
 
 

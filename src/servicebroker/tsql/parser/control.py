@@ -39,7 +39,7 @@ from servicebroker.tsql.syntax import (
     Variable,
     While,
 )
-from servicebroker.tsql.tokens import QUOTED, STRING, VARIABLE, WORD, Tokens, unquoted
+from servicebroker.tsql.tokens import COMPOUND, QUOTED, STRING, VARIABLE, WORD, Tokens, unquoted
 
 MAXIMUM_DEPTH = 64
 _CURSOR_OPTIONS = words(
@@ -48,7 +48,7 @@ _CURSOR_OPTIONS = words(
 _CLAUSES = frozenset(
     {"FROM", "WHERE", "GROUP", "HAVING", "ORDER", "OPTION", "FOR", "INTO", "UNION", "EXCEPT", "INTERSECT"}
 )
-_OPERATORS = {"=": "", "+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
+_ASSIGNS = frozenset({"=", *COMPOUND})
 
 
 class Control(Dialogs):
@@ -270,19 +270,20 @@ class Control(Dialogs):
                 into.append(self.variable())
         return Fetch(line, direction, number, name, tuple(into))
 
+    def _assigns(self) -> str:
+        """The = or += of an assignment."""
+        return self.expect_any(*_ASSIGNS)
+
     def set_(self, line: int) -> Statement:
         """SET @variable = value, SET option."""
         if self.tokens.kinds[self.at] == VARIABLE:
             name = self.variable()
             if self.take(".", "MODIFY"):
-                return SetVariable(line, name, "", Expression(f"{name}.{MUTATOR}{self.parenthesized()}", line))
-            operator = _OPERATORS.get(self.word)
-            if operator is None:
-                self.fail()
-            self.at += 1
+                return SetVariable(line, name, Expression(f"{name}.{MUTATOR}{self.parenthesized()}", line))
+            operator = self._assigns()
             if self.take("CURSOR"):
                 return self._cursor_query(line, name, is_variable=True)
-            return SetVariable(line, name, operator, self.expression())
+            return _set_variable(line, name, operator, self.expression())
         if self.take("TRANSACTION", "ISOLATION", "LEVEL"):
             first = self.own_name().own.upper()
             if first in ("READ", "REPEATABLE"):
@@ -400,15 +401,15 @@ class Control(Dialogs):
         end = statement_end(self.tokens, begin)
         assignments: list[SetVariable] = []
         self.at += 1
-        while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _OPERATORS:
-            name, operator = self.variable(), _OPERATORS[self.word]
-            self.at += 1
+        while self.tokens.kinds[self.at] == VARIABLE and self.peek() in _ASSIGNS:
+            name, operator = self.variable(), self._assigns()
             value_at = self.at
             value_end = expression_end(self.tokens, value_at, _CLAUSES)
             if value_end == value_at:
                 break
             self.at = value_end
-            assignments.append(SetVariable(line, name, operator, Expression(self.slice(value_at, value_end), line)))
+            value = Expression(self.slice(value_at, value_end), line)
+            assignments.append(_set_variable(line, name, operator, value))
             if self.at == end:
                 return SelectVariables(line, tuple(assignments))
             if not self.take(","):
@@ -424,3 +425,9 @@ class Control(Dialogs):
             verb = f"{verb} {self.peek()}"
         self.at = statement_end(self.tokens, begin)
         return Relational(line, verb, self.slice(begin, self.at))
+
+
+def _set_variable(line: int, name: str, operator: str, value: Expression) -> SetVariable:
+    if operator in COMPOUND:
+        value = Expression(f"{name} {COMPOUND[operator]} ({value.text})", value.line)
+    return SetVariable(line, name, value)

@@ -223,10 +223,8 @@ class _Body:
     def set_(self, statement: SetVariable) -> Iterator[str]:
         if statement.name not in self.variables:
             raise TsqlError(137, f'Must declare the scalar variable "{statement.name}".', severity=15)
-        text = statement.value.text
-        if statement.operator:
-            text = f"{statement.name} {statement.operator} ({text})"
-        yield f"{quoted(statement.name)} := ({_value(text, self.variables[statement.name], self.scope)});"
+        value = _value(statement.value.text, self.variables[statement.name], self.scope)
+        yield f"{quoted(statement.name)} := ({value});"
 
     def select(self, statement: SelectVariables) -> Iterator[str]:
         for assignment in statement.assignments:

@@ -61,6 +61,11 @@ def hints_from(words: set[str]) -> Hints:
     )
 
 
+def on_common() -> TsqlError:
+    """The refusal of a hint behind a common table expression."""
+    return refused("A hint for a common table expression", "Write it inside, behind the table.")
+
+
 def lock_before(writer: Writer, hints: Hints, table: str, alias: str, where: exp.Expression | None) -> None:
     """What must be locked before the statement takes its snapshot.
 

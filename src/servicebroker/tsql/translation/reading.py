@@ -13,7 +13,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import NUMBER, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, VARIABLE, WORD, Tokens, tokenize
 from servicebroker.tsql.translation.wholeness import lack
 
 LONG = 20_000  # characters of a text that is not worth to be kept
@@ -37,7 +37,6 @@ _FUNCTIONS = frozenset(
     STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
 )
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
-_COMPOUND = {"+=": "+", "-=": "-", "*=": "*", "/=": "/", "%=": "%", "&=": "&", "|=": "|", "^=": "^"}
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
@@ -184,8 +183,8 @@ def _respelled(piece: Slice) -> str:
         text = tokens.text(at)
         if word in ("!<", "!>"):
             out.append(">=" if word == "!<" else "<=")
-        elif word in _COMPOUND:
-            out.append(f"= {tokens.text(at - 1)} {_COMPOUND[word]} (")
+        elif word in COMPOUND:
+            out.append(f"= {tokens.text(at - 1)} {COMPOUND[word]} (")
             pending.append(depth)
         elif kinds[at] == NUMBER and text.lower() == "0x":
             out.append(f"{MARK}no_bytes()")

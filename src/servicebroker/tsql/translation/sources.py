@@ -10,7 +10,7 @@ from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.translation.alternatives import alike
 from servicebroker.tsql.translation.catalog import catalog_view
-from servicebroker.tsql.translation.hints import Hints, hints_of
+from servicebroker.tsql.translation.hints import Hints, hints_of, on_common
 from servicebroker.tsql.translation.reading import MARK
 from servicebroker.tsql.translation.user_functions import table_call
 from servicebroker.tsql.translation.writer import (
@@ -170,8 +170,9 @@ def _table(writer: Writer, node: exp.Table, found: From) -> str:
         )
     hints = hints_of(node)
     if not own.schema and not own.database and name_of_common(writer, own.name):
-        source = Source(name, common_columns(writer, own.name))
-        found.sources.append(source)
+        if hints != Hints():
+            raise on_common()
+        found.sources.append(Source(name, common_columns(writer, own.name)))
         return f"{identifier(own.name)} AS {identifier(known)}"
     view = catalog_view(writer, own)
     if view is not None:

@@ -6,7 +6,6 @@ subquery finds and locks the rows, computes what they become, and the change fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from sqlglot import exp
@@ -14,11 +13,11 @@ from sqlglot import exp
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.syntax import MUTATOR
-from servicebroker.tsql.tokens import VARIABLE
+from servicebroker.tsql.tokens import COMPOUND, VARIABLE
 from servicebroker.tsql.translation.common_targets import ADDRESS, CommonTarget, common_target
 from servicebroker.tsql.translation.conversions import converted
 from servicebroker.tsql.translation.documents import UnknownColumns
-from servicebroker.tsql.translation.hints import Hints, lock_before
+from servicebroker.tsql.translation.hints import Hints, lock_before, on_common
 from servicebroker.tsql.translation.outputs import Outputs, into, returning
 from servicebroker.tsql.translation.parts import common_in, names_in, value_in
 from servicebroker.tsql.translation.reading import Slice, read
@@ -44,17 +43,6 @@ from servicebroker.tsql.translation.writer import (
     write_value,
 )
 from servicebroker.tsql.types import SqlType
-
-_SIGNS: dict[str, Callable[..., exp.Expression]] = {
-    "+=": exp.Add,
-    "-=": exp.Sub,
-    "*=": exp.Mul,
-    "/=": exp.Div,
-    "%=": exp.Mod,
-    "&=": exp.BitwiseAnd,
-    "|=": exp.BitwiseOr,
-    "^=": exp.BitwiseXor,
-}
 
 
 class Change(NamedTuple):
@@ -145,7 +133,7 @@ def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
 
 def _common_target(writer: Writer, change: Change, made: CommonTarget) -> _Target:
     if change.hints != Hints():
-        raise refused("A hint for a common table expression", "Write it inside, behind the table.")
+        raise on_common()
     name = made.definition.name.lower()
     if change.rows is not None and change.rows.args.get("from_") is not None:
         found = read_from(writer, change.rows.args["from_"], change.rows.args.get("joins") or [])
@@ -193,17 +181,13 @@ def _setting(piece: Slice) -> Setting:
     words, tokens = piece.words, piece.tokens
     variable = ""
     if words and tokens.kinds[piece.first] == VARIABLE:
-        if words[1:2] != ["="] and words[1:2] and words[1] in _SIGNS:
-            name = tokens.text(piece.first)
-            value = _SIGNS[words[1]](
-                this=exp.Parameter(this=exp.Var(this=name[1:])), expression=value_in(piece.part(2, len(words)))
-            )
-            return Setting("", name.lower(), value)
+        variable = tokens.text(piece.first).lower()
+        if len(words) > 1 and words[1] in COMPOUND:
+            return Setting("", variable, _compound(piece, 1))
         if words[1:2] != ["="]:
             raise syntax_error(piece.text[:40], piece.line())
-        variable = tokens.text(piece.first).lower()
         piece = piece.part(2, len(words))
-        place = piece.find("=")
+        place = piece.find("=", *COMPOUND)
         if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
             return Setting("", variable, value_in(piece))
         words = piece.words
@@ -211,7 +195,7 @@ def _setting(piece: Slice) -> Setting:
         column = piece.part(0, 1)
         changed = read(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
         return Setting(names_in(column)[0], variable, value_in(changed))
-    place = piece.find("=", *_SIGNS)
+    place = piece.find("=", *COMPOUND)
     if place is None or place == 0:
         raise syntax_error(piece.text[:40], piece.line())
     target = value_in(piece.part(0, place))
@@ -220,10 +204,14 @@ def _setting(piece: Slice) -> Setting:
     right = piece.part(place + 1, len(words))
     if right.words == ["DEFAULT"]:
         return Setting(target.name, variable, None)
-    value = value_in(right)
-    if words[place] != "=":
-        value = _SIGNS[words[place]](this=target.copy(), expression=exp.Paren(this=value.copy()))
-    return Setting(target.name, variable, value)
+    return Setting(target.name, variable, value_in(right) if words[place] == "=" else _compound(piece, place))
+
+
+def _compound(piece: Slice, place: int) -> exp.Expression:
+    """The value of a compound assignment with its operator at `place`."""
+    left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
+    value_in(right)  # which must be one by itself: nothing in parentheses would pass
+    return value_in(read(f"{left.text} {COMPOUND[piece.words[place]]} ({right.text})"))
 
 
 def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:
