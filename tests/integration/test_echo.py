@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from uuid import UUID
 
 import pytest
 
 import servicebroker as sb
+from built_in_support import answer, begin, broker_of
 from daemons import Site, Two
 from remote_support import EAST, Pair, leftovers
-from servicebroker.api.upkeep import deliver, upkeep
-from servicebroker.engine.echo import MESSAGES, answer_echoes
+from servicebroker.api.upkeep import upkeep
+from servicebroker.engine.built_in import MESSAGES, answer_built_in
 from servicebroker.model.names import ECHO, ERROR, SERVICE_BROKER, SERVICE_ECHO, SYSTEM_SERVICES
 from servicebroker.store.running import run_alone
 from support import (
@@ -33,32 +33,13 @@ from support import (
     undone,
 )
 
-DIAGNOSTIC = "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceDiagnostic"
-
-
-def begin(database: sb.Database, to: UUID | None = None, contract: str = SERVICE_ECHO, service: str = ORDERS) -> UUID:
-    return database.begin_dialog(
-        service, SERVICE_BROKER, contract=contract, encryption=False, broker_instance=to or broker_of(database)
-    )
-
-
-def broker_of(database: sb.Database) -> UUID:
-    """The identifier of a database: every one has a service of that name."""
-    ((found,),) = query(database, "select service_broker_guid from sys.databases where name = %s", database.name)
-    return UUID(str(found))
-
-
-def answer(database: sb.Database) -> None:
-    """What the background does when it is told, until nothing is left."""
-    with database.instance.connection() as connection:
-        eventually(lambda: not deliver(connection, database.instance.clock()))
-
 
 def echoes(database: sb.Database) -> int:
     """Messages that wait to be answered, and those that are answered and wait to leave."""
     return int(query(database, f"select count(*) from {database.name.lower()}_dbo.servicebrokerqueue")[0][0])  # type: ignore[arg-type]
 
 
+@pytest.mark.feature(206)
 def test_what_is_sent_comes_back(database: sb.Database) -> None:
     handle = begin(database)
     sent = [b"hello", None, bytes(range(256)) * 9000, *(str(number).encode() for number in range(MESSAGES))]
@@ -89,6 +70,7 @@ def test_who_ends_is_followed_and_nothing_is_left(database: sb.Database, error: 
     assert query(database, text, database.name) == [(0, "CD")]  # a target is kept against replays
 
 
+@pytest.mark.feature(206)
 def test_who_ends_after_the_answer_is_followed(database: sb.Database) -> None:
     handle = begin(database)
     database.send(handle, ECHO, b"a")
@@ -134,7 +116,7 @@ def test_who_is_at_it_is_not_waited_for(database: sb.Database) -> None:
     with undone(database) as transaction, database.instance.connection() as connection:
         (taken,) = transaction.receive("ServiceBrokerQueue")
         assert taken.message_type_name == ECHO
-        assert run_alone(connection, answer_echoes(database.instance.clock()))  # something is left
+        assert run_alone(connection, answer_built_in(database.instance.clock()))  # something is left
         (message,) = database.receive(ORDERS_QUEUE)
         assert message.conversation_handle == handles[1]
     answer(database)
@@ -142,10 +124,10 @@ def test_who_is_at_it_is_not_waited_for(database: sb.Database) -> None:
     assert message.conversation_handle == handles[0]
 
 
-@pytest.mark.parametrize("contract", [CONTRACT, DIAGNOSTIC, "DEFAULT"])
+@pytest.mark.parametrize("contract", [CONTRACT, "DEFAULT"])
 def test_another_contract_is_refused(database: sb.Database, contract: str) -> None:
     handle = begin(database, contract=contract)
-    types = {CONTRACT: ORDER, DIAGNOSTIC: DIAGNOSTIC + "/Query", "DEFAULT": "DEFAULT"}
+    types = {CONTRACT: ORDER, "DEFAULT": "DEFAULT"}
     database.send(handle, types[contract], b"<a/>")
     (message,) = database.receive(ORDERS_QUEUE)
     assert (message.message_type_name, sb.read_error(message.message_body)[0]) == (ERROR, -8408)
@@ -166,6 +148,7 @@ def test_another_message_type_is_refused_at_once(database: sb.Database) -> None:
 # ---------------------------------------------------------------- for whom
 
 
+@pytest.mark.feature(206)
 def test_an_owner_that_is_not_dbo_needs_send(database: sb.Database, app: sb.Database) -> None:
     database.create_service("//test/Own", ORDERS_QUEUE)
     database.grant("CONTROL", APP, queue=ORDERS_QUEUE)
@@ -200,6 +183,7 @@ def test_nothing_but_send_is_granted(database: sb.Database, app: sb.Database, pe
 # ---------------------------------------------------------------- who answers, and when
 
 
+@pytest.mark.feature(206)
 def test_the_background_answers_as_soon_as_it_is_told(make_url: Callable[[], str]) -> None:
     with sb.open(make_url(), upkeep=3600) as instance:  # so only because it is told
         database = define_standard_set(instance.database("Test", create=True))
@@ -212,6 +196,7 @@ def test_the_background_answers_as_soon_as_it_is_told(make_url: Callable[[], str
         eventually(lambda: state(database, target) == "CD")
 
 
+@pytest.mark.feature(206)
 def test_in_t_sql(database: sb.Database) -> None:
     database.execute_tsql(
         f"""declare @handle uniqueidentifier, @here nvarchar(128) =
@@ -245,6 +230,7 @@ def test_an_instance_of_an_older_version_gets_it(make_url: Callable[[], str]) ->
 # ---------------------------------------------------------------- between instances
 
 
+@pytest.mark.feature(206)
 def test_between_two_instances(pair: Pair) -> None:
     west, east = pair.west.database, pair.east.database
     west.create_route("EchoOfEast", service_name=SERVICE_BROKER, broker_instance=broker_of(east), address=EAST)
@@ -281,6 +267,7 @@ def test_another_contract_is_refused_there_too(pair: Pair) -> None:
     assert errors(west.receive(ORDERS_QUEUE)) == [-8408]
 
 
+@pytest.mark.feature(206)
 def test_daemons_answer(make_instance_url: Callable[[], str], tmp_path: Path) -> None:
     """Nobody else has the other instance open with its background."""
     sites = [Site(name, make_instance_url(), tmp_path) for name in ("west", "east")]

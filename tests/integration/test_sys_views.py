@@ -13,7 +13,7 @@ from psycopg import sql
 from psycopg.rows import namedtuple_row
 
 import servicebroker as sb
-from servicebroker.model.names import SERVICE_BROKER, SERVICE_ECHO_ID, SYSTEM_SERVICES
+from servicebroker.model.names import SERVICE_BROKER, SERVICE_DIAGNOSTIC_ID, SERVICE_ECHO_ID, SYSTEM_SERVICES
 from servicebroker.store import migrations
 from support import (
     CONTRACT,
@@ -344,6 +344,7 @@ def test_queues_and_services(database: sb.Database) -> None:
     assert {row[:2] for row in rows(database, "service_contract_usages")} == {
         (stock.service_id, contract.service_contract_id),
         (services[SERVICE_BROKER].service_id, SERVICE_ECHO_ID),
+        (services[SERVICE_BROKER].service_id, SERVICE_DIAGNOSTIC_ID),
     }
     row = queues[stock.service_queue_id]
     assert (row.type, row.type_desc, row.principal_id, row.parent_object_id) == ("SQ", "SERVICE_QUEUE", None, 0)

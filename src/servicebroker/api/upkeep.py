@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.tally import Tally
+from servicebroker.engine.built_in import answer_built_in
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.echo import answer_echoes
 from servicebroker.engine.endpoints import remove_closed
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
@@ -146,7 +146,7 @@ def tell(connection: psycopg.Connection[Any], tally: Tally) -> None:
 
 
 def deliver(connection: psycopg.Connection[Any], now: datetime, tally: Tally | None = None) -> bool:
-    """Deliver what waits and need not, and answer echoes. True when something is left over, for soon."""
+    """Deliver what waits and need not; the built-in service answers. True when something is left over, for soon."""
     catalog = Catalog() if tally is None else Catalog(enqueued=tally.enqueued)
     answers = in_transaction(connection, take_answers(Catalog(), now))
     for failure in answers.failures:
@@ -154,7 +154,7 @@ def deliver(connection: psycopg.Connection[Any], now: datetime, tally: Tally | N
     for handle in answers.left:
         in_transaction(connection, deliver_conversation(Catalog(), handle, now))
     is_left = in_transaction(connection, deliver_left_over(catalog, now))
-    is_left |= in_transaction(connection, answer_echoes(now))
+    is_left |= in_transaction(connection, answer_built_in(now))
     return is_left or answers.again
 
 

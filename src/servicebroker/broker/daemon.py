@@ -27,8 +27,8 @@ from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
 from servicebroker.broker.seat import seat
 from servicebroker.broker.standing import Proof
+from servicebroker.engine.built_in import answer_built_in
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.echo import answer_echoes
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.site import Here
@@ -55,7 +55,7 @@ SOON = 0.01  # seconds until it looks again at first: a SEND that began before i
 RECONNECT = 1.0  # seconds between attempts to reach the database again
 LOOK = 1.0  # seconds between looks at the endpoint and the certificates
 PROMOTION = 0.5  # seconds between looks at whether the standby was promoted
-ECHOES = 30.0  # seconds between looks for echoes that nothing has told it of
+ANSWERS = 30.0  # seconds between looks for what the built-in service was sent and nothing has told it of
 PATIENCE = 10.0  # seconds that `stop` gives to a commit that waits for a standby
 STANDBY = 2.0  # seconds between looks at whether the daemon that holds the instance has gone
 TRANSMITTER = 0  # stands for the transmission queue among the queues that readers wait for
@@ -93,7 +93,7 @@ class Daemon:
         self._policy = OFF
         self._listens_at: int | None = None
         self._look_at = 0.0
-        self._echo_at = 0.0
+        self._answer_at = 0.0
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
@@ -212,7 +212,7 @@ class Daemon:
 
     def _serve(self, connection: DirectConnection) -> None:
         self._relay.forget()
-        self._shown, self._look_at, self._echo_at = [], 0.0, 0.0
+        self._shown, self._look_at, self._answer_at = [], 0.0, 0.0
         connection.add_notice_handler(self._relay.notice)
         connections.write(connection, [])
         forwarding.write(connection, [])
@@ -258,14 +258,14 @@ class Daemon:
         for handle in answers.left:
             run_alone(connection, deliver_conversation(Catalog(), handle, self._clock()))
 
-    def _echo(self, connection: psycopg.Connection[Any]) -> None:
+    def _answer(self, connection: psycopg.Connection[Any]) -> None:
         """The built-in service answers, when it is told of a message and now and then."""
         now = time.monotonic()
-        if now < self._echo_at:
+        if now < self._answer_at:
             return
-        self._echo_at = now + ECHOES
-        if run_alone(connection, answer_echoes(self._clock())):
-            self._echo_at = now + PACE
+        self._answer_at = now + ANSWERS
+        if run_alone(connection, answer_built_in(self._clock())):
+            self._answer_at = now + PACE
 
     def _obey(self, policy: Policy) -> None:
         self._policy = policy
@@ -315,7 +315,7 @@ class Daemon:
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages."""
         self._look(connection)
-        self._echo(connection)
+        self._answer(connection)
         was_full = self._inbox.is_full
         taken = self._inbox.take(ROUND)
         arrivals = []
@@ -339,9 +339,9 @@ class Daemon:
         return max(carried, min(len(taken), 1))
 
     def _heard(self, notice: psycopg.Notify) -> None:
-        """A SEND to another instance was committed, or one to the service that echoes."""
+        """A SEND to another instance was committed, or one to the built-in service."""
         if notice.channel == DELIVERY_CHANNEL:
-            self._echo_at = 0.0
+            self._answer_at = 0.0
             self._inbox.bell.set()
         elif notice.payload == str(TRANSMITTER):
             self._inbox.bell.set()

@@ -96,13 +96,13 @@ def create_system_services(database_id: int) -> Steps[None]:
 
 
 def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
-    """The service takes echoes, and who answers them is told of each message, see `engine/echo.py`."""
+    """The service takes its contracts, and who answers is told of each message, see `engine/built_in.py`."""
     yield Statement(
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
         "select database_id, service_id, service_contract_id "
         "from servicebroker.services s join servicebroker.service_contracts c using (database_id) "
-        "where database_id = $1 and s.name = $2 and service_contract_id = $3",
-        (database_id, name, names.SERVICE_ECHO_ID),
+        "where database_id = $1 and s.name = $2 and service_contract_id = any ($3)",
+        (database_id, name, [names.SERVICE_ECHO_ID, names.SERVICE_DIAGNOSTIC_ID]),
     )
     yield Statement(
         f"create trigger arrival after insert on servicebroker.queue_{queue_id} "

@@ -40,10 +40,13 @@ class MessageTypeRow(NamedTuple):
 
 CONFIGURATION_NOTICE = _BROKER + "BrokerConfigurationNotice"  # the contract with the dynamic routing service
 MISSING_ROUTE = CONFIGURATION_NOTICE + "/MissingRoute"
-SERVICE_BROKER = _BROKER + "ServiceBroker"  # the service that asks it, and that echoes
+SERVICE_BROKER = _BROKER + "ServiceBroker"  # the service that asks it, and that answers
 SERVICE_ECHO_ID = 4
 SERVICE_ECHO = _BROKER + "ServiceEcho"  # the contract of echoes
 ECHO = SERVICE_ECHO + "/Echo"  # what comes back as it was sent
+SERVICE_DIAGNOSTIC_ID = 5
+SERVICE_DIAGNOSTIC = _BROKER + "ServiceDiagnostic"  # the contract of questions about a service
+QUERY, STATUS, DESCRIPTION = (f"{SERVICE_DIAGNOSTIC}/{name}" for name in ("Query", "Status", "Description"))
 _NOTICES = ("MissingRoute", "FailedRoute", "MissingRemoteServiceBinding", "FailedRemoteServiceBinding")
 
 SYSTEM_MESSAGE_TYPES = (
@@ -54,9 +57,9 @@ SYSTEM_MESSAGE_TYPES = (
     MessageTypeRow(DIALOG_TIMER_ID, DIALOG_TIMER, "E"),
     *(MessageTypeRow(6 + n, f"{CONFIGURATION_NOTICE}/{name}", "X") for n, name in enumerate(_NOTICES)),
     MessageTypeRow(10, ECHO, "N"),
-    MessageTypeRow(11, _BROKER + "ServiceDiagnostic/Query", "X"),
-    MessageTypeRow(12, _BROKER + "ServiceDiagnostic/Status", "X"),
-    MessageTypeRow(13, _BROKER + "ServiceDiagnostic/Description", "N"),
+    MessageTypeRow(11, QUERY, "X"),
+    MessageTypeRow(12, STATUS, "X"),
+    MessageTypeRow(13, DESCRIPTION, "N"),
     MessageTypeRow(DEFAULT_ID, DEFAULT, "N"),
 )
 
@@ -74,12 +77,12 @@ SYSTEM_CONTRACTS = (
     ContractRow(2, POST_EVENT_NOTIFICATION, {4: "INITIATOR"}),
     ContractRow(3, CONFIGURATION_NOTICE, dict.fromkeys((6, 7, 8, 9), "INITIATOR")),
     ContractRow(SERVICE_ECHO_ID, SERVICE_ECHO, {10: "ANY"}),
-    ContractRow(5, _BROKER + "ServiceDiagnostic", {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
+    ContractRow(SERVICE_DIAGNOSTIC_ID, SERVICE_DIAGNOSTIC, {11: "INITIATOR", 12: "TARGET", 13: "TARGET"}),
     ContractRow(6, DEFAULT, {DEFAULT_ID: "ANY"}),
 )
 
 
-# each with the queue where its errors come; only SERVICE_BROKER is a target, of SERVICE_ECHO
+# each with the queue where its errors come; only SERVICE_BROKER is a target, of SERVICE_ECHO and SERVICE_DIAGNOSTIC
 SYSTEM_SERVICES = (
     (_NOTIFICATIONS + "QueryNotificationService", "QueryNotificationErrorsQueue"),
     (EVENT_NOTIFICATION_SERVICE, "EventNotificationErrorsQueue"),

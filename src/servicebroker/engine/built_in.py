@@ -1,4 +1,4 @@
-"""ServiceEcho: what is sent to the built-in service comes back (reference 01 section 11, 03 section 3).
+"""The built-in service: an Echo comes back, a Query is answered (reference 01 section 11, 03 section 3).
 
 Only target endpoints answer, so that two of these services never talk to each other for ever.
 """
@@ -13,6 +13,7 @@ from servicebroker.engine.catalog import Catalog, Queue
 from servicebroker.engine.end import end_conversation
 from servicebroker.engine.receive import receive
 from servicebroker.engine.send import send
+from servicebroker.engine.service_diagnostic import answer_query
 from servicebroker.engine.transmission import lock_free
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED
@@ -24,8 +25,8 @@ CONVERSATIONS = 100  # that one transaction answers
 MESSAGES = 100  # of each of them
 
 
-def answer_echoes(now: datetime) -> Steps[bool]:
-    """Send back what has come, and end what the initiator has ended. Nobody is waited for.
+def answer_built_in(now: datetime) -> Steps[bool]:
+    """Answer what has come, and end what the initiator has ended. Nobody is waited for.
 
     True when something is left: more than fits, or a conversation that somebody is at.
     """
@@ -71,9 +72,12 @@ def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
             return False
         (message,) = received.messages
         with suppress(BrokerError):  # the initiator has ended meanwhile: there is nobody to answer
-            if message.message_type_name != names.ECHO:  # EndDialog or Error
+            if message.message_type_name == names.ECHO:
+                body = OMITTED if message.message_body is None else message.message_body
+                yield from send(catalog, handle, names.ECHO, body, now=now)
+            elif message.message_type_name == names.QUERY:
+                yield from answer_query(catalog, queue.database_id, message, now)
+            else:  # EndDialog or Error
                 yield from end_conversation(handle, now=now)
                 return False
-            body = OMITTED if message.message_body is None else message.message_body
-            yield from send(catalog, handle, names.ECHO, body, now=now)
     return True

@@ -1,0 +1,54 @@
+"""The bodies of ServiceDiagnostic, in the form that BrokerConfigurationNotice has (decision 137)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from lxml import etree
+
+from servicebroker.model.messages import xml_text
+from servicebroker.model.names import DESCRIPTION, MAXIMUM_SERVICE_NAME, QUERY, STATUS
+from servicebroker.model.xml import parse
+
+
+class State(Enum):
+    """What a Status says of a service: a message would get in, would wait, or would find nothing."""
+
+    READY = "READY"
+    DISABLED = "DISABLED"
+    UNKNOWN = "UNKNOWN"
+
+
+def asked_service(body: bytes) -> str:
+    """The service that a Query asks about.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        root = parse(body)
+    except etree.XMLSyntaxError as problem:
+        raise ValueError(str(problem)) from None
+    if root.tag != f"{{{QUERY}}}Query":
+        raise ValueError(f"The root is not Query of the namespace {QUERY}.")
+    name = root[0].text if [child.tag for child in root] == [f"{{{QUERY}}}SERVICE_NAME"] else None
+    if not name or len(root[0]) or len(name) > MAXIMUM_SERVICE_NAME:
+        raise ValueError(f"A Query has one SERVICE_NAME of 1 to {MAXIMUM_SERVICE_NAME} characters, and nothing else.")
+    return name
+
+
+def status_body(service: str, broker: str, state: State) -> bytes:
+    """How the service stands now, at the broker of that identifier."""
+    return _body(STATUS, [("SERVICE_NAME", service), ("BROKER_INSTANCE", broker), ("STATE", state.value)])
+
+
+def description_body(service: str, contracts: Iterable[str]) -> bytes:
+    """What the service is a target of."""
+    return _body(DESCRIPTION, [("SERVICE_NAME", service), *(("CONTRACT", contract) for contract in contracts)])
+
+
+def _body(message_type: str, elements: Iterable[tuple[str, str]]) -> bytes:
+    root = message_type.rpartition("/")[2]
+    content = "".join(f"<{name}>{xml_text(text)}</{name}>" for name, text in elements)
+    return f'<?xml version="1.0"?><{root} xmlns="{message_type}">{content}</{root}>'.encode("utf-16")
