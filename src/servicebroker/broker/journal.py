@@ -9,7 +9,7 @@ import logging
 from uuid import UUID
 
 from servicebroker.broker import metrics
-from servicebroker.engine.arriving import Failed
+from servicebroker.engine.failure import Failed
 from servicebroker.engine.remote import Remote as Endpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError

@@ -13,9 +13,9 @@ from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, Denied, 
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.memory import Memory
 from servicebroker.broker.transaction import Do
-from servicebroker.engine import arriving, dialog_security, remote
-from servicebroker.engine.arriving import Place, Unroutable
+from servicebroker.engine import dialog_security, remote, remote_opening
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.remote_opening import Place, Unroutable
 from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State
@@ -117,7 +117,7 @@ class Reception:
             if not header.is_secured:
                 refuse(link, header, Failure(-8462, RULES[8462].text))
             return None
-        place = do(arriving.find_place(self._catalog, header, self._clock(), self._chance.randrange))
+        place = do(remote_opening.find_place(self._catalog, header, self._clock(), self._chance.randrange))
         if isinstance(place, Place):
             return self._admit(do, link, envelope, place, payload)
         if isinstance(place, Unroutable):
@@ -143,7 +143,7 @@ class Reception:
             _drop(header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, Failure(place.failure.code, place.failure.description), admitted.session)
             return None
-        handle = do(arriving.insert_target(header, place.home, admitted.security, self._clock()))
+        handle = do(remote_opening.insert_target(header, place.home, admitted.security, self._clock()))
         if handle is None:
             _drop(header, 11221, "both sides of the conversation are in this instance")
             return None

@@ -1,14 +1,14 @@
 """Messages from other instances: what arrives is stored, many messages in one transaction, and only then acknowledged.
 
 Nobody is waited for: a conversation whose row somebody else holds is stored with the next batch. What arrives while
-the queue is off is kept beside it, in order, and acknowledged all the same.
+the queue is off is kept beside it, in order, and acknowledged all the same (engine/waiting_arrivals.py).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple
@@ -18,38 +18,18 @@ from servicebroker.engine import enqueue
 from servicebroker.engine.catalog import Catalog, Usages, find_usages
 from servicebroker.engine.endpoints import close_endpoints
 from servicebroker.engine.enqueue import RANK_DATA, RANK_ERROR
-from servicebroker.engine.failure import drop_waiting, fail_endpoints, tell_remote
-from servicebroker.engine.priorities import PRIORITY
+from servicebroker.engine.failure import Failed, drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.remote import find_gone, lock_alone
-from servicebroker.engine.site import Home, find_site
 from servicebroker.engine.validation import Sender, rejection
 from servicebroker.model import names
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import InstanceError
 from servicebroker.model.rejection import Rejection
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
-from servicebroker.protocol.envelope import Content, Header, Part
+from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
-from servicebroker.protocol.routing import Conversation, Local, Pick, Refused, RoutingTable, classify
 from servicebroker.store import locks
 from servicebroker.store.direct import Bodies
 from servicebroker.store.statements import Statement, Steps
-
-
-class Unroutable(NamedTuple):
-    """Not taken, and not answered: why, in the words of the event Broker:Message Undeliverable."""
-
-    number: int
-
-
-class Failed(NamedTuple):
-    """Not taken: the Error that the peer is to get, with its number below zero.
-
-    `message_type` is that of the message that has just been refused, '' when the whole conversation is.
-    """
-
-    code: int
-    description: str
-    message_type: str = ""
 
 
 class Result(NamedTuple):
@@ -65,94 +45,6 @@ class Result(NamedTuple):
     closed: list[UUID]
     failures: dict[UUID, Failed]
     queues: set[int]
-
-
-class Place(NamedTuple):
-    """Where a conversation from another instance would have its target. `broker` is that of the database.
-
-    `failure` is what the initiator gets, when the service is here and does not take the conversation.
-    """
-
-    home: Home
-    broker: UUID
-    failure: Failed | None = None
-
-
-def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[Place | Failed | Unroutable]:
-    """Where the target of a conversation that begins in another instance is to be.
-
-    The routes of msdb say whether the service is here (reference 03 section 2).
-    """
-    opening = header.opening
-    assert opening is not None
-    rows = yield Statement(
-        "select pg_try_advisory_xact_lock_shared($1, 0) "
-        "and pg_try_advisory_xact_lock_shared($2, hashtext($3))",  # as `opening.lock_service`, but waiting for nobody
-        (locks.DELIVERY, locks.SERVICE, header.to_service),
-    )
-    if not rows[0][0]:  # the service is being made or altered: the peer tries again
-        return Unroutable(9797)
-    located = yield from find_site([header.to_service], now, contract=opening.contract)
-    decision = classify(
-        Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
-        RoutingTable(()),
-        (yield from located.routes(catalog, located.msdb)),
-        located.site_of(located.msdb),
-        now,
-        pick,
-    )
-    destination = decision.destination
-    if isinstance(destination, Refused):
-        return _failed(BrokerError(destination.number, header.to_service))
-    if not isinstance(destination, Local):
-        return Unroutable(getattr(destination, "number", 9750))
-    home = located.homes[header.to_service, destination.broker_instance]
-    refused = None
-    if home.contract_id is None:
-        refused = _failed(BrokerError(8425, opening.contract))
-    elif not home.accepted:
-        refused = _failed(BrokerError(8408, header.to_service, opening.contract))
-    return Place(home, UUID(destination.broker_instance), refused)
-
-
-def insert_target(header: Header, home: Home, security: str, now: datetime) -> Steps[UUID | None]:
-    """Make the target endpoint. Returns its handle; None when both sides of that conversation are in this instance."""
-    opening = header.opening
-    assert opening is not None
-    rows = yield Statement(
-        "with target as ("
-        "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
-        "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
-        "far_service, far_broker_instance, is_remote, security) "
-        f"select $1, false, $2, $3, $4, gen_random_uuid(), $5, "
-        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='$8')}, "
-        "'SI', $6, $7, $8, $9, true, $10::\"char\" "
-        "on conflict do nothing returning conversation_handle, conversation_group_id, service_id), "
-        "grouped as (insert into servicebroker.conversation_groups "
-        "select conversation_group_id, service_id from target), "
-        "counted as (insert into servicebroker.arrivals (conversation_handle) select conversation_handle from target) "
-        "select conversation_handle from target",
-        (
-            header.conversation_id,
-            home.database_id,
-            home.service_id,
-            home.contract_id,
-            home.queue_id,
-            opening.encryption,
-            now + timedelta(seconds=opening.lifetime),
-            header.from_service,
-            str(header.from_broker),
-            security,
-        ),
-    )
-    return rows[0][0] if rows else None
-
-
-def _failed(error: BrokerError) -> Failed:
-    return Failed(-error.number, error.text)
-
-
-# ---------------------------------------------------------------- storing
 
 
 class Endpoint(NamedTuple):
@@ -285,7 +177,7 @@ def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
 def _told(plan: Plan) -> Failed | None:
     """The error that the peer gets, now or again."""
     if plan.failure is not None:
-        return _failed(plan.failure.to_sender)._replace(message_type=plan.refused_type)
+        return Failed.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
     endpoint = plan.endpoint
     return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
 
@@ -485,7 +377,7 @@ def _conclude(plan: Plan, now: datetime) -> Steps[None]:
     if plan.event is not None:
         yield from take_end(handle, state, plan.event, now)
     elif state != endpoint.state:
-        yield _set_state(handle, state)
+        yield set_state(handle, state)
 
 
 def take_end(handle: UUID, state: State, event: Event, now: datetime) -> Steps[None]:
@@ -496,63 +388,12 @@ def take_end(handle: UUID, state: State, event: Event, now: datetime) -> Steps[N
     if after is REMOVED:  # it has ended; a target stays, or its first message, coming late, would open it anew
         yield from close_endpoints([handle], now)
     elif after is not state or state is State.CONVERSING:
-        yield _set_state(handle, after)
+        yield set_state(handle, after)
 
 
-def _set_state(handle: UUID, state: State) -> Statement:
+def set_state(handle: UUID, state: State) -> Statement:
+    """The endpoint's new state."""
     return Statement(
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (handle, state.value),
     )
-
-
-# ---------------------------------------------------------------- what waits beside a queue
-
-
-_KEPT = (
-    "from servicebroker.conversation_endpoints e "
-    "join servicebroker.arrivals a using (conversation_handle) "
-    "join servicebroker.queues q on q.queue_id = e.queue_id and q.is_enqueue_enabled "
-    "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
-    "where e.conversation_handle in (select conversation_handle from servicebroker.arrived_fragments) "
-    "and exists (select from servicebroker.arrived_fragments f "
-    "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence)"
-)
-
-
-def is_kept_deliverable() -> Steps[bool]:
-    """Whether `deliver_kept` would find something."""
-    rows = yield Statement(f"select exists (select {_KEPT})")
-    return bool(rows[0][0])
-
-
-def deliver_kept(now: datetime) -> Steps[None]:
-    """What arrived while a queue was off goes into it, now that it is on.
-
-    The caller holds the lock of `lock_delivery`. A conversation that somebody is at is left for the next time.
-    """
-    rows = yield Statement(f"select e.conversation_handle {_KEPT} for no key update of e skip locked")
-    if not rows:
-        return
-    queues = yield Statement(
-        "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
-        "where conversation_handle = any ($1) group by queue_id",
-        ([handle for (handle,) in rows],),
-    )
-    for queue_id, handles in queues:
-        yield Statement(enqueue.arrive_kept(queue_id), (handles,))
-        ended = yield Statement(
-            "with gone as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
-            "where f.conversation_handle = any ($1) and a.conversation_handle = f.conversation_handle "
-            "and f.message_sequence_number < a.receive_sequence returning f.conversation_handle, f.content) "
-            "select e.conversation_handle, e.state, max(content)::int from gone "
-            "join servicebroker.conversation_endpoints e using (conversation_handle) group by 1, 2",
-            (handles,),
-        )
-        for handle, before, content in ended:
-            state = State.CONVERSING if before == State.STARTED_INBOUND else State(before)
-            if content != Content.DATA:
-                event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
-                yield from take_end(handle, state, event, now)
-            elif state != before:
-                yield _set_state(handle, state)

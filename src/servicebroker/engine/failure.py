@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple, Self
 from uuid import UUID
 
 from servicebroker.engine import enqueue
@@ -14,6 +15,22 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
 from servicebroker.store.statements import Statement, Steps
+
+
+class Failed(NamedTuple):
+    """Not taken: the Error that the peer is to get, with its number below zero.
+
+    `message_type` is that of the message that has just been refused, '' when the whole conversation is.
+    """
+
+    code: int
+    description: str
+    message_type: str = ""
+
+    @classmethod
+    def of(cls, error: BrokerError) -> Self:
+        """That error, as it travels."""
+        return cls(-error.number, error.text)
 
 
 def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerError | None = None) -> Steps[None]:

@@ -11,7 +11,6 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine import enqueue
-from servicebroker.engine.arriving import deliver_kept, is_kept_deliverable
 from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_usages
 from servicebroker.engine.endpoints import (
@@ -26,6 +25,7 @@ from servicebroker.engine.failure import fail_conversation
 from servicebroker.engine.opening import lock_service, open_target
 from servicebroker.engine.shared_bodies import MESSAGE_BODY, purge
 from servicebroker.engine.validation import rejection, sender_of
+from servicebroker.engine.waiting_arrivals import deliver_kept, is_kept_deliverable
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.permissions import DBO
