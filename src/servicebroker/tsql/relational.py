@@ -10,7 +10,13 @@ from sqlglot import exp
 
 from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.scope import Scope
-from servicebroker.tsql.translation import aggregates, functions, membership, triggers  # noqa: F401 # they register what they write
+from servicebroker.tsql.translation import (  # noqa: F401 # they register what they write
+    aggregates,
+    date_functions,
+    membership,
+    special_functions,
+    triggers,
+)
 from servicebroker.tsql.translation.assignments import assignment
 from servicebroker.tsql.translation.changes import change
 from servicebroker.tsql.translation.definitions import definition
