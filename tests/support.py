@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.store import locks
 
 T = TypeVar("T")
 
@@ -127,6 +128,13 @@ def queue_number(database: sb.Database, name: str) -> int:
     text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
     found: int = query(database, text, database.database_id, name)[0][0]
     return found
+
+
+def pipeline_on(database: sb.Database, queue: str = STOCK_QUEUE) -> psycopg.Connection[Any]:
+    """A connection that holds the queue as a pipeline does that reads it."""
+    connection = psycopg.connect(database.instance.url, autocommit=True)
+    connection.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, queue_number(database, queue)))
+    return connection
 
 
 def waiting_messages(database: sb.Database) -> int:

@@ -10,15 +10,18 @@ from support import (
     DOCUMENT,
     MARK,
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
     STOCK,
     STOCK_QUEUE,
     begin,
     errors,
+    in_thread,
     open_dialog,
     refused,
     state,
+    wait_until_blocked,
 )
 
 pytestmark = pytest.mark.both_faces
@@ -55,6 +58,16 @@ def test_built_in_objects_cannot_be_changed(database: sb.Database) -> None:
         database.drop_message_type("http://schemas.microsoft.com/SQL/ServiceBroker/EndDialog")
     with refused(9663):
         database.drop_contract("DEFAULT")
+
+
+def test_a_dialog_that_is_beginning_learns_that_its_contract_is_dropped(database: sb.Database) -> None:
+    database.create_contract("//short", {ORDER: "ANY"})
+    with database.transaction() as transaction:
+        transaction.begin_dialog(ORDERS, STOCK, contract="//short")
+        dropping = in_thread(database.drop_contract, "//short")
+        wait_until_blocked(database)
+    dropping.result(30)
+    assert errors(database.receive(ORDERS_QUEUE)) == [-8487]
 
 
 @pytest.mark.feature(22, 102)

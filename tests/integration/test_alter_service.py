@@ -6,11 +6,18 @@ import random
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.begin import begin_dialog
+from servicebroker.store.running import run_alone
+from servicebroker.store.statements import Steps, resumed
 from support import (
     CONTRACT,
     ORDER,
@@ -25,11 +32,13 @@ from support import (
     in_thread,
     leftovers,
     open_dialog,
+    pipeline_on,
     query,
     refused,
     state,
     together,
     tried,
+    wait_until_blocked,
     waiting_messages,
     waiting_reader,
 )
@@ -92,6 +101,71 @@ def test_a_service_that_moves_from_a_queue_that_is_off(database: sb.Database) ->
     assert waiting_messages(database) == 0
     database.send(handle, ORDER, b"2")
     assert sorted([bodies(database.receive("Second")), bodies(database.receive("Second"))]) == [[b"1", b"2"], [b"new"]]
+
+
+@contextmanager
+def half_begun(database: sb.Database, done: list[UUID]) -> Iterator[None]:
+    """BEGIN DIALOG of a transaction that is open as long as the block, and then committed."""
+    with database.transaction() as transaction:
+        done.append(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT))
+        yield
+
+
+@pytest.mark.feature(20)
+def test_a_dialog_that_is_beginning_moves_with_its_service(database: sb.Database) -> None:
+    database.create_queue("Second")
+    begun: list[UUID] = []
+    with half_begun(database, begun):
+        moving = in_thread(database.alter_service, ORDERS, queue="Second")
+        wait_until_blocked(database)
+    moving.result(30)
+    database.send(begun[0], ORDER, b"x")
+    (message,) = database.receive(STOCK_QUEUE)
+    database.send(message.conversation_handle, REPLY, b"back")
+    assert bodies(database.receive("Second")) == [b"back"]
+
+
+@pytest.mark.feature(21)
+def test_a_dialog_that_is_beginning_goes_with_its_service(fresh_database: sb.Database) -> None:
+    database, begun = fresh_database, list[UUID]()
+    with half_begun(database, begun):
+        dropping = in_thread(database.drop_service, ORDERS)
+        wait_until_blocked(database)
+    dropping.result(30)
+    assert state(database, begun[0]) is None
+    assert leftovers(database) == {}
+
+
+def begun_beside(database: sb.Database, change: Callable[[], None]) -> UUID:
+    """BEGIN DIALOG that has looked for its service and its contract when the change comes."""
+
+    def steps() -> Steps[UUID]:
+        beginning = begin_dialog(database.database_id, ORDERS, STOCK, contract=CONTRACT, now=datetime.now(UTC))
+        looked = yield next(beginning)
+        change()
+        return (yield from resumed(beginning.send(looked), beginning))
+
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        return run_alone(connection, steps())
+
+
+def test_who_begins_beside_a_change_sees_it(database: sb.Database) -> None:
+    database.create_queue("Second")
+    handle = begun_beside(database, lambda: database.alter_service(ORDERS, queue="Second"))
+    database.begin_conversation_timer(handle, 0)
+    assert [message.is_timer for message in database.receive("Second")] == [True]
+    with refused(8423, ORDERS):
+        begun_beside(database, lambda: database.drop_service(ORDERS))
+
+
+@pytest.mark.feature(20)
+def test_a_service_stays_with_the_pipeline_that_reads_its_queue(database: sb.Database) -> None:
+    """What the pipeline has landed and not acknowledged would be received from the other queue again."""
+    database.create_queue("Second")
+    open_dialog(database)
+    with pipeline_on(database), pytest.raises(sb.InstanceError, match="'StockQueue' is being read by a pipeline"):
+        database.alter_service(STOCK, queue="Second")
+    database.alter_service(STOCK, queue="Second")
 
 
 @pytest.mark.usefixtures("without_polls")

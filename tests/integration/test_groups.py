@@ -8,15 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
 import pytest
 
 import servicebroker as sb
-from portal import connect
-from servicebroker.store import locks
 from support import (
     CONTRACT,
     ORDER,
@@ -34,6 +30,7 @@ from support import (
     group_of,
     in_thread,
     open_dialog,
+    pipeline_on,
     query,
     refused,
     state,
@@ -116,14 +113,6 @@ def switch(database: sb.Database, *, on: bool) -> None:
             "update servicebroker.queues set is_receive_enabled = %s where database_id = %s and name = %s",
             (on, database.database_id, STOCK_QUEUE),
         )
-
-
-def pipeline_on(database: sb.Database, name: str = STOCK_QUEUE) -> psycopg.Connection[Any]:
-    text = "select queue_id from servicebroker.queues where database_id = %s and name = %s"
-    connection = connect(database.instance, autocommit=True)
-    queue_id = query(database, text, database.database_id, name)[0][0]
-    connection.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, queue_id))
-    return connection
 
 
 def two_with_replies(database: sb.Database, replies: int = 3) -> tuple[UUID, UUID]:

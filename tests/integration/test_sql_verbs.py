@@ -94,6 +94,21 @@ def test_a_conversation_that_is_begun_and_sent_on_in_sql(database: sb.Database) 
     database.end_conversation(handle)
 
 
+def test_a_message_of_a_type_that_the_peers_database_lacks(database: sb.Database) -> None:
+    near = define_standard_set(database.instance.database(f"Near{uuid4().hex}", create=True))
+    far = database.instance.database(f"Far{uuid4().hex}", create=True)
+    far.create_message_type(ORDER)
+    far.create_contract(CONTRACT, {ORDER: "INITIATOR"})
+    far.create_queue("Far")
+    far.create_service("//far", "Far", [CONTRACT])
+    handle = begin(near, "//far", encryption=False)
+    near.send(handle, ORDER, b"known")
+    sql_send(near, handle, DOCUMENT, b"<a/>")
+    assert delivered(near)
+    assert len(errors(far.receive("Far"))) == 1
+    assert len(errors(near.receive(ORDERS_QUEUE))) == 1
+
+
 def test_the_defaults_and_the_empty_body(database: sb.Database) -> None:
     database.create_service("//default", STOCK_QUEUE, [sb.DEFAULT])
     text = "select servicebroker.begin_dialog(broker_database => %s, from_service => %s, to_service => '//default')"

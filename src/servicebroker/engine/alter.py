@@ -31,6 +31,11 @@ def lock_catalog() -> Statement:
     return Statement("select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
 
 
+def lock_begins(number: int) -> Statement:
+    """Nobody begins a dialog with the service or the contract of that number, or has begun one and not committed."""
+    return Statement("select pg_advisory_xact_lock($1, $2)", (locks.BEGIN, number))
+
+
 # ---------------------------------------------------------------- contracts
 
 
@@ -49,6 +54,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
         )
         if used:
             raise BrokerError(3716, "service contract", name, users)
+    yield lock_begins(contract_id)
     yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))

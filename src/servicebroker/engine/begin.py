@@ -11,7 +11,7 @@ from servicebroker.model import arguments, names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.states import Event, State, after
 from servicebroker.store import locks
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Rows, Statement, Steps
 
 
 def begin_dialog(
@@ -42,8 +42,49 @@ def begin_dialog(
     instance = arguments.broker_instance(broker_instance)
     arguments.check_switch("ENCRYPTION", encryption)
     arguments.check_relation(related_conversation, related_conversation_group)
+    rows: Rows = ()
+    while not rows:  # the service or the contract was dropped between the two looks: the first one says so
+        service_id, contract_id, own_instance = yield from _own_side(database_id, from_service, contract)
+        group = yield from _related_group(service_id, from_service, related_conversation, related_conversation_group)
+        rows = yield Statement(
+            "with own as materialized (select servicebroker.own_queue($3, $2, $4) as queue_id), "
+            "grouped as (select coalesce($1, gen_random_uuid()) as id, queue_id from own where queue_id is not null), "
+            "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
+            "on conflict do nothing), "
+            "begun as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
+            "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
+            "far_broker_instance, priority) "
+            "select true, $3, $2, $4, id, queue_id, 'SO', $5, $6, $7, $8, "
+            f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$7')} from grouped "
+            "returning conversation_handle, conversation_group_id, "
+            "xmin <> pg_current_xact_id()::xid as under_savepoint) "
+            "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
+            "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
+            (
+                group,
+                service_id,
+                database_id,
+                contract_id,
+                encryption,
+                expiry,
+                to_service,
+                own_instance if instance == arguments.CURRENT_DATABASE else instance,
+                locks.GROUP,
+            ),
+            locks=True,
+        )
+    handle: UUID = rows[0][0]
+    return handle
+
+
+def _own_side(database_id: int, from_service: str, contract: str) -> Steps[tuple[int, int, str]]:
+    """The numbers of the service and of the contract, and the broker's identifier.
+
+    Raises:
+        BrokerError: 8423 and 8425 no such service or contract, 8442 the database is gone.
+    """
     rows = yield Statement(
-        "select s.service_id, s.queue_id, c.service_contract_id, d.service_broker_guid::text "
+        "select s.service_id, c.service_contract_id, d.service_broker_guid::text "
         "from servicebroker.databases d "
         "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
         "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $3 "
@@ -56,40 +97,12 @@ def begin_dialog(
     )
     if not rows:
         raise BrokerError(8442)
-    service_id, queue_id, contract_id, own_instance = rows[0]
+    service_id, contract_id, own_instance = rows[0]
     if service_id is None:
         raise BrokerError(8423, from_service)
     if contract_id is None:
         raise BrokerError(8425, contract)
-    group = yield from _related_group(service_id, from_service, related_conversation, related_conversation_group)
-    rows = yield Statement(
-        "with grouped as ("
-        "select coalesce($1, gen_random_uuid()) as id), "
-        "made as (insert into servicebroker.conversation_groups select id, $2 from grouped on conflict do nothing), "
-        "begun as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
-        "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
-        "far_broker_instance, priority) "
-        "select true, $3, $2, $4, id, $5, 'SO', $6, $7, $8, $9, "
-        f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$8')} from grouped "
-        "returning conversation_handle, conversation_group_id, xmin <> pg_current_xact_id()::xid as under_savepoint) "
-        "select conversation_handle, pg_advisory_xact_lock($10, uuid_hash(conversation_group_id)), "
-        "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
-        (
-            group,
-            service_id,
-            database_id,
-            contract_id,
-            queue_id,
-            encryption,
-            expiry,
-            to_service,
-            own_instance if instance == arguments.CURRENT_DATABASE else instance,
-            locks.GROUP,
-        ),
-        locks=True,
-    )
-    handle: UUID = rows[0][0]
-    return handle
+    return service_id, contract_id, own_instance
 
 
 def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> Steps[None]:

@@ -11,7 +11,7 @@ from servicebroker.engine.endpoints import (
     lock_rows,
     remove_empty_groups,
 )
-from servicebroker.engine.receive import refuse_pipeline
+from servicebroker.engine.receive import keep_off_pipelines
 from servicebroker.engine.retention import move_to_group
 from servicebroker.model.arguments import check_move
 from servicebroker.model.errors import BrokerError
@@ -39,7 +39,7 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
     yield from _check_group(endpoint, group)
     if group == endpoint.conversation_group_id:
         return
-    yield from _keep_off_pipelines(endpoint.queue_id)
+    yield from keep_off_pipelines(endpoint.queue_id)
     yield Statement(
         "with moved as (update servicebroker.conversation_endpoints set conversation_group_id = $2 "
         "where conversation_handle = $1), "
@@ -74,13 +74,6 @@ def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
         raise BrokerError(8436, group)
     if rows[0][0] != endpoint.service_id:
         raise BrokerError(8439, group)
-
-
-def _keep_off_pipelines(queue_id: int) -> Steps[None]:
-    """A pipeline that reads the queue has planned batches, and a moved message would be read again."""
-    rows = yield Statement("select pg_try_advisory_xact_lock_shared($1, $2)", (locks.PIPELINE, queue_id))
-    if not rows[0][0]:
-        raise refuse_pipeline(f"number {queue_id}")
 
 
 def _move_messages(endpoint: Endpoint, group: UUID) -> Statement:

@@ -189,8 +189,25 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
         raise BrokerError(8436, group)
 
 
+def keep_off_pipelines(queue_id: int) -> Steps[None]:
+    """Whoever moves messages to another place in a queue, or to another queue, says so before.
+
+    A pipeline that reads the queue has planned batches, and what was moved would be read again.
+
+    Raises:
+        InstanceError: one does.
+    """
+    rows = yield Statement(
+        "select pg_try_advisory_xact_lock_shared($1, $2), name from servicebroker.queues where queue_id = $2",
+        (locks.PIPELINE, queue_id),
+    )
+    if not rows[0][0]:
+        raise refuse_pipeline(f"'{rows[0][1]}'")
+
+
 def refuse_pipeline(queue: str) -> InstanceError:
     """A pipeline that reads a queue is its only reader."""
     return InstanceError(
-        f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it until that stops."
+        f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it, or move what is there, until "
+        "that stops."
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from servicebroker.engine.alter import find_queue_now, lock_conversations, renew_versions, ring
+from servicebroker.engine.alter import find_queue_now, lock_begins, lock_conversations, renew_versions, ring
 from servicebroker.engine.authorization import forget_permissions
 from servicebroker.engine.catalog import contract_ids, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.receive import keep_off_pipelines
 from servicebroker.engine.retention import move_to_queue, purge_queue
 from servicebroker.model import names
 from servicebroker.model.arguments import checked_contracts
@@ -34,6 +35,7 @@ def alter_service(
     Raises:
         BrokerError: 15151 unknown service, queue or contract, 8493 when nothing would change, 8404 for a
             contract given twice, or added though the service has it.
+        InstanceError: a pipeline reads the queue that the service leaves.
     """
     names.checked("service", name)
     to_add, to_drop = checked_contracts(add_contracts), checked_contracts(drop_contracts)
@@ -70,6 +72,7 @@ def drop_service(database_id: int, name: str) -> Steps[None]:
     service_id, queue_id, named = yield from _find("drop", database_id, name)
     if named:
         raise BrokerError(3716, "service", name, "conversation priorities")
+    yield lock_begins(service_id)
     yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
     yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
     yield from _purge(queue_id, service_id)
@@ -134,6 +137,8 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
     Stamps and the order of arrival are drawn again, under the senders' locks, so that what a sender sends next
     comes after, and no reader's mark lies above.
     """
+    yield from keep_off_pipelines(old)
+    yield lock_begins(service_id)
     yield Statement(  # first, so that we wait for readers before we hold the endpoints that they answer on
         f"select count(*) from (select from servicebroker.queue_{old} where service_id = $1 for update) as messages",
         (service_id,),

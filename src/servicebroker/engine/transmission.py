@@ -219,7 +219,8 @@ def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Ste
     """Conversations that have a peer, all of one queue with one statement."""
     rows = yield Statement(
         "select w.conversation_handle, w.queue_id, bool_or("
-        "  (t.validation is distinct from m.validation or m.xml_collection_id is not null or w.is_checked) "
+        "  (t.validation is null or t.validation is distinct from m.validation or m.xml_collection_id is not null "
+        "  or w.is_checked) "
         "  and not t.is_end_of_dialog and not t.is_conversation_error) "
         "from (select e.conversation_handle, p.queue_id, p.database_id, e.is_initiator and exists ("
         "        select from servicebroker.services s "

@@ -24,6 +24,7 @@ def verbs() -> str:
     values = {
         "texts": sql.Literal(json.dumps(texts)).as_string(None),
         "group_lock": locks.GROUP,
+        "begin_lock": locks.BEGIN,
         "delivery_lock": locks.DELIVERY,
         "service_lock": locks.SERVICE,
         "delivery_channel": DELIVERY_CHANNEL,

@@ -32,6 +32,19 @@ return coalesce(
       limit 1),
     {default_priority}::smallint);
 
+-- The queue of a service that begins a dialog; null when the service or the contract is gone. Who alters or drops one of
+-- them (engine/services.py, engine/alter.py) waits for our transaction, or we see what it has done: a function, because
+-- what looks needs a younger snapshot than what waits.
+create or replace function servicebroker.own_queue(database integer, service integer, contract integer)
+returns integer language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared({begin_lock}, service), pg_advisory_xact_lock_shared({begin_lock}, contract);
+    return (select s.queue_id from servicebroker.services s
+              join servicebroker.service_contracts c
+                on c.database_id = database and c.service_contract_id = contract
+             where s.service_id = service);
+end $$;
+
 -- BEGIN DIALOG CONVERSATION: the handle of a new conversation. A group that does not exist is made under its id.
 create or replace function servicebroker.begin_dialog(
     broker_database text, from_service text, to_service text, contract text default 'DEFAULT',
@@ -40,6 +53,7 @@ create or replace function servicebroker.begin_dialog(
 ) returns uuid language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
     own record;
+    own_queue integer;
     conversation_group uuid := coalesce(related_conversation_group, gen_random_uuid());
     owner text;
     handle uuid;
@@ -62,7 +76,7 @@ begin
         perform servicebroker.refuse(8414, conversation_group::text);
     end if;
 
-    select d.database_id, d.service_broker_guid, s.service_id, s.queue_id, c.service_contract_id into own
+    select d.database_id, d.service_broker_guid, s.service_id, c.service_contract_id into own
       from servicebroker.databases d
       left join servicebroker.services s on s.database_id = d.database_id and s.name = from_service
       left join servicebroker.service_contracts c
@@ -78,11 +92,13 @@ begin
     if found then
         perform servicebroker.refuse(9610, from_service, owner, 'RELATED_CONVERSATION_GROUP', conversation_group::text);
     end if;
+    own_queue := servicebroker.own_queue(own.database_id, own.service_id, own.service_contract_id);
+    if own_queue is null then perform servicebroker.refuse(8423, from_service); end if;
     insert into servicebroker.conversation_groups values (conversation_group, own.service_id) on conflict do nothing;
     insert into servicebroker.conversation_endpoints
            (is_initiator, database_id, service_id, service_contract_id, conversation_group_id, queue_id, state,
             encryption, lifetime, far_service, far_broker_instance, priority)
-    values (true, own.database_id, own.service_id, own.service_contract_id, conversation_group, own.queue_id, 'SO',
+    values (true, own.database_id, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
             begin_dialog.encryption, clock_timestamp() + make_interval(secs => begin_dialog.lifetime), to_service,
             case broker_instance when 'CURRENT DATABASE' then own.service_broker_guid::text else lower(broker_instance) end,
             servicebroker.conversation_priority(own.database_id, own.service_contract_id, own.service_id, to_service))

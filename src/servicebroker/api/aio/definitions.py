@@ -200,7 +200,12 @@ class AsyncDefinitions(ABC):
         Raises:
             BrokerError: 3716 a service or a priority uses it, 15151 no such contract, 9663 built-in.
         """
-        await self._define(alter.drop_contract(self.database_id, name), "DROP CONTRACT", rights.contracts([name]))
+
+        def steps() -> Steps[None]:
+            dropping = alter.drop_contract(self.database_id, name)
+            return rights.authorized(dropping, self.user, "DROP CONTRACT", rights.contracts([name]))
+
+        await self._giving_way(steps)
 
     async def alter_queue(
         self,
