@@ -384,6 +384,17 @@ def test_who_was_let_in_and_lies(two: Two, said: bytes, caplog: pytest.LogCaptur
     two.works()
 
 
+@pytest.mark.feature(201)
+def test_a_connection_that_is_reset_is_an_io_error(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    errors = count("connection_events", subclass="Receive IO Error")
+    with connect(two.east) as peer:
+        peer.greet().hears(Online)
+        peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
+    eventually(lambda: count("connection_events", subclass="Receive IO Error") > errors)
+    eventually(lambda: "subclass='Receive IO Error'" in caplog.text)
+    two.works()
+
+
 def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the daemon waits for its database, a peer sends without end: what waits in memory is bounded."""
     limit = 4 * 1024 * 1024
