@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psycopg
 
-from servicebroker.store.embedded import ROOT_STAND_IN, programs
+from servicebroker.store.cluster import ROOT_STAND_IN, programs
 
 ROLE = "servicebroker"
 SETTINGS = """

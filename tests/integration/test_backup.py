@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
-from servicebroker.store.embedded import EmbeddedServer, programs
+from servicebroker.store.cluster import programs
+from servicebroker.store.embedded import EmbeddedServer
 from support import (
     ORDER,
     ORDERS_QUEUE,

@@ -22,7 +22,7 @@ import psycopg
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store import embedded
+from servicebroker.store import cluster
 from servicebroker.store.embedded import EmbeddedServer
 
 ROOT = os.geteuid() == 0
@@ -234,7 +234,7 @@ def test_a_dead_servers_process_number_may_have_an_heir(folder: Path) -> None:
         kill(folder)
     heir = subprocess.Popen(["sleep", "60"], user=owner if ROOT else None)
     try:
-        for name in ("postmaster.pid", f"{embedded.SOCKET}.lock"):
+        for name in ("postmaster.pid", f"{cluster.SOCKET}.lock"):
             file = folder / "postgresql" / name
             file.write_text(f"{heir.pid}\n" + file.read_text().partition("\n")[2])
         with EmbeddedServer.start(folder) as server:
@@ -297,7 +297,7 @@ def test_settings_are_ours_unless_the_user_has_others(folder: Path) -> None:
 def test_a_large_log_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedServer.start(folder):
         pass
-    monkeypatch.setattr(embedded, "LARGE_LOG", 10)
+    monkeypatch.setattr(cluster, "LARGE_LOG", 10)
     with EmbeddedServer.start(folder):
         assert "starting PostgreSQL" in (folder / "postgresql.log.1").read_text()
         assert (folder / "postgresql.log").read_text().count("starting PostgreSQL") == 1
@@ -332,11 +332,11 @@ def test_another_user_cannot_connect(folder: Path, opened: bool) -> None:
         if opened:
             for parent in (folder / "postgresql", *folder.parents):
                 parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o001)
-            (folder / "postgresql" / embedded.SOCKET).chmod(0o777)
-        psql = [embedded.programs() / "psql", server.url, "-Atc", "SELECT 'in'"]
+            (folder / "postgresql" / cluster.SOCKET).chmod(0o777)
+        psql = [cluster.programs() / "psql", server.url, "-Atc", "SELECT 'in'"]
         assert subprocess.check_output(psql) == b"in\n"
-        for name in ("nobody", embedded.ROOT_STAND_IN):
-            if not opened and name == embedded.ROOT_STAND_IN:
+        for name in ("nobody", cluster.ROOT_STAND_IN):
+            if not opened and name == cluster.ROOT_STAND_IN:
                 continue
             result = subprocess.run(psql, user=name, group=name_of_group(name), extra_groups=[], capture_output=True)
             assert result.returncode
@@ -394,7 +394,7 @@ def test_a_temporary_socket_folder_of_somebody_else_is_refused(tmp_path: Path, m
     monkeypatch.setattr(tempfile, "tempdir", str(short := Path(tempfile.mkdtemp())))
     try:
         EmbeddedServer.start(folder).close()
-        name = embedded._Cluster(folder, embedded._server_user())._socket_folder()
+        name = cluster.Cluster(folder, cluster.server_user())._socket_folder()
         name.rmdir()
         name.symlink_to(tmp_path)
         with pytest.raises(InstanceError, match="made by somebody else"):

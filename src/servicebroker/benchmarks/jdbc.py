@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.embedded import ROLE, SETTINGS, EmbeddedServer
+from servicebroker.store.cluster import ROLE, SETTINGS
+from servicebroker.store.embedded import EmbeddedServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession

