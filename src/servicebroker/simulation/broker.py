@@ -10,9 +10,7 @@ from uuid import UUID
 
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State as EndpointState
-from servicebroker.protocol import adjacent
-from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online
-from servicebroker.protocol.arbitration import Arbiter
+from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged, Dialog, Dropped, Failed, Identity, unpack
 from servicebroker.protocol.envelope import (
     Content,
@@ -34,6 +32,7 @@ from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import Cut
 from servicebroker.protocol.security import CHECKSUM, KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.session import UNSECURED, Session
+from servicebroker.simulation.links import Link, Links
 from servicebroker.simulation.loop import Loop
 from servicebroker.simulation.network import Network, Stream, flip
 from servicebroker.simulation.store import Endpoint, Key, Lost
@@ -67,27 +66,13 @@ class World(NamedTuple):
         return self.brokers[broker].endpoints.get((key[0], not key[1]))
 
 
-class _Link:
-    """A connection and its stream."""
-
-    def __init__(self, connection: Connection, stream: Stream, moment: int) -> None:
-        self.connection = connection
-        self.stream = stream
-        self.moment = moment
-        self.peer: UUID | None = None
-        self.has_alarm = False
-
-
 class _Memory:
     """All that a crash takes."""
 
-    def __init__(self, guid: UUID, incarnation: UUID) -> None:
-        self.me = Myself(guid, incarnation)
+    def __init__(self, links: Links) -> None:
+        self.links = links
         self.dialogs: dict[Key, Dialog] = {}
-        self.arbiter: Arbiter[_Link] = Arbiter(guid)
-        self.links: list[_Link] = []
         self.lines: dict[UUID, FairQueue[Key]] = {}
-        self.connecting: set[UUID] = set()
         self.alarms: dict[Key, float] = {}
         self.acknowledged: dict[Key, Acknowledged] = {}  # not committed yet
         self.is_storing = False
@@ -109,7 +94,8 @@ class SimulatedBroker:
         self._memory = self._fresh()
 
     def _fresh(self) -> _Memory:
-        return _Memory(self.guid, UUID(int=self.world.loop.random.getrandbits(128)))
+        incarnation = UUID(int=self.world.loop.random.getrandbits(128))
+        return _Memory(Links(self, Myself(self.guid, incarnation)))
 
     def __repr__(self) -> str:
         return f"broker {self.index}"
@@ -118,11 +104,10 @@ class SimulatedBroker:
 
     def crash(self) -> None:
         """Lose all memory and come back later. PostgreSQL may have crashed too: then unlogged tables are empty."""
-        self._trace("crash")
+        self.trace("crash")
         memory, self.is_up = self._memory, False
         self._memory = self._fresh()
-        for link in memory.links:
-            link.stream.close()
+        memory.links.crash()
         if self.world.loop.random.random() < 0.5:
             self.saved.clear()
         self.world.loop.after(0.1 + self.world.loop.random.random() * 10, self._restart)
@@ -135,17 +120,20 @@ class SimulatedBroker:
 
     def _later(self, delay: float, action: Callable[[], None]) -> None:
         """Do something in this life only."""
-        self._at(self._now + delay, action)
+        self.at(self.now + delay, action)
 
-    def _at(self, moment: float, action: Callable[[], None]) -> None:
+    def at(self, moment: float, action: Callable[[], None]) -> None:
+        """Do something at a moment, in this life only."""
         life = self._memory
         self.world.loop.at(moment, lambda: action() if self._memory is life and self.is_up else None)
 
-    def _trace(self, *what: object) -> None:
+    def trace(self, *what: object) -> None:
+        """Say what happens here."""
         self.world.loop.trace(self, *what)
 
     @property
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The time of the run."""
         return self.world.loop.now
 
     # --- transmission objects
@@ -164,7 +152,7 @@ class SimulatedBroker:
         if not self.is_up or key not in self.endpoints:
             return
         dialog, endpoint = self.dialog(key), self.endpoints[key]
-        dialog.tick(self._now)
+        dialog.tick(self.now)
         if endpoint.state is EndpointState.CLOSED:
             dialog.close()
         elif endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
@@ -186,13 +174,13 @@ class SimulatedBroker:
     def _set_going(self, key: Key) -> None:
         """Get in line to send, and set the alarm."""
         dialog, endpoint = self.dialog(key), self.endpoints[key]
-        if dialog.has_work(self._now):
+        if dialog.has_work(self.now):
             peer = self._route(key)
             self._memory.lines.setdefault(peer, FairQueue()).add(key, endpoint.priority)
             self._later(0.0, lambda: self._pump(peer))
         self._set_alarm(key, dialog.wake_at)
         if dialog.is_idle and self._happens("eviction"):
-            self._trace("evicts", key)
+            self.trace("evicts", key)
             self._evict(key)
 
     def _evict(self, key: Key) -> None:
@@ -212,7 +200,7 @@ class SimulatedBroker:
                 del alarms[key]
             self.poke(key)
 
-        self._at(at, ring)
+        self.at(at, ring)
 
     def _route(self, key: Key) -> UUID:
         """Whom the messages of an endpoint are sent to."""
@@ -223,154 +211,85 @@ class SimulatedBroker:
 
     def routes_changed(self, there: UUID) -> None:
         """What is under way to that instance travels again, on its new route."""
-        self._trace("sends what is for", self.world.brokers[there], "to", self.world.brokers[self._hop(there)])
+        self.trace("sends what is for", self.world.brokers[there], "to", self.world.brokers[self._hop(there)])
         for key, dialog in list(self._memory.dialogs.items()):
             if _home(self.endpoints[key].identity.far_service) == there:
                 for line in self._memory.lines.values():
                     line.discard(key)
-                dialog.link_down(self._now, "")
+                dialog.link_down(self.now, "")
                 dialog.link_up()
                 self._set_going(key)
 
     def _happens(self, fault: str) -> bool:
         return self.world.loop.happens(getattr(self.world.network.faults, fault))
 
-    # --- connections
+    # --- what the links tell
 
     def accept(self, stream: Stream) -> None:
         """The network brings a new stream."""
-        self._begin(stream, is_opener=False)
+        self._memory.links.accept(stream)
 
-    def _connect(self, peer: UUID) -> None:
-        memory = self._memory
-        if peer in memory.connecting:
-            return
-        memory.connecting.add(peer)
-
-        def done(stream: Stream | None) -> None:
-            if self._memory is not memory or not self.is_up:
-                if stream is not None:
-                    stream.close()
-                return
-            if stream is None:
-                memory.connecting.discard(peer)
-                self._link_down(peer)
-            else:
-                self._begin(stream, is_opener=True, peer=peer)
-
-        self.world.network.connect(self.index, self.world.brokers[peer].index, done)
-
-    def _begin(self, stream: Stream, *, is_opener: bool, peer: UUID | None = None) -> None:
-        memory = self._memory
-        connection = Connection(memory.me, is_opener=is_opener, now=self._now)
-        link = _Link(connection, stream, memory.arbiter.moment() if is_opener else 0)
-        link.peer = peer
-        memory.links.append(link)
-        stream.on_bytes = lambda data: self._handle(link, connection.receive(data, self._now))
-        stream.on_end = lambda: self._handle(link, connection.end_of_stream())
-        connection.begin(link.moment, self._now)
-        self._handle(link, [])
-
-    def _handle(self, link: _Link, events: list[adjacent.Event]) -> None:
-        for event in events:
-            match event:
-                case Greeted(hello):
-                    self._greet(link, hello)
-                case Online():
-                    self._online(link, event)
-                case Arrived():
-                    self._carried(event)
-                case Corrupted():
-                    self.corrupted += 1
-                case Closed():
-                    self._closed(link, event)
-        link.stream.write(link.connection.outgoing())
-        if link.connection.phase is adjacent.Phase.CLOSED:
-            link.stream.close()
-        elif not link.has_alarm:
-            link.has_alarm = True
-            self._at(link.connection.wake_at, lambda: self._ring(link))
-
-    def _ring(self, link: _Link) -> None:
-        link.has_alarm = False
-        self._handle(link, link.connection.tick(self._now))
-
-    def _greet(self, link: _Link, hello: adjacent.Hello) -> None:
-        number = self._memory.arbiter.greeted(hello)
-        if number:
-            self._handle(link, [link.connection.reject(number, self._now)])
-            return
-        link.moment = self._memory.arbiter.moment()
-        online = link.connection.welcome(link.moment, self._now)
-        self._handle(link, [online])
-        self._handle(link, link.connection.resume(self._now))
-
-    def _online(self, link: _Link, event: Online) -> None:
-        link.peer = event.instance
-        self._memory.connecting.discard(event.instance)
-        arbiter = self._memory.arbiter
-        loser = arbiter.online(link, event, is_opener=link.connection.is_opener, moment=link.moment)
-        if loser is not None:
-            self._trace("arbitration with", self.world.brokers[event.instance])
-            self._handle(loser, [loser.connection.close(28033, RULES[28033].text, self._now)])
-        if loser is not link:
-            self._trace("online with", self.world.brokers[event.instance])
-            for key, dialog in list(self._memory.dialogs.items()):
-                if self._route(key) == event.instance:
-                    dialog.link_up()
-                    self._set_going(key)
-            self._later(0.0, lambda: self._pump(event.instance))
-
-    def _closed(self, link: _Link, event: Closed) -> None:
-        self._trace(*event)
-        memory = self._memory
-        if link in memory.links:
-            memory.links.remove(link)
-        memory.arbiter.gone(link)
-        if link.peer is not None:
-            if link.connection.is_opener:
-                memory.connecting.discard(link.peer)
-            if memory.arbiter.find(link.peer) is None:
-                self._link_down(link.peer)
-
-    def _link_down(self, peer: UUID) -> None:
+    def link_up(self, peer: UUID) -> None:
+        """A peer can be reached."""
         for key, dialog in list(self._memory.dialogs.items()):
             if self._route(key) == peer:
-                dialog.link_down(self._now, UNREACHABLE)
+                dialog.link_up()
+                self._set_going(key)
+        self._later(0.0, lambda: self._pump(peer))
+
+    def link_down(self, peer: UUID) -> None:
+        """A peer cannot be reached, or not any more."""
+        for key, dialog in list(self._memory.dialogs.items()):
+            if self._route(key) == peer:
+                dialog.link_down(self.now, UNREACHABLE)
                 if peer in self._memory.lines:
                     self._memory.lines[peer].discard(key)
                 self._set_alarm(key, dialog.wake_at)
+
+    def carried(self, came: Arrived) -> None:
+        """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
+        random = self.world.loop.random
+        if self._happens("loss"):
+            return
+        if self._happens("replay"):
+            self.world.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), lambda: self._arrived(came))
+        if self._happens("tampering"):
+            came = came._replace(body=flip(came.body, random.randrange(8 * len(came.body))))
+        if self._happens("reorder"):
+            self.world.loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: self._arrived(came))
+        else:
+            self._arrived(came)
 
     # --- sending
 
     def _pump(self, peer: UUID) -> None:
         """Send a few frames, and come back for more."""
         memory = self._memory
-        link, line = memory.arbiter.find(peer), memory.lines.get(peer)
+        link, line = memory.links.find(peer), memory.lines.get(peer)
         if not line and peer not in memory.forwarder.hops:
             return
         if link is None:
-            self._connect(peer)
+            memory.links.connect(peer)
             return
         for _ in range(FRAMES_AT_ONCE):
             if line and (turn := line.take()) is not None:
                 self._send_frame(link, turn.key)
-            found = memory.forwarder.pass_on(peer, self._now)
+            found = memory.forwarder.pass_on(peer, self.now)
             if found is not None and not isinstance(found, Refusal):
-                link.connection.send(found[1], self._now, is_forwarded=True)
-        self._handle(link, [])
+                link.connection.send(found[1], self.now, is_forwarded=True)
+        memory.links.flush(link)
         self._later(0.001, lambda: self._pump(peer))
 
-    def _send_frame(self, link: _Link, key: Key) -> None:
-        if key not in self.endpoints or (transmission := self.dialog(key).transmit(self._now)) is None:
+    def _send_frame(self, link: Link, key: Key) -> None:
+        if key not in self.endpoints or (transmission := self.dialog(key).transmit(self.now)) is None:
             return
         header, cut, failure = transmission
         payload = failure if cut is None else self._read(self.endpoints[key], cut)
         if cut is not None and payload is None:
             return  # an END WITH ERROR has deleted them; it is on its way to us
-        self._trace("sends", key, header.kind.name, cut, header.acknowledgement)
-        link.connection.send(encode(header, payload, self.endpoints[key].session.of(header)), self._now)
-        if self.dialog(key).has_work(self._now):
+        self.trace("sends", key, header.kind.name, cut, header.acknowledgement)
+        link.connection.send(encode(header, payload, self.endpoints[key].session.of(header)), self.now)
+        if self.dialog(key).has_work(self.now):
             self._memory.lines.setdefault(self._route(key), FairQueue()).add(key, self.endpoints[key].priority)
         self._set_alarm(key, self.dialog(key).wake_at)
 
@@ -384,20 +303,6 @@ class SimulatedBroker:
         return (Part(rows[0].message_type, rows[0].content, body[cut.offset : cut.offset + cut.length]),)
 
     # --- receiving
-
-    def _carried(self, came: Arrived) -> None:
-        """A message has come over the last hop; those before it may have lost, doubled, delayed or changed it."""
-        random = self.world.loop.random
-        if self._happens("loss"):
-            return
-        if self._happens("replay"):
-            self.world.loop.after(random.choice((0.1, 5.0, 120.0)) * random.random(), lambda: self._arrived(came))
-        if self._happens("tampering"):
-            came = came._replace(body=flip(came.body, random.randrange(8 * len(came.body))))
-        if self._happens("reorder"):
-            self.world.loop.after(random.choice((0.1, 5.0)) * random.random(), lambda: self._arrived(came))
-        else:
-            self._arrived(came)
 
     def _arrived(self, came: Arrived) -> None:
         if not self.is_up:
@@ -414,7 +319,7 @@ class SimulatedBroker:
             payload = open_payload(envelope, session.of(header))
         except CorruptedMessage as problem:
             self.corrupted += 1
-            self._trace(problem)
+            self.trace(problem)
             return
         if key in self.endpoints:
             self.endpoints[key].session = session
@@ -422,7 +327,7 @@ class SimulatedBroker:
             return
         dialog = self.dialog(key)
         for event in dialog.arrived(header, payload):
-            self._trace(key, event)
+            self.trace(key, event)
             self._happened(key, event)
         self._start_storing()
         self._set_going(key)
@@ -436,12 +341,12 @@ class SimulatedBroker:
     def _pass_on(self, header: Header, body: bytes, passage: Passage | None) -> None:
         hop, forwarder = self._hop(_home(header.to_service)), self._memory.forwarder
         passage = passage or Passage(UUID(int=self.world.loop.random.getrandbits(128)))
-        refusal = forwarder.take_in(header, body, passage, hop, self._now)
+        refusal = forwarder.take_in(header, body, passage, hop, self.now)
         if refusal is None:
             self._later(0.0, lambda: self._pump(hop))
-            self._later(TIME_TO_LIVE + 1.0, lambda: self._trace(*forwarder.expire(self._now)))
+            self._later(TIME_TO_LIVE + 1.0, lambda: self.trace(*forwarder.expire(self.now)))
         else:
-            self._trace(refusal.error)
+            self.trace(refusal.error)
 
     def _session(self, key: Key, header: Header) -> Session:
         """The keys of a conversation, with what the message itself tells of them."""
@@ -471,7 +376,7 @@ class SimulatedBroker:
             header.to_service,
             header.from_service,
             header.opening.contract,
-            self._now + header.opening.lifetime,
+            self.now + header.opening.lifetime,
             header.opening.encryption,
             header.is_secured,
         )
@@ -485,13 +390,13 @@ class SimulatedBroker:
 
     def _refuse(self, header: Header) -> None:
         failure, hop = Failure(-8462, RULES[8462].text), self._hop(_home(header.from_service))
-        link = self._memory.arbiter.find(hop)
+        link = self._memory.links.find(hop)
         if link is None:
-            self._connect(hop)  # what came through a forwarder comes again, and is answered then
+            self._memory.links.connect(hop)  # what came through a forwarder comes again, and is answered then
         else:
-            self._trace("refuses", header.conversation_id)
-            link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self._now)
-            self._handle(link, [])
+            self.trace("refuses", header.conversation_id)
+            link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self.now)
+            self._memory.links.flush(link)
 
     def _happened(self, key: Key, event: Acknowledged | Failed | Dropped) -> None:
         match event:
