@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -154,6 +155,27 @@ def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
         pass
     with pytest.raises(sb.InstanceError, match="is closed"):
         instance.status()
+
+
+def test_a_forked_child_opens_the_instance_for_itself(make_url: Callable[[], str]) -> None:
+    with sb.open(make_url()) as instance:
+        database = define_standard_set(instance.database("Test", create=True))
+        handle = begin(database)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with suppress(BaseException):
+                for verb in (instance.open, instance.status, lambda: database.receive(STOCK_QUEUE, wait=60)):
+                    with pytest.raises(sb.InstanceError, match="forked"):
+                        verb()
+                instance.close()
+                with sb.open(instance.url) as own:
+                    own.database("Test").send(handle, ORDER, b"child")
+                os._exit(0)
+            os._exit(1)
+        database.send(handle, ORDER, b"parent")
+        assert os.waitpid(child, 0)[1] == 0
+        assert sorted(bodies(database.receive(STOCK_QUEUE))) == [b"child", b"parent"]
 
 
 # ---------------------------------------------------------------- transactions

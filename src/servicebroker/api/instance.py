@@ -110,6 +110,7 @@ class Instance(Network):
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
+        self._process = os.getpid()
 
     def open(self) -> Self:
         """Open it, unless it is open.
@@ -118,7 +119,9 @@ class Instance(Network):
             InstanceError: it cannot be made, reached or used; the message says why.
         """
         if self._pool is not None:
+            self.check_process()
             return self
+        self._process = os.getpid()
         if not is_url(self.url):
             self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
@@ -192,6 +195,18 @@ class Instance(Network):
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
 
+    def check_process(self) -> None:
+        """Refuse what would go over connections of another process: each would read the other's answers.
+
+        Raises:
+            InstanceError: this process was forked from the one that has opened the instance.
+        """
+        if self._process != os.getpid():
+            raise InstanceError(
+                "This process was forked when the instance was open already, and its connections are the parent's: "
+                "open the instance in this process, after the fork."
+            )
+
     def took(self, queue_id: int, messages: int) -> None:
         """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
         if self._upkeep is not None:
@@ -206,7 +221,9 @@ class Instance(Network):
         self.poison.share(other.poison)
 
     def close(self) -> None:
-        """Leave the instance; an embedded server stops with its last user."""
+        """Leave the instance; an embedded server stops with its last user. What a forked child has is its parent's."""
+        if self._process != os.getpid():
+            return
         if self._upkeep is not None:
             self._upkeep.close()
         if self._pool is not None:
@@ -228,6 +245,7 @@ class Instance(Network):
     def _borrowed(self) -> Iterator[DirectConnection]:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
+        self.check_process()
         try:
             connection = self._get(self._pool)
             self._lent += 1

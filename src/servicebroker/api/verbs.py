@@ -371,6 +371,7 @@ class Verbs(ABC):
         doorbell = self.database.instance.doorbell
         if (wait == 0 or not doorbell.hears(there.queue_id)) and ((found := once()) or wait == 0):
             return found
+        self.database.instance.check_process()
         deadline = time.monotonic() + wait
         with doorbell.listening(there.queue_id, choosy=choosy) as bell:
             services = doorbell.service_changes.get(there.queue_id)

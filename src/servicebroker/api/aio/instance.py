@@ -109,6 +109,7 @@ class AsyncInstance(AsyncNetwork):
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
+        self._process = os.getpid()
 
     async def open(self) -> Self:
         """Open it, unless it is open.
@@ -117,7 +118,9 @@ class AsyncInstance(AsyncNetwork):
             InstanceError: it cannot be made, reached or used; the message says why.
         """
         if self._pool is not None:
+            self.check_process()
             return self
+        self._process = os.getpid()
         if not is_url(self.url):
             self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
@@ -191,6 +194,18 @@ class AsyncInstance(AsyncNetwork):
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
 
+    def check_process(self) -> None:
+        """Refuse what would go over connections of another process: each would read the other's answers.
+
+        Raises:
+            InstanceError: this process was forked from the one that has opened the instance.
+        """
+        if self._process != os.getpid():
+            raise InstanceError(
+                "This process was forked when the instance was open already, and its connections are the parent's: "
+                "open the instance in this process, after the fork."
+            )
+
     def took(self, queue_id: int, messages: int) -> None:
         """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
         if self._upkeep is not None:
@@ -205,7 +220,9 @@ class AsyncInstance(AsyncNetwork):
         self.poison.share(other.poison)
 
     async def close(self) -> None:
-        """Leave the instance; an embedded server stops with its last user."""
+        """Leave the instance; an embedded server stops with its last user. What a forked child has is its parent's."""
+        if self._process != os.getpid():
+            return
         if self._upkeep is not None:
             await self._upkeep.close()
         if self._pool is not None:
@@ -227,6 +244,7 @@ class AsyncInstance(AsyncNetwork):
     async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:
         if self._pool is None:
             raise InstanceError("The instance is not open: use it in a `with` block, or call its `open`.")
+        self.check_process()
         try:
             connection = await self._get(self._pool)
             self._lent += 1
