@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections import deque
 
+import psycopg
 import pytest
 from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, begin, leftovers
 from servicebroker.broker.relay import Relay
+from servicebroker.engine.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
 from servicebroker.protocol.routing import parse_address
 from servicebroker.protocol.security import CHECKSUM
 from servicebroker.store import locks
+from servicebroker.store.running import run
 from support import (
     CONTRACT,
     ORDER,
@@ -38,6 +41,19 @@ def opened(pair: Pair) -> tuple[object, sb.Message]:
     pair.rounds()
     (message,) = pair.east.database.receive(STOCK_QUEUE)
     return handle, message
+
+
+def test_what_a_round_sends_itself_is_found_by_the_next_one(pair: Pair) -> None:
+    """As a request for a missing route: after its look, and with a number below those that had ended by then."""
+    database = pair.west.database
+    handle = begin(pair)
+    with psycopg.connect(database.instance.url) as connection:
+        connection.execute("select pg_current_xact_id()")
+        query(database, "select pg_current_xact_id()")  # somebody else begins later and ends first
+        seen = run(connection, look(None)).snapshot
+        database.join(connection).send(handle, ORDER, b"asks")
+        connection.commit()
+        assert [waiting.conversation_handle for waiting in run(connection, look(seen)).waiting] == [handle]
 
 
 def test_both_sides_end_at_the_same_time(pair: Pair) -> None:

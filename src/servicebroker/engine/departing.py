@@ -82,7 +82,8 @@ def look(seen: Snapshot | None) -> Steps[Look]:
     end, unfinished = seen or (BEGINNING, ())
     rows = yield Statement(
         "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
-        "array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x), "
+        "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
+        "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
         "array(select database_id from servicebroker.databases where not is_broker_enabled), "
         "(select max(routes_version) from servicebroker.databases), "
         "exists (select from servicebroker.trace_contexts), "
