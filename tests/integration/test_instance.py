@@ -369,6 +369,23 @@ def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(d
     assert [message.is_end_dialog for message in database.receive(STOCK_QUEUE)] == [True]
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_verb_in_a_pipeline_of_the_application_does_nothing(database: sb.Database, autocommit: bool) -> None:
+    handle, _ = open_dialog(database)
+    database.send(handle, ORDER, b"stays")
+    with psycopg.connect(database.instance.url, autocommit=autocommit) as connection:
+        verbs = database.join(connection)
+        with connection.pipeline():
+            connection.execute("select 1")
+            for verb in (lambda: verbs.receive(STOCK_QUEUE), lambda: verbs.send(handle, ORDER, b"not sent")):
+                with pytest.raises(sb.InstanceError, match="pipeline mode"):
+                    verb()
+    with database.transaction() as transaction:
+        with transaction.connection.pipeline(), pytest.raises(sb.InstanceError, match="pipeline mode"):
+            transaction.receive(STOCK_QUEUE)
+        assert bodies(transaction.receive(STOCK_QUEUE)) == [b"stays"]
+
+
 # ---------------------------------------------------------------- when PostgreSQL goes away
 
 

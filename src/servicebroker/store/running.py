@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq import Format, TransactionStatus
 
+from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.direct import DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.statements import Rows, Statement, Steps, resumed
@@ -80,9 +81,18 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
 
 
 def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Its rows; those without columns (`select from ...`) count too."""
+    """Its rows; those without columns (`select from ...`) count too.
+
+    Raises:
+        InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
+    """
     if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
         return connection.run_prepared(statement.sql, statement.parameters)
+    if not is_direct(connection):
+        raise InstanceError(
+            "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
+            "block first. Nothing was done."
+        )
     with psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)

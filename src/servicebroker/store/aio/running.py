@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq import Format, TransactionStatus
 
+from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
@@ -81,9 +82,18 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
 
 
 async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
-    """Its rows; those without columns (`select from ...`) count too."""
+    """Its rows; those without columns (`select from ...`) count too.
+
+    Raises:
+        InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
+    """
     if statement.prepared and isinstance(connection, AsyncDirectConnection) and is_direct(connection):
         return await connection.run_prepared(statement.sql, statement.parameters)
+    if not is_direct(connection):
+        raise InstanceError(
+            "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
+            "block first. Nothing was done."
+        )
     async with psycopg.AsyncRawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
