@@ -1,4 +1,4 @@
-"""Between two instances: two servers, two daemons, one that sends and one that reads and checks every message."""
+"""Between instances: servers and daemons of their own, who sends and one that reads and checks every message."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from uuid import UUID
@@ -34,61 +35,78 @@ BODY = b"x" * 200
 TOP = 1_000  # messages of a RECEIVE
 PATIENCE = 60.0  # seconds without a message
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
-SERVICES = ("//bench/West", "//bench/East")
 PASSWORD = "of a benchmark"  # its data are deleted at the end
-LATENCY, LARGE, REST = "latency", "large", "rest"  # instead of the messages of a SEND transaction
-SECURED = "TLS and dialog security"
+LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
+SOURCES, APART, FAN_IN_BATCH = 3, 150, 100  # Microsoft's published test, see reference 08 D
+SECURED, UNSECURED = "TLS and dialog security", "encryption off"
 SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 TICKS = os.sysconf("SC_CLK_TCK")  # a second's, in /proc
 
 
-class Pair:
-    """Two instances with daemons of their own; secured by TLS and dialog security, or not at all."""
+class Linked:
+    """Instances with daemons of their own, some that send and one that reads; secured in two layers, or not at all.
 
-    def __init__(self, place: Path, *, is_secured: bool) -> None:
+    `apart`: of so many dialogs that are begun one after the other, one is used.
+    """
+
+    def __init__(self, place: Path, *, is_secured: bool, sources: int = 1, apart: int = 1) -> None:
         self.is_secured = is_secured
         self._stack = ExitStack()
         try:
-            self._open(place)
+            self._open(place, sources, apart)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, place: Path) -> None:
+    def _open(self, place: Path, sources: int, apart: int) -> None:
         place.mkdir(mode=0o711)
-        folders = [place / "west", place / "east"]
+        names = [*(f"west{number}" for number in range(sources)), "east"]
+        folders = [place / name for name in names]
         instances = [self._stack.enter_context(open_instance(folder, upkeep=None)) for folder in folders]
-        ports = [free_port() for _ in folders]
-        self.west, self.east = (
-            _define(instance, own, SERVICES[1 - own], ports[own], ports[1 - own], is_secured=self.is_secured)
-            for own, instance in enumerate(instances)
-        )
+        *services, self.target = (f"//bench/{name}" for name in names)
+        ports = {service: free_port() for service in [*services, self.target]}
+        self.sources = {
+            service: _define(instance, service, {self.target: ports[self.target]}, ports[service], self.is_secured)
+            for service, instance in zip(services, instances, strict=False)
+        }
+        self.east = _define(instances[-1], self.target, ports, ports[self.target], self.is_secured)
         self.url = self.east.instance.url
         if self.is_secured:
             self._introduce(place)
-        self._handles = [
-            self.west.begin_dialog(*SERVICES, contract=CONTRACT, encryption=self.is_secured)
-            for _ in range(CONVERSATIONS)
-        ]
+        self.handles = {service: self.begin(service, CONVERSATIONS, apart) for service in services}
         self._daemons = [self._serve(folder) for folder in folders]
-        self._sender = self._stack.enter_context(closing(Aside(_sending, self.west.instance.url, self._handles)))
-        self.carry(CONVERSATIONS, 1)  # every conversation has its target
+        self._senders = [
+            self._stack.enter_context(closing(Aside(_sending, database.instance.url, self.handles[service])))
+            for service, database in self.sources.items()
+        ]
+        self.carry(CONVERSATIONS * sources, 1)  # every conversation has its target
 
     def _introduce(self, place: Path) -> None:
         """Certificates of the transport, and of the owners of the services, who are dbo."""
-        both = ((self.west, self.east, "West"), (self.east, self.west, "East"))
-        for database, other, name in both:
-            database.instance.create_certificate(name)
-            database.instance.backup_certificate(name, place / f"{name}.transport")
-            other.instance.create_certificate(name, file=place / f"{name}.transport")
+        everyone = {**self.sources, self.target: self.east}
+        files = {service: place / f"{service.rpartition('/')[2]}.dialog" for service in everyone}
+        for service, database in everyone.items():
+            database.instance.create_certificate("Own")
+            database.instance.backup_certificate("Own", files[service].with_suffix(".transport"))
             database.create_master_key(PASSWORD)
-            database.create_certificate(name)
-            database.backup_certificate(name, place / name)
-        for _, other, name in both:
-            other.create_user(name)
-            other.create_certificate(name + " of the other", file=place / name, authorization=name)
-        self.west.create_remote_service_binding("There", to_service=SERVICES[1], user="East")
-        self.east.grant("SEND", "West", service=SERVICES[1])
+            database.create_certificate("Own")
+            database.backup_certificate("Own", files[service])
+        for service, database in self.sources.items():
+            for there, name in ((database, self.target), (self.east, service)):
+                there.instance.create_certificate(name, file=files[name].with_suffix(".transport"))
+                there.create_user(name)
+                there.create_certificate(name, file=files[name], authorization=name)
+            database.create_remote_service_binding("There", to_service=self.target, user=self.target)
+            self.east.grant("SEND", service, service=self.target)
+
+    def begin(self, service: str, count: int, apart: int = 1) -> list[UUID]:
+        """So many conversations of this source; between two of them, dialogs that are never used."""
+        with self.sources[service].transaction() as transaction:
+            begun = [
+                transaction.begin_dialog(service, self.target, contract=CONTRACT, encryption=self.is_secured)
+                for _ in range(count * apart)
+            ]
+        return begun[::apart]
 
     def _serve(self, folder: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "servicebroker.cli.main", "serve", "--instance", str(folder)]
@@ -99,8 +117,11 @@ class Pair:
         return process
 
     def carry(self, messages: int, batch: int) -> int:
-        """Send so many, so many in a transaction, and read them."""
-        return self._sender.during(lambda: self._read(messages), messages, batch)
+        """Send so many in all, so many in a transaction, and read them."""
+        work = partial(self._read, messages)
+        for number, sender in enumerate(self._senders):
+            work = partial(sender.during, work, len(range(number, messages, len(self._senders))), batch)
+        return work()
 
     def _read(self, messages: int) -> int:
         expected: defaultdict[UUID, int] | None = None
@@ -120,22 +141,24 @@ class Pair:
 
     def latencies(self, count: int) -> list[float]:
         """Seconds from before SEND to after RECEIVE, of single messages on an idle system."""
+        ((service, west),) = self.sources.items()
         found = []
         for number in range(count):
             begun = time.perf_counter()
-            self.west.send(self._handles[number % CONVERSATIONS], ORDER, BODY)
+            west.send(self.handles[service][number % CONVERSATIONS], ORDER, BODY)
             self._read(1)
             found.append(time.perf_counter() - begun)
         return found
 
     def latencies_beside_large(self, size: int) -> list[float]:
         """The same while a message of so many bytes travels on a conversation of its own, until it has arrived."""
-        large, small = self._handles[0], self._handles[1]
-        self.west.send(large, ORDER, bytes(size))
+        ((service, west),) = self.sources.items()
+        large, small = self.handles[service][:2]
+        west.send(large, ORDER, bytes(size))
         found: list[float] = []
         while True:
             begun = time.perf_counter()
-            self.west.send(small, ORDER, BODY)
+            west.send(small, ORDER, BODY)
             arrived = self._arrived()
             found.append(time.perf_counter() - begun)
             if size in arrived:
@@ -153,12 +176,13 @@ class Pair:
 
     def open_conversations(self, count: int) -> None:
         """So many more, with a message each that has been received; they stay open."""
+        ((service, west),) = self.sources.items()
         for first in range(0, count, TOP):
-            with self.west.transaction() as transaction:
-                for _ in range(min(TOP, count - first)):
-                    handle = transaction.begin_dialog(*SERVICES, contract=CONTRACT, encryption=self.is_secured)
+            handles = self.begin(service, min(TOP, count - first))
+            with west.transaction() as transaction:
+                for handle in handles:
                     transaction.send(handle, ORDER, BODY)
-            self._read(min(TOP, count - first))
+            self._read(len(handles))
 
     def memory(self) -> float:
         """Bytes that the larger daemon holds; 0 where the system does not say."""
@@ -169,7 +193,7 @@ class Pair:
         return max(found)
 
     def cpu(self) -> float:
-        """Seconds of processor time that both daemons have used; 0 where the system does not say."""
+        """Seconds of processor time that the daemons have used; 0 where the system does not say."""
         ticks = 0
         for daemon in self._daemons:
             with suppress(OSError):
@@ -207,15 +231,20 @@ def compare_remote(
     what = name.removeprefix(f"{REMOTE}-")
     if what in (LARGE, REST):
         progress(f"{name}: two instances")
-        with closing(Pair(place / name, is_secured=True)) as pair:
-            found = {OURS: _rest(pair, messages)} if what == REST else _large(pair, messages)
+        with closing(Linked(place / name, is_secured=True)) as linked:
+            found = {OURS: _rest(linked, messages)} if what == REST else _large(linked, messages)
         return with_ratios([Line(name, system, "", SECURED, *line) for system, line in found.items()], scenario)
+    ways = [(OURS, SECURED, 1), (BASELINE, UNSECURED, 1)]
+    sources = 1
+    if what == FAN_IN:
+        sources = SOURCES
+        ways.append((BASELINE, f"{SECURED}, one of {APART} dialogs used", APART))
     lines = []
-    for system, is_secured in ((OURS, True), (BASELINE, False)):
-        label = SECURED if is_secured else "encryption off"
-        progress(f"{name}: two instances, {label}")
-        with closing(Pair(place / f"{name}-{system}", is_secured=is_secured)) as pair:
-            lines.append(Line(name, system, "", label, *_measure(pair, what, messages, rounds)))
+    for number, (system, label, apart) in enumerate(ways):
+        progress(f"{name}: {sources + 1} instances, {label}")
+        folder, is_secured = place / f"{name}-{number}", label != UNSECURED
+        with closing(Linked(folder, is_secured=is_secured, sources=sources, apart=apart)) as linked:
+            lines.append(Line(name, system, "", label, *_measure(linked, what, messages, rounds)))
     if what.isdecimal():
         progress(f"{name}: RabbitMQ")
         lines.append(_rabbitmq(name, place / f"{name}-{RABBITMQ}", messages, rounds, int(what)))
@@ -232,23 +261,24 @@ def _rabbitmq(name: str, place: Path, messages: int, rounds: int, batch: int) ->
             samples = [sample_elsewhere(lambda count: nodes.carry(count, batch), messages) for _ in range(rounds)]
     except ImportError:
         return Line(name, RABBITMQ, reason=NEEDS_EXTRA)
-    label = "two nodes and a shovel, quorum queues, publisher confirms, encryption off"
+    label = f"two nodes and a shovel, quorum queues, publisher confirms, {UNSECURED}"
     return Line(name, RABBITMQ, nodes.version, label, "", figures(samples))
 
 
-def _measure(pair: Pair, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
+def _measure(linked: Linked, what: str, messages: int, rounds: int) -> tuple[str, Figures]:
     if what == LATENCY:
-        return _latency(pair.latencies(messages))
-    return _throughput(pair, messages, rounds, int(what))
+        return _latency(linked.latencies(messages))
+    return _throughput(linked, messages, rounds, FAN_IN_BATCH if what == FAN_IN else int(what))
 
 
-def _throughput(pair: Pair, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
+def _throughput(linked: Linked, messages: int, rounds: int, batch: int) -> tuple[str, Figures]:
     messages -= messages % CONVERSATIONS
-    with closing(Meter(pair.url)) as meter:
-        before = pair.cpu()
-        samples = [meter.sample(lambda count: pair.carry(count, batch), messages) for _ in range(rounds)]
-        cpu = (pair.cpu() - before) / (messages * rounds)
-    return f"{senders(batch)} senders; both daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
+    with closing(Meter(linked.url)) as meter:
+        before = linked.cpu()
+        samples = [meter.sample(lambda count: linked.carry(count, batch), messages) for _ in range(rounds)]
+        cpu = (linked.cpu() - before) / (messages * rounds)
+    many = senders(batch) * len(linked.sources)
+    return f"{many} senders; all daemons: {cpu * 1e6:.0f} µs of CPU per message", figures(samples)
 
 
 def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[str, Figures]:
@@ -257,37 +287,40 @@ def _latency(seconds: list[float], where: str = "on an idle system") -> tuple[st
     return settings, Figures(1 / half, 0.0, 0.0)
 
 
-def _large(pair: Pair, size: int) -> dict[str, tuple[str, Figures]]:
+def _large(linked: Linked, size: int) -> dict[str, tuple[str, Figures]]:
     """Single messages while one of `size` million bytes travels, against the same on the idle system."""
-    idle = _latency(pair.latencies(100))
+    idle = _latency(linked.latencies(100))
     return {
-        OURS: _latency(pair.latencies_beside_large(size * 1_000_000), f"beside one of {size:,} MB"),
+        OURS: _latency(linked.latencies_beside_large(size * 1_000_000), f"beside one of {size:,} MB"),
         BASELINE: idle,
     }
 
 
-def _rest(pair: Pair, conversations: int) -> tuple[str, Figures]:
+def _rest(linked: Linked, conversations: int) -> tuple[str, Figures]:
     """The figure is how many are opened in a second; what they cost afterwards stands in the settings."""
     begun = time.perf_counter()
-    pair.open_conversations(conversations)
+    linked.open_conversations(conversations)
     opened = conversations / (time.perf_counter() - begun)
     time.sleep(SETTLING)
-    before = pair.cpu()
+    before = linked.cpu()
     time.sleep(AT_REST)
-    part, memory = (pair.cpu() - before) / AT_REST / 2, pair.memory() / 1e6
+    part, memory = (linked.cpu() - before) / AT_REST / 2, linked.memory() / 1e6
     settings = f"{conversations:,} idle conversations: a daemon uses {part:.2%} of a core and {memory:.0f} MB"
     return settings, Figures(opened, 0.0, 0.0)
 
 
-def _define(instance: Instance, own: int, other: str, port: int, other_port: int, *, is_secured: bool) -> Database:
+def _define(instance: Instance, service: str, routes: dict[str, int], port: int, is_secured: bool) -> Database:
+    """The instance of a service, with routes to others by their ports."""
     database = instance.database(DATABASE, create=True)
     database.create_message_type(ORDER)
     database.create_contract(CONTRACT, {ORDER: "ANY"})
     database.create_queue(QUEUE)
-    database.create_service(SERVICES[own], QUEUE, [CONTRACT])
+    database.create_service(service, QUEUE, [CONTRACT])
     if not is_secured:
-        database.grant("SEND", "public", service=SERVICES[own])
-    database.create_route("There", service_name=other, address=f"TCP://127.0.0.1:{other_port}")
+        database.grant("SEND", "public", service=service)
+    for there, other_port in routes.items():
+        if there != service:
+            database.create_route(there, service_name=there, address=f"TCP://127.0.0.1:{other_port}")
     instance.create_endpoint(
         "Broker",
         state="STARTED",

@@ -65,6 +65,7 @@ SCENARIOS: dict[str, Scenario] = {
     "remote-latency": Scenario("Between two instances, one message at a time", 300, {BASELINE: 0.75}),
     "remote-large": Scenario("Single messages while one of 256 MB travels", 256, {BASELINE: 0.5}),
     "remote-rest": Scenario("10,000 idle conversations; less than 1 % of a core is wanted", 10_000),
+    "remote-fan-in": Scenario("Three instances send to one", 60_000, {BASELINE: 0.75}),
     "tsql-send": Scenario("SEND through a procedure in T-SQL against Python", 2_000, {BASELINE: 0.5}),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
