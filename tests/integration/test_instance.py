@@ -481,6 +481,16 @@ def test_the_doorbell_works_again_after_its_connections_were_killed(database: sb
     assert woke - sent < 0.3
 
 
+def test_to_wait_again_is_not_planned_again(database: sb.Database) -> None:
+    for _ in range(2):
+        assert database.receive(STOCK_QUEUE, wait=0.01) == []
+    registrar = database.instance.doorbell._registrar
+    assert registrar is not None
+    runs = registrar.execute("select generic_plans + custom_plans from pg_prepared_statements").fetchall()
+    assert len(runs) == 2  # of entering and of leaving
+    assert min(runs) >= (2,)
+
+
 @pytest.mark.slow
 def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path) -> None:
     with sb.open(tmp_path / "data") as instance:

@@ -12,12 +12,16 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
 
 from daemons import Served, Site, Two
+from servicebroker.broker.daemon import pin_plans
 from servicebroker.broker.seat import seat
+from servicebroker.engine import departing
+from servicebroker.engine.departing import Reading
 from servicebroker.engine.transport_certificates import add_certificate
 from servicebroker.store import certificates
 from servicebroker.store.connection import connect
@@ -58,6 +62,21 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
     two.east.database.send(first.conversation_handle, REPLY, b"c")
     assert bodies(two.west.database.receive(ORDERS_QUEUE, wait=10, conversation_handle=handle)) == [b"c"]
     two.east.daemon.says("is now listening for connections at TCP://127.0.0.1")
+
+
+def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_url: Callable[[], str]) -> None:
+    """Also where the tables are empty at that time; PostgreSQL would plan for each array anew, or read whole tables."""
+    with connect(make_instance_url()) as connection:
+        connection.execute("vacuum analyze")
+        pin_plans(connection)
+        for _ in range(2):
+            assert run_alone(connection, departing.read({uuid4(): Reading(0, 1, 1)}, 1)) == {}
+        planned = "select name, generic_plans, custom_plans from pg_prepared_statements"
+        ((name, *plans),) = connection.execute(planned).fetchall()
+        assert plans == [2, 0]
+        nulls = "null, null, null, null, null"
+        plan = connection.execute(f"explain execute {name}({nulls})".encode()).fetchall()  # a name of ours
+        assert "Seq Scan" not in str(plan)
 
 
 def test_the_daemon_gets_up_for_many_messages_and_not_for_one_at_a_time(two: Two) -> None:

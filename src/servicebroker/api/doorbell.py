@@ -24,15 +24,10 @@ from servicebroker.api.rush import Rush
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.concurrency import Background, Event, Lock
 from servicebroker.store.connection import connect
-from servicebroker.store.running import execute
+from servicebroker.store.running import execute, run_alone
+from servicebroker.store.statements import Statement, Steps
 
 _LOOK = 0.5  # seconds between looks at whether the instance was closed
-_REGISTER = (
-    "with gone as (delete from servicebroker.waiting_readers "
-    "where pid = pg_backend_pid() and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
-    "insert into servicebroker.waiting_readers (queue_id, pid) "
-    "select queue_id, pg_backend_pid() from unnest($1::int[]) as queue_id on conflict do nothing"
-)
 
 
 class Doorbell:
@@ -132,7 +127,7 @@ class Doorbell:
             try:
                 registrar = self._registrar = self._registrar or self._connect()
                 wanted = [queue_id for queue_id in self._waiting if not self._is_rushed(queue_id)]
-                execute(registrar, _REGISTER, wanted)
+                run_alone(registrar, _list(wanted))
                 self._registered = set(wanted)
                 return
             except (psycopg.Error, InstanceError):
@@ -256,3 +251,17 @@ def _wake_one(bells: Sequence[Bell], *, several: bool) -> None:
     first = min(able, key=lambda bell: not bell.sleeps, default=None)
     if first is not None:
         first.ring(several=several)
+
+
+def _list(queue_ids: list[int]) -> Steps[None]:
+    """Be notified of messages for these queues, and for no others. Who comes sweeps the rows of those that died."""
+    if not queue_ids:
+        yield Statement("delete from servicebroker.waiting_readers where pid = pg_backend_pid()")
+        return
+    yield Statement(
+        "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
+        "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
+        "insert into servicebroker.waiting_readers (queue_id, pid) "
+        "select queue_id, pg_backend_pid() from unnest($1::int[]) as queue_id on conflict do nothing",
+        (queue_ids,),
+    )

@@ -214,6 +214,7 @@ class Daemon:
         self._relay.forget()
         self._shown, self._look_at, self._answer_at = [], 0.0, 0.0
         connection.add_notice_handler(self._relay.notice)
+        pin_plans(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
         with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve"):
@@ -257,6 +258,7 @@ class Daemon:
             _log.error("%s", failure)
         for handle in answers.left:
             run_alone(connection, deliver_conversation(Catalog(), handle, self._clock()))
+            self._inbox.bell.set()
 
     def _answer(self, connection: psycopg.Connection[Any]) -> None:
         """The built-in service answers, when it is told of a message and now and then."""
@@ -313,8 +315,7 @@ class Daemon:
                 self._stopped.wait(PACE)
 
     def _round(self, connection: DirectConnection) -> int:
-        """One round; how much there was to do, in messages."""
-        self._look(connection)
+        """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
         was_full = self._inbox.is_full
         taken = self._inbox.take(ROUND)
@@ -336,6 +337,7 @@ class Daemon:
         carried = self._relay.round(connection, arrivals)
         if was_full and not self._inbox.is_full:
             self._network.resume()
+        self._look(connection)
         return max(carried, min(len(taken), 1))
 
     def _heard(self, notice: psycopg.Notify) -> None:
@@ -345,6 +347,15 @@ class Daemon:
             self._inbox.bell.set()
         elif notice.payload == str(TRANSMITTER):
             self._inbox.bell.set()
+
+
+def pin_plans(connection: psycopg.Connection[Any]) -> None:
+    """By indexes, and kept: a plan for one array costs more than to run it, and one for an empty table is bad soon."""
+    execute(
+        connection,
+        "select set_config(name, value, false) from (values ('plan_cache_mode', 'force_generic_plan'), "
+        "('enable_seqscan', 'off'), ('enable_bitmapscan', 'off')) pinned (name, value)",
+    )
 
 
 def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
