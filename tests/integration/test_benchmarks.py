@@ -165,6 +165,19 @@ def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(line.figures and line.figures.per_second > 0 for line in lines if line.system != "jdbc")
 
 
+@pytest.mark.spark
+def test_a_deep_queue_is_drained_and_memory_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "WARM_UP", 20)
+    monkeypatch.setattr(pipeline, "PAGES", 4)
+    first, last = benchmarks.run(["pipeline-depth"], scale=0.0004).lines
+    assert (first.system, last.system, last.goal) == ("servicebroker", "baseline", 0.9)
+    for line, which in ((first, "first"), (last, "last")):
+        assert line.figures
+        assert line.figures.per_second > 0
+        held = r"driver [1-9]\d* MB, Java [1-9]\d* MB, Python [1-9]\d* MB"
+        assert re.fullmatch(rf"the {which} 1,000, 1,000 a batch; {held}", line.settings)
+
+
 def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InstanceError, match="is no jar of PostgreSQL's JDBC driver"):
         benchmarks.run(["pipeline-batch"], jdbc_jar=tmp_path)

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.jdbc import Jdbc
 from servicebroker.benchmarks.measure import Meter, Sample, figures
+from servicebroker.benchmarks.memory import Memory
 from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import Field, Progress, with_ratios
-from servicebroker.benchmarks.scenarios import PIPELINE, Scenario
+from servicebroker.benchmarks.scenarios import BASELINE, PIPELINE, Scenario
+from servicebroker.benchmarks.storage import fill_rows
 from servicebroker.benchmarks.system import Way, batches, text_body
 from servicebroker.store.running import execute
 
@@ -29,6 +33,7 @@ NEEDS_JAR = "give --jdbc-jar FILE"
 NEEDS_SPARK = "pip install 'servicebroker[spark]'"
 PACKAGES = ("pyspark", "pyarrow", "deltalake", "adbc_driver_postgresql")
 CONVERSATIONS = 64
+PAGES = 100  # batches of the drain of a deep queue
 WARM_UP = 20_000  # messages: the first queries of a Java process are slow, whatever they read
 
 
@@ -58,9 +63,13 @@ def compare_pipeline(
     broker = next(system for system in field.systems if isinstance(system, ServiceBroker))
     progress("pipeline: starting Spark")
     running = SparkSession.getActiveSession()
-    spark = spark_session("servicebroker bench", config={"spark.jars": str(jdbc.jar)} if jdbc else None)
+    config = {"spark.sql.streaming.numRecentProgressUpdates": str(2 * PAGES)}
+    spark = spark_session("servicebroker bench", config=config | ({"spark.jars": str(jdbc.jar)} if jdbc else {}))
     try:
-        entrants = Pipeline(spark, instance, broker, place / "tables", jdbc).entrants(name)
+        pipeline = Pipeline(spark, instance, broker, place / "tables", jdbc)
+        if name == f"{PIPELINE}-depth":
+            return with_ratios(_first_and_last(name, pipeline, meter, messages, progress), scenario)
+        entrants = pipeline.entrants(name)
         for _, way in entrants:
             way.prepare(WARM_UP)
             way.work(WARM_UP)
@@ -85,6 +94,32 @@ def compare_pipeline(
     return with_ratios(lines, scenario)
 
 
+def _first_and_last(name: str, pipeline: Pipeline, meter: Meter, messages: int, progress: Progress) -> list[Line]:
+    """One drain in PAGES batches of one size: what its first and its last tenth cost, and what memory was held then."""
+    page, tenth = max(1, messages // PAGES), max(1, PAGES // 10)
+    pipeline.fill(WARM_UP)
+    pipeline.drain(WARM_UP, WARM_UP // tenth)
+    progress(f"{name}: {messages:,} messages into the queue")
+    pipeline.fill_deep(messages)
+    progress(f"{name}: out of it")
+    with Memory() as memory:
+        sample = meter.sample(lambda count: pipeline.drain(count, page), messages)
+    first, last = pipeline.seconds[:tenth], pipeline.seconds[-tenth:]
+    parts = ((OURS, "first", first, memory.peak(until=sum(first))), (BASELINE, "last", last, memory.peak(sum(last))))
+    whole = figures([sample])
+    return [
+        Line(
+            name,
+            system,
+            pipeline.version,
+            "drained into Delta",
+            f"the {which} {page * tenth:,}, {page:,} a batch; {held}",
+            replace(whole, per_second=page / median(seconds)),
+        )
+        for system, which, seconds, held in parts
+    ]
+
+
 class Pipeline:
     """One queue, filled anew before each measurement, and the ways to get its rows out with Spark."""
 
@@ -95,6 +130,9 @@ class Pipeline:
 
         self._spark = spark
         self._instance = instance
+        self._broker = broker
+        self.version = broker.version
+        self.seconds: list[float] = []  # of each batch of the last drain
         self._database = broker.database
         self._table = f"servicebroker.queue_{broker.queue_id}"
         self._folder = folder
@@ -170,7 +208,16 @@ class Pipeline:
             execute(connection, f"select sum(length(message_body)) from {self._table}")
         self._range = (first, last + 1)
 
-    def drain(self, messages: int) -> int:
+    def fill_deep(self, messages: int) -> None:
+        """So many rows in the queue at once, and the statistics and hint bits that nobody shall pay for."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._instance.connection() as connection:
+            execute(connection, f"truncate {self._table}")
+        fill_rows(self._broker, messages, CONVERSATIONS, row=1000)
+        with self._instance.connection() as connection:
+            execute(connection, f"vacuum (analyze) {self._table}")
+
+    def drain(self, messages: int, page: int = 1_000_000) -> int:
         """The streaming query, to the end of the queue; how many rows the Delta table has."""
         from deltalake import DeltaTable
 
@@ -181,6 +228,7 @@ class Pipeline:
             .option("queue", QUEUE)
             .option("deliver", "parts")
             .option("partitioning", "range")
+            .option("maxMessagesPerTrigger", str(page))
             .load()
             .writeStream.format("servicebroker_delta")
             .option("path", str(self._folder / "delta"))
@@ -189,6 +237,8 @@ class Pipeline:
             .start()
         )
         query.awaitTermination()
+        batches = [told for told in query.recentProgress if told.numInputRows]
+        self.seconds = [told.durationMs["triggerExecution"] / 1000 for told in batches]
         return int(DeltaTable(str(self._folder / "delta")).count())
 
     def stream(self, messages: int) -> int:

@@ -70,6 +70,11 @@ SCENARIOS: dict[str, Scenario] = {
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
+    f"{PIPELINE}-depth": Scenario(
+        "A queue of 10,000,000 messages into a Delta table, its first tenth against its last",
+        10_000_000,
+        {BASELINE: 0.9},
+    ),
     f"{PIPELINE}-batch": Scenario(
         "Spark source to Parquet, batch", 1_000_000, {"jdbc": 0.9, "spark": 0.9, "parquet": 0.5}
     ),

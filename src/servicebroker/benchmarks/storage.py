@@ -37,6 +37,14 @@ _FILL = (
 )
 
 
+def fill_rows(broker: ServiceBroker, messages: int, groups: int, *, prefix: str = "", row: int = 1) -> None:
+    """So many messages into the queue of `broker`, in one statement: `row` of a group, then `row` of the next."""
+    values = {"body": text_body().encode(), "messages": messages, "groups": groups, "prefix": prefix, "row": row}
+    names = {"service": TARGET, "contract": CONTRACT, "type": TYPE}
+    with broker.database.instance.connection() as connection:
+        connection.execute(_FILL.format(broker.queue_id).encode(), values | names)
+
+
 class Storage:
     """A queue in the conditions that a scenario asks for, and what is done with it."""
 
@@ -191,10 +199,7 @@ class Storage:
         return self._open.enter_context(psycopg.connect(self._database.instance.url))
 
     def _insert(self, messages: int, groups: int, prefix: str, row: int = 1) -> None:
-        values = {"body": self._body, "messages": messages, "groups": groups, "prefix": prefix, "row": row}
-        names = {"service": TARGET, "contract": CONTRACT, "type": TYPE}
-        with self._database.instance.connection() as connection:
-            connection.execute(_FILL.format(self._broker.queue_id).encode(), values | names)
+        fill_rows(self._broker, messages, groups, prefix=prefix, row=row)
 
     def _begin(self) -> UUID:
         return self._database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
+from html import escape
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
 from lxml import etree
 
@@ -43,7 +43,9 @@ def post_time(at: datetime) -> str:
 
 def event_body(event: EventInstance) -> bytes:
     """The message body, UTF-16 with a byte order mark."""
-    inner = "".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in zip(_ELEMENTS, event, strict=True))
+    inner = "".join(
+        f"<{name}>{escape(str(value), quote=False)}</{name}>" for name, value in zip(_ELEMENTS, event, strict=True)
+    )
     return f"<EVENT_INSTANCE>{inner}</EVENT_INSTANCE>".encode("utf-16")
 
 

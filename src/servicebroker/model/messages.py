@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from html import escape
 from typing import NamedTuple
 from uuid import UUID
-from xml.sax.saxutils import escape
 
 from lxml import etree
 
@@ -67,7 +67,7 @@ def error_body(code: int, description: str) -> bytes:
 
 def xml_text(text: str) -> str:
     """A text as XML writes it; characters that XML cannot carry become U+FFFD."""
-    return escape("".join(c if _xml_allows(c) else "\ufffd" for c in text))
+    return escape("".join(c if _xml_allows(c) else "\ufffd" for c in text), quote=False)
 
 
 def read_error(body: bytes | None) -> tuple[int, str]:
