@@ -35,6 +35,7 @@ from support import (
     state,
     stopped,
     wait_until_blocked,
+    waiting_reader,
 )
 
 # ---------------------------------------------------------------- opening
@@ -489,6 +490,16 @@ def test_to_wait_again_is_not_planned_again(database: sb.Database) -> None:
     runs = registrar.execute("select generic_plans + custom_plans from pg_prepared_statements").fetchall()
     assert len(runs) == 2  # of entering and of leaving
     assert min(runs) >= (2,)
+
+
+@pytest.mark.usefixtures("without_polls")
+def test_the_doorbell_survives_notifications_of_others(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    reader = waiting_reader(database)
+    for payload in ("", "x", "1 2 3", "-", "9" * 5000):
+        query(database, "select pg_notify('servicebroker', %s)", payload)
+    database.send(handle, ORDER, b"rings")
+    assert bodies(reader.result(15)) == [b"rings"]
 
 
 @pytest.mark.slow

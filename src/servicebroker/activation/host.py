@@ -8,6 +8,7 @@ holds its lease; a process that cannot find the procedure leaves it to others.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections import deque
@@ -366,8 +367,8 @@ class Host:
         """A queue that we listen for was sent to, or definitions have changed."""
         if notice.channel == MONITORS_CHANNEL:
             self._changed.set()
-        elif (queue_id := abs(int(notice.payload.split()[0]))) in self._watched:
-            self._rung.append(queue_id)
+        elif (queue := re.match(r"-?(\d{1,10})\b", notice.payload)) and int(queue[1]) in self._watched:
+            self._rung.append(int(queue[1]))
         else:
             return
         self._bell.set()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -170,6 +171,8 @@ class Doorbell:
     def _notified(self, payload: str) -> None:
         """`QUEUE GROUP`: messages of a group came; `QUEUE`: of several, perhaps; `-QUEUE`: the queue has changed."""
         queue_id, _, group = payload.partition(" ")
+        if not re.fullmatch(r"-?\d{1,10}", queue_id):  # anybody may NOTIFY
+            return
         changed = queue_id.startswith("-")
         with self._lock:
             bells = self._waiting.get(abs(int(queue_id)), ())
