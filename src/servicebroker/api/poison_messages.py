@@ -6,8 +6,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
-from servicebroker.engine import alter, failed_messages
 from servicebroker.engine import authorization as rights
+from servicebroker.engine import catalog, failed_messages
 from servicebroker.engine.failed_messages import SetAsideMessage
 from servicebroker.model.arguments import check_count
 from servicebroker.model.permissions import User
@@ -35,7 +35,7 @@ class PoisonMessages(ABC):
 
         def steps() -> Steps[list[SetAsideMessage]]:
             yield from rights.demand(self.user, "ALTER DATABASE")
-            found = None if queue is None else (yield from alter.find_queue_now("find", self.database_id, queue))
+            found = None if queue is None else (yield from catalog.find_queue_now("find", self.database_id, queue))
             return (yield from failed_messages.set_aside_messages(self.database_id, found.queue_id if found else None))
 
         return self._alone(steps())

@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.authorization import forget_permissions
-from servicebroker.engine.catalog import Catalog, Queue, check_filegroup, find_user_object
+from servicebroker.engine.catalog import Catalog, Queue, check_filegroup, find_queue_now, find_user_object
 from servicebroker.engine.failure import fail_endpoints
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
@@ -217,19 +217,6 @@ def remove_dropped_queue(queue_id: int) -> Steps[None]:
         yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
     for sequence in ("order", "receives", "empty_receives"):
         yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_{sequence}", prepared=False)
-
-
-def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
-    """The queue of that name as it is, not as somebody remembers it."""
-    schema, queue = names.split_queue_name(name)
-    rows = yield Statement(
-        "select queue_id, database_id, name from servicebroker.queues "
-        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
-        (database_id, schema, queue),
-    )
-    if not rows:
-        raise BrokerError(15151, action, "queue", name)
-    return Queue(*rows[0])
 
 
 def ring(queue_id: int) -> Statement:

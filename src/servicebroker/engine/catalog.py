@@ -253,6 +253,16 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
     known = catalog.queues.get((database_id, name)) if isinstance(name, str) else None
     if known is not None:
         return known
+    found = catalog.queues[database_id, name] = yield from find_queue_now("find", database_id, name)
+    return found
+
+
+def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
+    """The queue of that name as it is, not as somebody remembers it.
+
+    Raises:
+        BrokerError: 15151, cannot `action`, when it does not exist.
+    """
     schema, queue = names.split_queue_name(name)
     rows = yield Statement(
         "select queue_id, database_id, name from servicebroker.queues "
@@ -260,9 +270,8 @@ def find_queue(catalog: Catalog, database_id: int, name: str) -> Steps[Queue]:
         (database_id, schema, queue),
     )
     if not rows:
-        raise BrokerError(15151, "find", "queue", name)
-    found = catalog.queues[database_id, name] = Queue(*rows[0])
-    return found
+        raise BrokerError(15151, action, "queue", name)
+    return Queue(*rows[0])
 
 
 def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: int = 0) -> Steps[Usages]:

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.alter import RENEW_MONITOR, find_queue_now, find_user_queue, ring_monitors
+from servicebroker.engine.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.begin import begin_dialog
-from servicebroker.engine.catalog import Catalog, created
+from servicebroker.engine.catalog import Catalog, created, find_queue_now
 from servicebroker.engine.end import end_conversation
 from servicebroker.engine.send import send
 from servicebroker.model import arguments, names

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from servicebroker.engine.alter import find_queue_now, lock_begins, lock_conversations, renew_versions, ring
+from servicebroker.engine.alter import lock_begins, lock_conversations, renew_versions, ring
 from servicebroker.engine.authorization import forget_permissions
-from servicebroker.engine.catalog import contract_ids, lock_service_alone
+from servicebroker.engine.catalog import contract_ids, find_queue_now, lock_service_alone
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints
 from servicebroker.engine.receive import keep_off_pipelines

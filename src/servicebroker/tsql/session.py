@@ -18,7 +18,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.store.direct import send_ahead
 from servicebroker.tsql.context import Context
 from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter import (
+from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what they run
     applocks,
     calls,
     control,
@@ -47,20 +47,6 @@ if TYPE_CHECKING:
     from servicebroker.api.database import Database
     from servicebroker.store.direct import DirectConnection
 
-_RUNNERS = (
-    applocks,
-    calls,
-    control,
-    conversations,
-    cursors,
-    keys,
-    messages,
-    objects,
-    principals,
-    system,
-    user_functions,
-    user_types,
-)
 _NAMES = """
 select name from servicebroker.queues where database_id = $1
 union select name from servicebroker.services where database_id = $1

@@ -166,7 +166,7 @@ class AsyncDefinitions(ABC):
 
         def steps() -> Steps[None]:
             owner = yield from principals.find_owner(self.user, authorization)
-            found = yield from alter.find_queue_now("find", self.database_id, queue)
+            found = yield from catalog.find_queue_now("find", self.database_id, queue)
             yield from catalog.create_service(self.database_id, name, found.queue_id, given, owner)
             yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
