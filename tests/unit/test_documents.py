@@ -1,0 +1,37 @@
+"""What the documents name is there: files, links, decisions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+DECISIONS = {int(path.name[:3]): path.name for path in ROOT.glob("docs/decisions/[0-9]*.md")}
+PLACES = ("", "src/servicebroker", "tests")  # where what is named in short may stand
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_is_there(document: Path) -> None:
+    text = document.read_text()
+    linked = re.findall(r"\]\((?!\w+:)([^)#\s]+)", text)
+    named = re.findall(r"\b(?:docs|examples|src|tests|tools)/[\w./-]*\.(?:md|py|sql|toml)\b", text)
+    parts = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql))`", text)  # of the package or the tests
+    missing = [name for name in linked if not (document.parent / name).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    missing += [name for name in parts if not any((ROOT / place / name).exists() for place in PLACES)]
+    assert missing == []
+
+
+def test_every_decision_is_listed_in_order() -> None:
+    listed = re.findall(r"^\| \[(\d+)\]\(([\w.-]+)\)", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE)
+    assert [(int(number), name) for number, name in listed] == sorted(DECISIONS.items())
+
+
+def test_every_decision_that_is_named_is_there() -> None:
+    sources = [path for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    told = re.compile(r"\b[Dd]ecisions?[ /](\d{1,3})\b")
+    named = {int(number) for path in [*DOCUMENTS, *sources] for number in told.findall(path.read_text())}
+    assert named - DECISIONS.keys() == set()
