@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -16,7 +14,7 @@ def python_blocks(page: str) -> list[str]:
 
 def run(program: str, folder: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -40,9 +38,3 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:
 def test_the_example_without_postgresql_runs_as_printed(tmp_path: Path) -> None:
     (program,) = python_blocks("docs/how-to/testing.md")
     assert run(program, tmp_path).splitlines() == ["[b'one teapot', None]", "['CD']", "[]"]
-
-
-@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
-def test_every_link_leads_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
-        assert "://" in target or ((ROOT / page).parent / target).exists(), target
