@@ -122,6 +122,7 @@ def test_the_tables_of_a_statement_are_told() -> None:
         ("WITH x AS (SELECT Name FROM Items) SELECT Name FROM x WITH (UPDLOCK, READPAST)", 40515),
         ("WITH x AS (SELECT Name FROM Items) DELETE x FROM x WITH (HOLDLOCK)", 40515),
         ("UPDATE Items SET Id +=", 102),
+        ("UPDATE Items SET Name += DEFAULT", 102),
         ("SELECT", 102),
         ("SELECT 1 FROM", 102),
         ("INSERT INTO Items (Id) VALUES (1)", 544),

@@ -203,6 +203,8 @@ def _setting(piece: Slice) -> Setting:
         raise refused("A method in SET", "Compute the new value and assign it: .WRITE() is not there.")
     right = piece.part(place + 1, len(words))
     if right.words == ["DEFAULT"]:
+        if words[place] != "=":
+            raise syntax_error("DEFAULT", right.line())
         return Setting(target.name, variable, None)
     return Setting(target.name, variable, value_in(right) if words[place] == "=" else _compound(piece, place))
 
