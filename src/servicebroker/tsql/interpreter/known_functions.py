@@ -3,56 +3,29 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
+from servicebroker.tsql.interpreter.remembered import Remembered
 from servicebroker.tsql.scope import Column, UserFunction
 from servicebroker.tsql.types import parse_type
 
-if TYPE_CHECKING:
-    from servicebroker.tsql.interpreter.machine import Machine
 
-_AGE = 2.0  # seconds that a function is remembered: another session may alter it
-_remembered: WeakKeyDictionary[object, dict[str, tuple[float, UserFunction | None]]] = WeakKeyDictionary()
-
-
-class UserFunctions(Mapping[str, UserFunction]):
+class UserFunctions(Remembered[UserFunction]):
     """By the quoted PostgreSQL name. PostgreSQL keeps what calls need to know, as the function's comment.
 
     Attributes:
         any_called: whether the session has named one, which may ask who works.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._found = _remembered.setdefault(machine.instance.doorbell, {})
-        self.any_called = False
+    any_called = False
 
     def __getitem__(self, name: str) -> UserFunction:
-        now = time.monotonic()
-        known = self._found.get(name)
-        if known is None or known[0] < now:
-            known = self._found[name] = now + _AGE, self._look(name)
-        if known[1] is None:
-            raise KeyError(name)
+        found = super().__getitem__(name)
         self.any_called = True
-        return known[1]
+        return found
 
     def _look(self, name: str) -> UserFunction | None:
         rows = self._machine.connection.run_prepared("select obj_description(to_regproc($1), 'pg_proc')", (name,))
         return _noted(rows[0][0]) if rows[0][0] else None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def forget(self) -> None:
-        """One was made or dropped."""
-        self._found.clear()
 
 
 def note_of(function: UserFunction) -> str:
