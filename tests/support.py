@@ -130,11 +130,16 @@ def queue_number(database: sb.Database, name: str) -> int:
     return found
 
 
-def pipeline_on(database: sb.Database, queue: str = STOCK_QUEUE) -> psycopg.Connection[Any]:
-    """A connection that holds the queue as a pipeline does that reads it."""
-    connection = psycopg.connect(database.instance.url, autocommit=True)
-    connection.execute("select pg_advisory_lock(%s, %s)", (locks.PIPELINE, queue_number(database, queue)))
-    return connection
+@contextmanager
+def pipeline_on(database: sb.Database, queue: str = STOCK_QUEUE) -> Iterator[None]:
+    """The queue is held as by a pipeline that reads it, and free at once afterwards, not when a session has gone."""
+    held = locks.PIPELINE, queue_number(database, queue)
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        connection.execute("select pg_advisory_lock(%s, %s)", held)
+        try:
+            yield
+        finally:
+            connection.execute("select pg_advisory_unlock(%s, %s)", held)
 
 
 def waiting_messages(database: sb.Database) -> int:
