@@ -75,6 +75,18 @@ def test_large_bodies_make_small_pieces(monkeypatch):
     assert [len(bodies) for _, _, bodies in found] == [2, 2, 1]
 
 
+def test_a_piece_goes_on_over_batches_until_a_body_fills_it(monkeypatch):
+    monkeypatch.setattr(staging, "PIECE_MESSAGES", 4)
+    monkeypatch.setattr(staging, "PIECE_BYTES", 10)
+    sizes = [[3, 3], [3, None, 20, 1], [1, 1], [0, 5, 10, 10]]
+    batches = [
+        batch(k=["a"] * len(some), message_body=pa.array([None if n is None else b"x" * n for n in some], pa.binary()))
+        for some in sizes
+    ]
+    found = [[body if body is None else len(body) for body in bodies] for _, _, bodies in cut(*batches, key="k")]
+    assert found == [[3, 3, 3, None], [20], [1, 1, 1, 0], [5, 10], [10]]
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

@@ -7,8 +7,10 @@ order of their rows.
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -54,17 +56,20 @@ class Cutter:
 
     def _runs(self, batch: pa.RecordBatch) -> Iterator[tuple[int, str, list[bytes | None]]]:
         """Rows of one slot and type that follow each other there."""
-        bodies = _bytes(batch.column(BODY)).to_pylist()
+        column = _bytes(batch.column(BODY))
         types = batch.column(TYPE).to_pylist() if TYPE in batch.schema.names else None
-        if not self.key and types is None:
-            for begin in range(0, len(bodies), PIECE_MESSAGES):
-                yield self._next_slot(), self.default_type, bodies[begin : begin + PIECE_MESSAGES]
+        if types is None:
+            for slot, part in self._by_slot(column, batch.column(self.key)) if self.key else self._in_turn(column):
+                yield slot, self.default_type, part.to_pylist()
             return
-        slots = self._slots(batch.column(self.key)) if self.key else [self._next_slot()] * len(bodies)
+        bodies = column.to_pylist()
+        slots: list[Any] = (
+            self._slots(batch.column(self.key)).to_pylist() if self.key else [self._next_slot()] * len(bodies)
+        )
         together: dict[tuple[int, str], list[bytes | None]] = {}
         current: dict[int, str] = {}
         for place, (slot, body) in enumerate(zip(slots, bodies, strict=True)):
-            message_type = (types[place] if types else None) or self.default_type
+            message_type = types[place] or self.default_type
             if current.setdefault(slot, message_type) != message_type:  # what came before goes first
                 yield slot, current[slot], together.pop((slot, current[slot]))
                 current[slot] = message_type
@@ -72,27 +77,42 @@ class Cutter:
         for (slot, message_type), run in together.items():
             yield slot, message_type, run
 
+    def _in_turn(self, bodies: pa.Array[Any]) -> Iterator[tuple[int, pa.Array[Any]]]:
+        for begin in range(0, len(bodies), PIECE_MESSAGES):
+            yield self._next_slot(), bodies.slice(begin, PIECE_MESSAGES)
+
+    def _by_slot(self, bodies: pa.Array[Any], keys: pa.Array[Any]) -> Iterator[tuple[int, pa.Array[Any]]]:
+        from pyarrow import compute
+
+        slots = self._slots(keys)
+        order = compute.sort_indices(slots)  # stable: the rows of a slot stay in their order
+        bodies, begin = bodies.take(order), 0
+        runs: Any = compute.value_counts(slots.take(order))
+        for run in runs.to_pylist():
+            yield run["values"], bodies.slice(begin, run["counts"])
+            begin += run["counts"]
+
     def _next_slot(self) -> int:
         self._turn += 1
         return (self.first + self._turn) % self.slots
 
-    def _slots(self, keys: pa.Array[Any]) -> list[int]:
+    def _slots(self, keys: pa.Array[Any]) -> pa.Array[Any]:
+        import pyarrow as pa
         from pyarrow import compute
 
         encoded: Any = compute.dictionary_encode(keys, null_encoding="encode")
         known = [slot_of(value, self.slots) for value in encoded.dictionary.to_pylist()]
-        return [known[code] for code in encoded.indices.to_pylist()]
+        return pa.array(known, pa.int32()).take(encoded.indices)
 
     def _add(self, slot: int, message_type: str, bodies: list[bytes | None]) -> Iterator[Piece]:
-        for body in bodies:
+        while bodies:
             growing = self._open.get(slot)
             if growing is not None and (growing.message_type != message_type or growing.is_full):
                 yield growing.piece(slot)
                 growing = None
             if growing is None:
                 growing = self._open[slot] = _Growing(message_type)
-            growing.bodies.append(body)
-            growing.size += len(body or b"")
+            bodies = bodies[growing.take(bodies) :]
 
 
 @dataclass
@@ -104,6 +124,15 @@ class _Growing:
     @property
     def is_full(self) -> bool:
         return len(self.bodies) >= PIECE_MESSAGES or self.size >= PIECE_BYTES
+
+    def take(self, bodies: list[bytes | None]) -> int:
+        """Bodies from the front until it is full; how many. At least one, if it is not full."""
+        room = bodies[: PIECE_MESSAGES - len(self.bodies)]
+        sizes = list(accumulate((len(body or b"") for body in room), initial=self.size))
+        count = min(bisect_left(sizes, PIECE_BYTES), len(room))
+        self.bodies += room[:count]
+        self.size = sizes[count]
+        return count
 
     def piece(self, slot: int) -> Piece:
         return Piece(slot, self.message_type, self.bodies)
