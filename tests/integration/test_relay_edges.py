@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any
 
 import psycopg
 import pytest
@@ -11,12 +12,14 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, begin, leftovers
+from servicebroker.broker import transaction
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
 from servicebroker.protocol.routing import parse_address
 from servicebroker.protocol.security import CHECKSUM
 from servicebroker.store import locks
+from servicebroker.store.direct import run_command
 from servicebroker.store.running import run
 from support import (
     CONTRACT,
@@ -54,6 +57,30 @@ def test_what_a_round_sends_itself_is_found_by_the_next_one(pair: Pair) -> None:
         database.join(connection).send(handle, ORDER, b"asks")
         connection.commit()
         assert [waiting.conversation_handle for waiting in run(connection, look(seen)).waiting] == [handle]
+
+
+def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it was acknowledged may be lost in a crash of the server: the message is sent, and acknowledged, again."""
+    lazy: list[bool] = []
+
+    def noted(connection: psycopg.Connection[Any], command: bytes) -> None:
+        lazy.append(b"synchronous_commit = off" in command)
+        run_command(connection, command)
+
+    monkeypatch.setattr(transaction, "run_command", noted)
+
+    def carried() -> list[bool]:
+        """West sends, east stores, west removes, and nothing is left to do."""
+        lazy.clear()
+        pair.rounds(2)
+        return lazy[:3]
+
+    begin(pair)
+    assert carried()[:2] == [False, False]  # the conversation is claimed; its target is made
+    handle, _ = opened(pair)
+    pair.west.database.send(handle, ORDER, b"x")
+    assert carried() == [True, False, True]
+    assert waiting_messages(pair.west.database) == 0
 
 
 def test_both_sides_end_at_the_same_time(pair: Pair) -> None:

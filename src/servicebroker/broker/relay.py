@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from random import Random
-from typing import TypeVar
 from uuid import UUID
 
 import psycopg
@@ -40,10 +39,6 @@ from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.routing import Address
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.keys import KeyFolder
-from servicebroker.store.running import run
-from servicebroker.store.statements import Steps
-
-T = TypeVar("T")
 
 
 class Relay:
@@ -99,23 +94,20 @@ class Relay:
         Raises:
             psycopg.Error, InstanceError: nothing of it is to count. Call `forget`; the arrivals will come again.
         """
-
-        def do(steps: Steps[T]) -> T:
-            return run(connection, steps)
-
         began = self._seconds()
-        with transaction(connection):
+        with transaction(connection) as lasting:
+            do, do_lazily = lasting.do, lasting.do_lazily
             touched = self._take(do, list(arrivals))
             stored = self._settling.store(do, touched)
-            settled, ended = self._settling.settle(do, is_traced=self._is_traced)
-            look = do(departing.look(self._snapshot))
+            settled, ended = self._settling.settle(do, do_lazily, is_traced=self._is_traced)
+            look = do_lazily(departing.look(self._snapshot))
             touched |= self._lines.enable(look.disabled)
             touched |= self._matching.see_routes(do, look.routes)
             touched |= self._matching.see_mirrors(do)
             touched |= self._finding.due(do)
             touched |= self._finding.find(do, look.waiting)
             self._matching.match(do, touched)
-            self._readahead.offer(do, touched)
+            self._readahead.offer(do_lazily, touched)
         if not self._is_replicated:
             raise InstanceError("A commit did not reach the synchronous standby, so nothing of it is acknowledged.")
         self._snapshot, self._is_traced = look.snapshot, look.traced

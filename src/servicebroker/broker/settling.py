@@ -141,7 +141,7 @@ class Settling:
                 entry.dialog.refuse(Failure(failed.code, failed.description))
                 self._lines.line_up(handle)
 
-    def settle(self, do: Do, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
+    def settle(self, do: Do, do_lazily: Do, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
         """What the peers have said of our messages, and what we say of those that wait.
 
         Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
@@ -150,7 +150,7 @@ class Settling:
         self._dirty += len(self._acknowledged) + len(self._failed)
         if self._acknowledged:
             groups = do(remote.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
-            done, ended = do(departing.acknowledge(self._acknowledged, self._clock()))
+            done, ended = do_lazily(departing.acknowledge(self._acknowledged, self._clock()))
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
             self._tell_of_ends(do, ended, groups)
             if is_traced:

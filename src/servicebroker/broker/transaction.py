@@ -4,25 +4,50 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
+from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
 
 Do = Callable[[Steps[Any]], Any]
 
 SOON = 0.02  # seconds until what somebody else holds is tried again, at first
 
 
+class Lasting:
+    """Runs verbs, and remembers whether the transaction must be on disk before anything goes on.
+
+    Attributes:
+        is_wanted: it must; not as long as all was run by `do_lazily`.
+    """
+
+    def __init__(self, connection: DirectConnection) -> None:
+        self._connection = connection
+        self.is_wanted = False
+
+    def do(self, steps: Steps[T]) -> T:
+        """Run a verb."""
+        self.is_wanted = True
+        return run(self._connection, steps)
+
+    def do_lazily(self, steps: Steps[T]) -> T:
+        """Run one that only reads, or whose loss in a crash of the server only means that a peer is asked again."""
+        return run(self._connection, steps)
+
+
 @contextlib.contextmanager
-def transaction(connection: DirectConnection) -> Iterator[None]:
-    """As the driver's, but BEGIN travels with the first statement."""
+def transaction(connection: DirectConnection) -> Iterator[Lasting]:
+    """As the driver's, but BEGIN travels with the first statement, and not every COMMIT waits for the disk."""
+    lasting = Lasting(connection)
     connection.ahead.append(Ahead(b"begin"))
     try:
-        yield
-        run_command(connection, b"commit")
+        yield lasting
+        run_command(connection, b"commit" if lasting.is_wanted else b"set local synchronous_commit = off; commit")
     except BaseException:
         connection.ahead.clear()
         with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
