@@ -63,6 +63,29 @@ def test_a_switch_waits_for_who_uses_the_database(database: sb.Database, switch:
 
 @pytest.mark.feature(5)
 @pytest.mark.parametrize("switch", SWITCHES, ids=repr)
+def test_a_switch_waits_for_who_begins_a_dialog(database: sb.Database, switch: dict[str, Any]) -> None:
+    with database.transaction() as transaction:
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, related_conversation_group=uuid4())
+        with refused(5070, database.name):
+            database.alter(**switch, no_wait=True)
+        switched = in_thread(database.alter, **switch)
+        time.sleep(0.5)
+        assert not switched.done()
+    switched.result(10)
+    if "new_broker" in switch:
+        with refused(8426):
+            database.send(handle, ORDER, b"x")
+        assert not query(
+            database,
+            "select from servicebroker.conversation_groups join servicebroker.services using (service_id) "
+            f"where database_id = {database.database_id}",
+        )
+    else:
+        assert database.send(handle, ORDER, b"x") == 0
+
+
+@pytest.mark.feature(5)
+@pytest.mark.parametrize("switch", SWITCHES, ids=repr)
 def test_no_wait_is_refused(database: sb.Database, other: sb.Database, switch: dict[str, Any]) -> None:
     handle, _ = open_dialog(database)
     with database.transaction() as transaction:

@@ -5,6 +5,7 @@ MIGRATION = 0x53420002
 PIPELINE = 0x53420003  # a queue owned by a pipeline; second: queue_id
 SERVICE = 0x53420005  # a service being made, or messages that wait for it; second: hashtext(name)
 BEGIN = 0x53420006  # shared: a dialog begins with a service or a contract; alone: it is changed; second: its number
+BEGIN_IN = 0x53420007  # shared: a dialog begins in a database; alone: it is switched or dropped; second: database_id
 DELIVERY = 0x53420010  # shared: may park a message on a conversation; alone: delivers what is parked; second: 0
 CATALOG = 0x53420011  # definitions change one at a time in an instance; second: 0
 MOVE = 0x53420012  # a conversation being moved; second: uuid_hash(conversation_handle)

@@ -25,6 +25,7 @@ def verbs() -> str:
         "texts": sql.Literal(json.dumps(texts)).as_string(None),
         "group_lock": locks.GROUP,
         "begin_lock": locks.BEGIN,
+        "begin_in_lock": locks.BEGIN_IN,
         "delivery_lock": locks.DELIVERY,
         "service_lock": locks.SERVICE,
         "delivery_channel": DELIVERY_CHANNEL,

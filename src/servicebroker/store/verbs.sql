@@ -33,12 +33,13 @@ return coalesce(
     {default_priority}::smallint);
 
 -- The queue of a service that begins a dialog; null when the service or the contract is gone. Who alters or drops one of
--- them (engine/services.py, engine/alter.py) waits for our transaction, or we see what it has done: a function, because
--- what looks needs a younger snapshot than what waits.
+-- them (engine/services.py, engine/alter.py), or wants the database alone (engine/users.py), waits for our transaction, or
+-- we see what it has done: a function, because what looks needs a younger snapshot than what waits.
 create or replace function servicebroker.own_queue(database integer, service integer, contract integer)
 returns integer language plpgsql as $$
 begin
-    perform pg_advisory_xact_lock_shared({begin_lock}, service), pg_advisory_xact_lock_shared({begin_lock}, contract);
+    perform pg_advisory_xact_lock_shared({begin_in_lock}, database),
+            pg_advisory_xact_lock_shared({begin_lock}, service), pg_advisory_xact_lock_shared({begin_lock}, contract);
     return (select s.queue_id from servicebroker.services s
               join servicebroker.service_contracts c
                 on c.database_id = database and c.service_contract_id = contract
