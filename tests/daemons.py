@@ -76,7 +76,7 @@ class Served:
     def says(self, words: str, **fields: str) -> None:
         """Wait until it does."""
         try:
-            eventually(lambda: self.said(words, **fields), 30)
+            eventually(lambda: self.said(words, **fields))
         except AssertionError:
             raise AssertionError(f"not said: {words} {fields}\n" + "\n".join(map(str, self.lines))) from None
 
@@ -149,7 +149,7 @@ class Site:
     def waits(self, why: str) -> None:
         """Wait until its messages wait for this reason."""
         try:
-            eventually(lambda: why in self.status(), 30)
+            eventually(lambda: why in self.status())
         except AssertionError:
             log = "\n".join(map(str, self.daemon.lines))
             raise AssertionError(f"they wait because {self.status()!r}, not {why!r}\n{log}") from None
@@ -199,5 +199,5 @@ class Two:
 
         eventually(all_there, seconds)
         assert bodies(found) == [text.encode() for text in texts]
-        eventually(lambda: waiting_messages(self.west.database) == 0, 30)
+        eventually(lambda: waiting_messages(self.west.database) == 0)
         return found

@@ -232,7 +232,7 @@ def together(*work: Callable[[], Any], seconds: float = 60) -> None:
         future.result(seconds)
 
 
-def eventually(condition: Callable[[], object], seconds: float = 30) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 120) -> None:
     """Wait until the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():

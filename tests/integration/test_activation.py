@@ -595,7 +595,7 @@ def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Dat
     send(active, "x")
     switch_on(active)
     text = "select is_receive_enabled from sys.service_queues where object_id = %s"
-    eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [(0,)], 20)
+    eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [(0,)])
 
 
 def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database, seen: Seen) -> None:

@@ -95,10 +95,10 @@ def test_calls_in_processes_of_their_own_are_counted(active: sb.Database, tmp_pa
     invoked, errors = value("stored_procedures_invoked"), value("activation_errors")
     with sb.activate(active.instance, procedures=[str(file)], interval=0.1):
         send(active, "fine")
-        eventually(lambda: value("stored_procedures_invoked") == invoked + 2, 60)
+        eventually(lambda: value("stored_procedures_invoked") == invoked + 2)
         assert value("activation_errors") == errors
         send(active, "raise")
-        eventually(lambda: value("activation_errors") == errors + 1, 60)
+        eventually(lambda: value("activation_errors") == errors + 1)
         send(active, "die")
-        eventually(lambda: value("activation_errors") == errors + 2, 60)
+        eventually(lambda: value("activation_errors") == errors + 2)
     assert value("stored_procedures_invoked") >= invoked + 4

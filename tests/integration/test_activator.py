@@ -66,15 +66,15 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb
     (tmp_path / "hold").touch()
     command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path)]
     with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
-        eventually(lambda: started(tmp_path) == 1, 20)  # the minimum
+        eventually(lambda: started(tmp_path) == 1)  # the minimum
         for number in range(4):
             watched.send(begin(watched), ORDER, f"message-{number}")
-        eventually(lambda: started(tmp_path) == 2, 20)
+        eventually(lambda: started(tmp_path) == 2)
         text = "select count(*) from sys.conversation_endpoints where is_system = 1 and broker_database = %s"
         assert query(watched, text, watched.name) == [(1,)]
         (tmp_path / "hold").unlink()
-        eventually(lambda: len(list(tmp_path.glob("message-*"))) == 4, 20)
-        eventually(lambda: started(tmp_path) >= 3, 20)  # they have left, and the minimum is kept
+        eventually(lambda: len(list(tmp_path.glob("message-*"))) == 4)
+        eventually(lambda: started(tmp_path) >= 3)  # they have left, and the minimum is kept
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
         log = process.stderr.read()

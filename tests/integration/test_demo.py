@@ -144,7 +144,7 @@ def test_ctrl_c_says_so_and_the_next_run_goes_on(tmp_path: Path) -> None:
         time.sleep(0.05)
     time.sleep(2)
     os.killpg(run.pid, signal.SIGINT)  # what a terminal does
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=300)
     assert run.returncode == 130
     assert "Traceback" not in errors
     assert "Nothing is lost" in errors

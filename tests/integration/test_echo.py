@@ -286,8 +286,8 @@ def test_daemons_answer(make_instance_url: Callable[[], str], tmp_path: Path) ->
             west.send(handle, ECHO, body)
             assert bodies(west.receive(ORDERS_QUEUE, wait=60)) == [body]
         west.end_conversation(handle)
-        eventually(lambda: query(east, "select state from sys.conversation_endpoints") == [("CD",)], 60)
-        eventually(lambda: state(west, handle) is None, 60)
+        eventually(lambda: query(east, "select state from sys.conversation_endpoints") == [("CD",)])
+        eventually(lambda: state(west, handle) is None)
     finally:
         for site in sites:
             site.close()

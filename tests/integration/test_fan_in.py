@@ -44,7 +44,7 @@ def test_what_three_instances_send_arrives_once_and_in_order(linked: Linked) -> 
             arrived[message.conversation_handle].append(message.message_body)
     assert sorted(arrived.values()) == sorted(sent)  # type: ignore[type-var]
     for database in linked.sources.values():
-        eventually(lambda database=database: query(database, "select from sys.transmission_queue") == [], 60)
+        eventually(lambda database=database: query(database, "select from sys.transmission_queue") == [])
     assert linked.east.receive(QUEUE) == []  # all are acknowledged: nothing comes twice
 
 

@@ -114,7 +114,7 @@ def test_a_link_that_is_cut_and_comes_back(two: Two, hosts: Hosts) -> None:
         eventually(lambda seen=seen: len(sent) > seen + 20)  # type: ignore[misc]
         assert waiting_messages(two.west.database) > 0
         hosts.plug()
-        eventually(lambda seen=seen: waiting_messages(two.west.database) < len(sent) - seen, 60)  # type: ignore[misc]
+        eventually(lambda seen=seen: waiting_messages(two.west.database) < len(sent) - seen)  # type: ignore[misc]
     enough.set()
     sender.result(60)
     two.arrives(*sent[1:], seconds=90)

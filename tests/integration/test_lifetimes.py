@@ -244,4 +244,4 @@ def test_the_background_survives_a_restart_of_the_server(tmp_path: Path) -> None
         time.sleep(0.5)
         with sb.open(tmp_path / "data", clock=clock, upkeep=None) as again:
             clock.jump(seconds=61)
-            eventually(lambda: state(again.database("Test"), handle) == "ER", 30)
+            eventually(lambda: state(again.database("Test"), handle) == "ER")

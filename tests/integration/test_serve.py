@@ -181,7 +181,7 @@ def test_the_connections_are_shown(two: Two) -> None:
     two.arrives("a")
     eventually(lambda: two.west.connections() and two.east.connections())
     # two that were opened at once: one of them is on its way out
-    eventually(lambda: [one[1:] for one in two.west.connections()] == [(*ONLINE, "NONE", None)], 30)
+    eventually(lambda: [one[1:] for one in two.west.connections()] == [(*ONLINE, "NONE", None)])
     text = (
         "select peer_arbitration_id, total_bytes_sent > 0, total_bytes_received > 0, total_fragments_sent > 0, "
         "login_time >= connect_time from sys.dm_broker_connections"
@@ -198,8 +198,8 @@ def test_the_connections_are_shown(two: Two) -> None:
     (link,) = json.loads(shown)["connections"]
     assert (link["state"], link["principal_name"]) == ("ONLINE", None)
     two.west.daemon.end(signal.SIGKILL)
-    eventually(lambda: two.west.connections() == [], 30)
-    eventually(lambda: two.east.connections() == [], 30)
+    eventually(lambda: two.west.connections() == [])
+    eventually(lambda: two.east.connections() == [])
 
 
 # ---------------------------------------------------------------- encryption

@@ -83,7 +83,7 @@ def test_sigterm_lets_the_work_in_progress_finish(site: Site, tmp_path: Path) ->
     served = serve(site, tmp_path)
     handle = begin(site.database)
     site.database.send(handle, ORDER, b"slow")
-    eventually((tmp_path / "started").exists, 20)
+    eventually((tmp_path / "started").exists)
     assert served.end() == 0
     assert bodies(site.database.receive("OrdersQueue", conversation_handle=handle)) == [
         str(served.process.pid).encode()
@@ -121,7 +121,7 @@ def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook
     command = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"a\").write(sys.stdin.read() + chr(10))' {file}"
     served = serve(site, tmp_path, "--alert-command", command, "--alert-webhook", url)
     site.database.send(begin(site.database), ORDER, b"poison")
-    eventually(lambda: bool(told), 20)
+    eventually(lambda: bool(told))
     (event,) = told
     assert (event["event"], event["number"]) == ("Broker:Queue Disabled", 143)
     number = queue_number(site.database, STOCK_QUEUE)
@@ -136,7 +136,7 @@ def test_a_queue_that_is_switched_off_alerts(site: Site, tmp_path: Path, webhook
         with undone(site.database) as transaction:
             assert transaction.receive(STOCK_QUEUE)
     serve(site, tmp_path, "--alert-webhook", url)
-    eventually(lambda: len(told) == 2, 20)
+    eventually(lambda: len(told) == 2)
 
 
 @pytest.mark.feature(186)
@@ -163,7 +163,7 @@ def test_a_procedure_in_a_process_of_its_own(site: Site, tmp_path: Path) -> None
     served.says("took teapot")
     site.database.send(begin(site.database), ORDER, b"die")
     text = "select is_receive_enabled from sys.service_queues where object_id = %s"
-    eventually(lambda: query(site.database, text, queue_number(site.database, STOCK_QUEUE)) == [(0,)], 60)
+    eventually(lambda: query(site.database, text, queue_number(site.database, STOCK_QUEUE)) == [(0,)])
     served.says("its process ended with code -9")
     assert served.process.poll() is None
     assert served.end() == 0
@@ -176,7 +176,7 @@ def test_sigterm_waits_for_a_process_too(site: Site, tmp_path: Path) -> None:
     served = serve(site, tmp_path)
     handle = begin(site.database)
     site.database.send(handle, ORDER, b"slow")
-    eventually((tmp_path / "started").exists, 20)
+    eventually((tmp_path / "started").exists)
     assert served.end() == 0
     (reply,) = site.database.receive("OrdersQueue", conversation_handle=handle)
     assert reply.message_type_name == REPLY
@@ -186,7 +186,7 @@ def test_processes_end_with_a_daemon_that_is_killed(site: Site, tmp_path: Path) 
     site.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Process"))
     served = serve(site, tmp_path)
     site.database.send(begin(site.database), ORDER, b"slow")
-    eventually((tmp_path / "started").exists, 20)
+    eventually((tmp_path / "started").exists)
     text = "select from sys.dm_broker_activated_tasks"
     assert query(site.database, text)
     served.kill()

@@ -62,7 +62,7 @@ def test_a_forwarder_that_is_killed_loses_and_doubles_nothing(three: tuple[Two, 
     sender = in_thread(send_on)
     for _ in range(KILLS):
         before = receive(1)
-        eventually(lambda before=before: receive(1) > before, 60)  # type: ignore[misc]
+        eventually(lambda before=before: receive(1) > before)  # type: ignore[misc]
         middle.daemon.end(signal.SIGKILL)
         middle.serve()
     enough.set()
@@ -70,7 +70,7 @@ def test_a_forwarder_that_is_killed_loses_and_doubles_nothing(three: tuple[Two, 
     eventually(lambda: receive(1) == sent[0] * CONVERSATIONS, 120)
     wanted = [str(number).encode() for number in range(sent[0])]
     assert list(received.values()) == [wanted] * CONVERSATIONS
-    eventually(lambda: waiting_messages(two.west.database) == 0, 60)
+    eventually(lambda: waiting_messages(two.west.database) == 0)
     for table in ("conversation_endpoints", "transmission_queue"):
         assert query(middle.database, f"select count(*) from servicebroker.{table}") == [(0,)]
 
@@ -86,10 +86,10 @@ def test_forwarding_is_switched_off_and_on_while_it_runs(three: tuple[Two, Site]
     two.east.daemon.end()
     middle.instance.alter_endpoint("broker", message_forwarding="ENABLED")
     text = "select to_service_name, hops_remaining, time_to_live from sys.dm_broker_forwarded_messages"
-    eventually(lambda: query(middle.database, text) == [(STOCK, 16, 60)], 60)
+    eventually(lambda: query(middle.database, text) == [(STOCK, 16, 60)])
     two.east.serve()
     found: list[sb.Message] = []
-    eventually(lambda: found.extend(two.east.database.receive(STOCK_QUEUE, wait=1)) or found, 60)  # type: ignore[func-returns-value]
+    eventually(lambda: found.extend(two.east.database.receive(STOCK_QUEUE, wait=1)) or found)  # type: ignore[func-returns-value]
     assert bodies(found) == [b"a"]
 
 

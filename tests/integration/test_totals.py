@@ -143,4 +143,4 @@ def test_the_background_adds_them_by_itself(fresh_database: sb.Database) -> None
         before = query(fresh_database, sql)[0][0]
         database = other.database(fresh_database.name)
         database.send(database.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"x")
-        eventually(lambda: query(fresh_database, sql)[0][0] > before, 60)
+        eventually(lambda: query(fresh_database, sql)[0][0] > before)

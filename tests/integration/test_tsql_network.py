@@ -79,7 +79,7 @@ def test_scripts_introduce_two_instances(sides: tuple[Side, Side]) -> None:
     west.run("GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO [EastLogin]")
     app = east.instance.database("App")
     west.instance.database("App").execute_tsql(SENDING)
-    eventually(lambda: query(app, "select sum(refused) from servicebroker.refused_connections") != [(None,)], 30)
+    eventually(lambda: query(app, "select sum(refused) from servicebroker.refused_connections") != [(None,)])
     assert app.receive("Q") == []
     east.run("GRANT CONNECT ON ENDPOINT::BrokerEndpoint TO WestLogin")
     rows: list[tuple[object, ...]] = []

@@ -114,7 +114,7 @@ def test_000_the_daemon_starts_the_procedure(make_url, tmp_path):
             (handle,) = handles(made)
             (message,) = made.receive("target_queue")
             made.end_conversation(message.conversation_handle, error=(4711, "no room"))
-            eventually(lambda: state(made, handle) is None, 30)
+            eventually(lambda: state(made, handle) is None)
             served.says('Received error Code:4711 Description:"no room"')
         finally:
             assert served.end() == 0
