@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import statistics
 import threading
@@ -186,12 +185,12 @@ def test_readers_join_one_by_one_and_never_more_than_allowed(active: sb.Database
             seen.go_on.wait(20)
 
     send(active, "x", conversations=8)
+    began = time.monotonic()
     switch_on(active, max_queue_readers=3)
     eventually(lambda: seen.running == 3)
     time.sleep(0.9)  # two more intervals
     assert seen.most == 3
-    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
-    assert all(0.3 < gap < 1.0 for gap in gaps), gaps
+    assert all(start - began > number * 0.39 for number, start in enumerate(starts)), [began, *starts]
     seen.go_on.set()
     eventually(lambda: seen.calls >= 8 and not query(active, "select from " + STOCK_VIEW.format(active.name.lower())))
     assert seen.most == 3
