@@ -62,6 +62,13 @@ def test_no_java_is_one_sentence(monkeypatch, tmp_path):
         check_java()
 
 
+def runs_in_silence(script, folder):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=folder, capture_output=True, text=True, timeout=500
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 @pytest.mark.spark
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     script = (
@@ -71,10 +78,7 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
         "session.stop()\n"
         "assert spark_session('again', cores=1).range(4).count() == 4\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    runs_in_silence(script, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,7 +96,4 @@ def test_each_registration_has_a_map_of_its_own(tmp_path):
         "register_formats(session)\n"
         "assert environment().get('said') is None\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    runs_in_silence(script, tmp_path)
