@@ -26,3 +26,15 @@ def answer(database: sb.Database) -> None:
     """What the background does when it is told, until nothing is left."""
     with database.instance.connection() as connection:
         eventually(lambda: not deliver(connection, database.instance.clock()))
+
+
+def ask_in_t_sql(database: sb.Database, contract: str, message_type: str, body: str) -> None:
+    """The service of this database is sent a message by a script, and answers."""
+    database.execute_tsql(
+        f"""declare @handle uniqueidentifier, @here nvarchar(128) =
+            (select cast(service_broker_guid as nvarchar(128)) from sys.databases where database_id = db_id());
+        begin dialog @handle from service [{ORDERS}] to service '{SERVICE_BROKER}', @here
+            on contract [{contract}] with encryption = off;
+        send on conversation @handle message type [{message_type}] (N'{body}');"""
+    )
+    answer(database)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import servicebroker as sb
-from built_in_support import answer, begin, broker_of
+from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from daemons import Site, Two
 from remote_support import EAST, Pair, leftovers
 from servicebroker.api.upkeep import upkeep
@@ -198,14 +198,7 @@ def test_the_background_answers_as_soon_as_it_is_told(make_url: Callable[[], str
 
 @pytest.mark.feature(206)
 def test_in_t_sql(database: sb.Database) -> None:
-    database.execute_tsql(
-        f"""declare @handle uniqueidentifier, @here nvarchar(128) =
-            (select cast(service_broker_guid as nvarchar(128)) from sys.databases where database_id = db_id());
-        begin dialog @handle from service [{ORDERS}] to service '{SERVICE_BROKER}', @here
-            on contract [{SERVICE_ECHO}] with encryption = off;
-        send on conversation @handle message type [{ECHO}] (N'way');"""
-    )
-    answer(database)
+    ask_in_t_sql(database, SERVICE_ECHO, ECHO, "way")
     script = f"receive top (1) cast(message_body as nvarchar(max)) as body from {ORDERS_QUEUE};"
     assert database.execute_tsql(script).rows == [("way",)]
 

@@ -10,7 +10,7 @@ import pytest
 from lxml import etree
 
 import servicebroker as sb
-from built_in_support import answer, begin, broker_of
+from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from remote_support import EAST, Pair, leftovers
 from servicebroker.engine.built_in import MESSAGES
 from servicebroker.model.names import (
@@ -202,14 +202,7 @@ def test_who_may_not_send_to_it_finds_no_service(database: sb.Database, app: sb.
 
 
 def test_in_t_sql(database: sb.Database) -> None:
-    database.execute_tsql(
-        f"""declare @handle uniqueidentifier, @here nvarchar(128) =
-            (select cast(service_broker_guid as nvarchar(128)) from sys.databases where database_id = db_id());
-        begin dialog @handle from service [{ORDERS}] to service '{SERVICE_BROKER}', @here
-            on contract [{SERVICE_DIAGNOSTIC}] with encryption = off;
-        send on conversation @handle message type [{QUERY}] (N'{question(STOCK)}');"""
-    )
-    answer(database)
+    ask_in_t_sql(database, SERVICE_DIAGNOSTIC, QUERY, question(STOCK))
     script = f"""declare @body xml;
         receive top (1) @body = cast(message_body as xml) from {ORDERS_QUEUE};
         with xmlnamespaces (default '{STATUS}')
