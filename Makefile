@@ -9,7 +9,7 @@
 #                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange,
 #                50,000 random T-SQL texts of each kind
 # make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 50 kills
-#                of a pipeline
+#                of a pipeline; ten times a million through one queue
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -81,6 +81,7 @@ soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
 	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50
+	$(BIN)/python -m pytest -q tests/integration/test_space.py --space-messages 1000000 -k ten_times
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--good-messages", type=int, default=1_000, help="good messages among which poison is found")
     parser.addoption("--cuts", type=int, default=4, help="at how many exchanges test_cut.py cuts each of its cases")
     parser.addoption("--kills", type=int, default=2, help="how often test_pipeline_faults.py kills the pipeline")
+    parser.addoption("--space-messages", type=int, default=20_000, help="messages that go ten times through one queue")
     parser.addoption("--fuzz-examples", type=int, default=300, help="texts of each test that writes random T-SQL")
     parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
 
