@@ -307,6 +307,25 @@ def test_error_broker_conversations_reaches_the_peer_at_its_next_message(pair: P
     assert leftovers(pair.west) == {}
 
 
+@pytest.mark.feature(22)
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_dropped_contract_reaches_the_peer_at_its_next_message(pair: Pair, forgets: bool) -> None:
+    """Also when the daemon has been started anew, and looks the conversation up without its contract."""
+    handle, message = opened(pair)
+    pair.east.database.alter_service(STOCK, drop_contracts=[CONTRACT])
+    pair.east.database.drop_contract(CONTRACT)
+    if forgets:
+        pair.east.relay.forget()
+    assert errors(pair.east.database.receive(STOCK_QUEUE)) == [-8487]
+    pair.west.database.send(handle, ORDER, b"1")
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-8487]
+    assert waiting_messages(pair.west.database) == 0
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.west.database.end_conversation(handle)
+    assert leftovers(pair.west) == {}
+
+
 def test_lifetimes_end_on_both_sides_and_nothing_travels_afterwards(pair: Pair) -> None:
     handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False, lifetime=60)
     pair.west.database.send(handle, ORDER, b"0")

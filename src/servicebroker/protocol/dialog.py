@@ -374,7 +374,7 @@ class Dialog:
             return _dropped(11221, "it comes from this side of the conversation")
         if header.to_service != identity.own_service:
             return _dropped(11222, header.to_service, identity.own_service)
-        if header.opening is not None and header.opening.contract != identity.contract:
+        if header.opening is not None and header.opening.contract != identity.contract and identity.contract:
             return _dropped(11223, header.opening.contract, identity.contract)
         if self.far_broker not in (None, header.from_broker):
             return _dropped(11224)
