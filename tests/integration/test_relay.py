@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from remote_support import EAST, Pair, begin, leftovers
+from servicebroker.api.upkeep import upkeep
 from servicebroker.protocol.routing import parse_address
 from support import (
     CONTRACT,
@@ -86,8 +87,6 @@ def test_the_target_ends_first(pair: Pair) -> None:
     pair.rounds()
     assert leftovers(pair.west) == {}
     pair.west.clock.jump(minutes=31)
-    from servicebroker.api.upkeep import upkeep
-
     with pair.east.instance.connection() as connection:
         upkeep(connection, pair.east.clock())
     assert leftovers(pair.east) == {}
@@ -133,12 +132,16 @@ def test_a_contract_that_the_target_has_never_heard_of(pair: Pair) -> None:
 
 
 @pytest.mark.feature(106)
-def test_a_message_that_fails_validation_at_the_target(pair: Pair) -> None:
+@pytest.mark.parametrize("times", [1, 20_000], ids=["small", "in fragments"])
+def test_a_message_that_fails_validation_at_the_target(pair: Pair, times: int) -> None:
+    """Nor is it in the queue later, when what waits beside queues is looked at."""
     handle = begin(pair)
-    pair.west.database.send(handle, DOCUMENT, b"no xml")
-    pair.west.database.send(handle, ORDER, b"2")
+    pair.west.database.send(handle, DOCUMENT, b"no xml" * times)
+    pair.west.database.send(handle, ORDER, b"2" * times)
     pair.rounds()
     assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9615]
+    with pair.east.instance.connection() as connection:
+        upkeep(connection, pair.east.clock())
     messages = pair.east.database.receive(STOCK_QUEUE)
     assert [m.is_error for m in messages] == [True, False]
     pair.rounds()
@@ -146,6 +149,7 @@ def test_a_message_that_fails_validation_at_the_target(pair: Pair) -> None:
         "ER",
         "ER",
     ]
+    assert query(pair.east.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
 
 
 @pytest.mark.feature(102, 103)
@@ -175,6 +179,27 @@ def test_while_the_queue_is_off_messages_wait_at_the_receiver_and_are_acknowledg
     assert bodies(messages) == [b"0", b"1", b"2", b"3", None]
     assert [m.message_sequence_number for m in messages] == [0, 1, 2, 3, 4]
     assert state(pair.east.database, messages[0].conversation_handle) == "DI"
+
+
+@pytest.mark.feature(138)
+@pytest.mark.parametrize("size", [1, 100_000], ids=["small", "in fragments"])
+def test_what_waits_beside_a_queue_goes_when_its_application_ends(pair: Pair, size: int) -> None:
+    """The queue is switched on before the peer has the end: nothing comes into it."""
+    handle = begin(pair)
+    pair.rounds()
+    (message,) = pair.east.database.receive(STOCK_QUEUE)
+    pair.east.database.alter_queue(STOCK_QUEUE, status=False)
+    pair.west.database.send(handle, ORDER, b"x" * size)
+    pair.rounds()
+    pair.east.is_connected = False
+    pair.east.database.end_conversation(message.conversation_handle)
+    pair.east.database.alter_queue(STOCK_QUEUE, status=True)
+    assert pair.east.database.receive(STOCK_QUEUE) == []
+    assert query(pair.east.database, "select count(*) from servicebroker.arrived_fragments") == [(0,)]
+    pair.east.is_connected = True
+    pair.pass_time(70)
+    pair.rounds()
+    assert [m.is_end_dialog for m in pair.west.database.receive(ORDERS_QUEUE)] == [True]
 
 
 @pytest.mark.feature(130)

@@ -329,12 +329,12 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
                     Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
                 ),
             )
-    gone = [arrived for messages in queues.values() for arrived in messages if arrived.alike.is_fragmented]
+    gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
     if gone:
         yield Statement(
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
             "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
-            ([arrived.handle for arrived in gone], [arrived.alike.first for arrived in gone]),
+            ([handle for handle, _ in gone], [number for _, number in gone]),
         )
     whole = [
         (arrived.handle, number, arrived.alike.message_type, int(arrived.alike.content), body)
@@ -354,6 +354,12 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
         )
 
 
+def _not_kept(plan: Plan) -> set[int]:
+    """Messages of the batch whose fragments go: they are in the queue now, or nobody takes them."""
+    complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
+    return complete - {arrived.alike.first for arrived in plan.messages if plan.endpoint.waits}
+
+
 def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
     """What `enqueue.arrive` takes."""
     runs: list[tuple[object, ...]] = []
@@ -371,7 +377,7 @@ def _conclude(plan: Plan, now: datetime) -> Steps[None]:
         yield tell_remote([handle], plan.failure.to_sender)
         yield from fail_endpoints([handle], plan.failure.to_receiver)
         return
-    if endpoint.waits:  # its turn comes with the messages before it
+    if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
         return
     state = State.CONVERSING if endpoint.state == State.STARTED_INBOUND and plan.messages else State(endpoint.state)
     if plan.event is not None:

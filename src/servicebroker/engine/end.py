@@ -93,7 +93,10 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
 
 
 def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
-    """EndDialog or Error waits behind what was sent before. The peer's way back is closed: nobody reads there."""
+    """EndDialog or Error waits behind what was sent before. The peer's way back is closed: nobody reads there.
+
+    So what has arrived from another instance and waits beside the queue goes too.
+    """
     name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
     yield from park(
         endpoint,
@@ -104,6 +107,9 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
         is_conversation_error=error is not None,
     )
     yield Statement(
+        "with unread as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
+        "  where f.conversation_handle = $1 and a.conversation_handle = $1 "
+        "  and f.message_sequence_number < a.receive_sequence) "
         "update servicebroker.conversation_endpoints set dialog_timer = null, state = 'DO' "
         "where conversation_handle = $1",
         (endpoint.conversation_handle,),
