@@ -33,7 +33,7 @@ def begin_dialog(
     Returns the conversation handle; its group is locked until the transaction ends.
 
     Raises:
-        BrokerError: 8423 and 8425 unknown service or contract, 8426 unknown related conversation, 9610 and 9601
+        BrokerError: 8423 and 8425 unknown service or contract, 8426 unknown related conversation, 9610
             a related group of another service, 8406 and 8411 lifetime, 1093 and 8413 broker instance,
             8414 group id, 8417 and 8421 missing names.
     """
