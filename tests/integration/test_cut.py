@@ -45,6 +45,7 @@ pytestmark = pytest.mark.slow
 Handles = list[UUID]
 Shown = list[str]
 LATE = "//test/Late"
+GROUP = UUID(int=1)
 UUID_IN_AN_ERROR = re.compile(r"(?:(?:3[0-9]|6[1-6]|2d)00){36}")  # its UTF-16 in hexadecimal
 
 
@@ -111,9 +112,30 @@ def with_messages(database: sb.Database, clock: Clock) -> Handles:
     return [initiator, target]
 
 
+def two_opened(database: sb.Database, clock: Clock) -> Handles:
+    handles = with_messages(database, clock)
+    related = begin(database, related_conversation_group=GROUP)
+    database.send(related, ORDER, b"4")
+    return [*handles, related]
+
+
 def switched_off(database: sb.Database, clock: Clock) -> Handles:
     handles = with_messages(database, clock)
     database.alter_queue(STOCK_QUEUE, status=False)
+    database.send(handles[0], ORDER, b"waits")
+    return handles
+
+
+def retained(database: sb.Database, clock: Clock) -> Handles:
+    database.alter_queue(STOCK_QUEUE, retention=True)
+    handles = with_messages(database, clock)
+    database.receive(STOCK_QUEUE, top=1)
+    return handles
+
+
+def without_broker(database: sb.Database, clock: Clock) -> Handles:
+    handles = with_messages(database, clock)
+    database.alter(disable_broker=True)
     database.send(handles[0], ORDER, b"waits")
     return handles
 
@@ -196,6 +218,16 @@ CASES: dict[str, Case] = {
     "create service": Case(unopened, lambda db, handles: db.create_service(LATE, STOCK_QUEUE, [CONTRACT])),
     "alter service": Case(with_messages, lambda db, handles: db.alter_service(STOCK, queue=ORDERS_QUEUE)),
     "drop service": Case(with_messages, lambda db, handles: db.drop_service(STOCK)),
+    "send to several": Case(two_opened, lambda db, handles: db.send(handles[::2], ORDER, b"x" * 5000)),
+    "move": Case(two_opened, lambda db, handles: db.move_conversation(handles[0], GROUP)),
+    "receive and retain": Case(retained, lambda db, handles: db.receive(STOCK_QUEUE)),
+    "work and retain": Case(retained, work),
+    "end of what is retained": Case(retained, lambda db, handles: db.end_conversation(handles[1])),
+    "retention off": Case(retained, lambda db, handles: db.alter_queue(STOCK_QUEUE, retention=False)),
+    "broker off": Case(with_messages, lambda db, handles: db.alter(disable_broker=True)),
+    "broker on": Case(without_broker, lambda db, handles: db.alter(enable_broker=True)),
+    "new broker": Case(with_messages, lambda db, handles: db.alter(new_broker=True)),
+    "errors for all": Case(with_messages, lambda db, handles: db.alter(error_broker_conversations=True)),
     "drop contract": Case(unused_contract, lambda db, handles: db.drop_contract(CONTRACT)),
 }
 
@@ -203,7 +235,7 @@ CASES: dict[str, Case] = {
 def shown(database: sb.Database) -> Shown:
     """Everything that the database holds, without identifiers, in no order."""
     queues = " union all ".join(
-        f"select row('{queue}', message_type_name, message_sequence_number, message_body, priority)::text "
+        f"select row('{queue}', status, message_type_name, message_sequence_number, message_body, priority)::text "
         f"from {database.name}_dbo.{queue}".lower()
         for queue in (ORDERS_QUEUE, STOCK_QUEUE)
     )
@@ -217,8 +249,9 @@ def shown(database: sb.Database) -> Shown:
         "from sys.transmission_queue join shown using (broker_database) union all "
         "select row('service', s.name, q.name)::text from sys.services s join shown using (broker_database) "
         "join sys.service_queues q on q.object_id = s.service_queue_id union all "
-        "select row('queue', name, is_receive_enabled, is_enqueue_enabled)::text "
+        "select row('queue', name, is_receive_enabled, is_enqueue_enabled, is_retention_enabled)::text "
         "from sys.service_queues join shown using (broker_database) union all "
+        "select row('broker', is_broker_enabled)::text from sys.databases where name = (table shown) union all "
         "select row('contract', name)::text from sys.service_contracts join shown using (broker_database) union all "
         f"select row('work', body)::text from work union all {queues} order by 1"
     )
@@ -247,7 +280,8 @@ class Places:
         self._made = shown(self.database)
         text = "select queue_id from servicebroker.queues where database_id = %s"
         tables = ["conversation_endpoints", "conversation_groups", "transmission_queue"]
-        tables += [f"queue_{number}" for (number,) in query(self.database, text, self.database.database_id)]
+        numbers = [number for (number,) in query(self.database, text, self.database.database_id)]
+        tables += [f"{kind}_{number}" for kind in ("queue", "retained") for number in numbers]
         self._clear = "; ".join(["delete from work", *(f"delete from servicebroker.{table}" for table in tables)])
 
     def next(self) -> sb.Database:
