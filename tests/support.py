@@ -275,6 +275,22 @@ def stopped(connection: psycopg.Connection[Any]) -> int:
     return pid
 
 
+def deafened(url: str, application: str) -> None:
+    """Kill the sessions of that name that only listen, and wait until there are others in their place."""
+    listeners = (
+        "from pg_stat_activity where datname = current_database() and application_name = %s and query like 'listen %%'"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def listening() -> set[int]:
+            return {pid for (pid,) in connection.execute(f"select pid {listeners}", (application,))}
+
+        eventually(listening)
+        before = listening()
+        connection.execute(f"select pg_terminate_backend(pid, 5000) {listeners}", (application,))
+        eventually(lambda: listening() - before)
+
+
 def surveying_always(text: str) -> str:
     """A function of a queue (store/queue.sql) that moves its marks at every chance."""
     for usual, eager in (("> 100", "> 0"), ("drawn - 50", "drawn - 2"), ("'10 ms'", "'0 ms'"), ("'100 ms'", "'3 ms'")):

@@ -25,6 +25,7 @@ from support import (
     STOCK_QUEUE,
     begin,
     bodies,
+    deafened,
     eventually,
     query,
     queue_number,
@@ -595,6 +596,20 @@ def test_a_transaction_of_a_reader_whose_session_is_killed_counts(active: sb.Dat
     switch_on(active)
     text = "select is_receive_enabled from sys.service_queues where object_id = %s"
     eventually(lambda: query(active, text, queue_number(active, STOCK_QUEUE)) == [(0,)])
+
+
+def test_activation_that_hears_nothing_more_finds_out(
+    active: sb.Database, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    @sb.procedure(PROCEDURE)
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        seen.bodies.append(message.message_body)
+
+    deafened(active.instance.url, "servicebroker activation")
+    assert "Activation has lost the database" in caplog.text
+    switch_on(active)
+    send(active, "x")
+    eventually(lambda: seen.bodies == [b"x"])
 
 
 def test_two_processes_that_activate_share_a_queue_s_readers(active: sb.Database, seen: Seen) -> None:

@@ -26,7 +26,18 @@ from servicebroker.engine.transport_certificates import add_certificate
 from servicebroker.store import certificates
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run_alone
-from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, eventually, in_thread, query, waiting_messages
+from support import (
+    ORDER,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    bodies,
+    deafened,
+    eventually,
+    in_thread,
+    query,
+    waiting_messages,
+)
 
 PLAIN = {"encryption": "DISABLED"}
 NOT_CONFIGURED = "The Service Broker protocol transport is disabled or not configured."
@@ -459,6 +470,17 @@ def test_a_database_that_loses_its_sessions_is_reached_again(two: Two) -> None:
     two.send("b", handle=handle)
     two.arrives("b", seconds=30)
     two.east.daemon.says("The database was lost, and is looked for again")
+
+
+def test_a_daemon_that_hears_nothing_more_finds_out(two: Two) -> None:
+    """Only the session that listens is lost; the others go on."""
+    serve_both(two, **PLAIN)
+    handle = two.send("a")
+    two.arrives("a")
+    deafened(two.west.url, "servicebroker serve")
+    two.west.daemon.says("The database was lost, and is looked for again")
+    two.send("b", handle=handle)
+    two.arrives("b")
 
 
 def test_a_database_that_is_down_is_waited_for(tmp_path: Path) -> None:

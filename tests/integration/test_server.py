@@ -55,14 +55,23 @@ def test_a_proxy_that_ignores_our_options(make_url: Callable[[], str], monkeypat
     url = make_url()
     alter(url, "timezone = 'Asia/Kolkata'")
     alter(url, "default_transaction_isolation = 'serializable'")
+    alter(url, "idle_session_timeout = '10min'")
     monkeypatch.setattr("servicebroker.store.connection._OPTIONS", "")
     with sb.open(url) as instance, instance.connection() as connection:  # it sets them itself
         assert connection.execute("show timezone").fetchall() == [("UTC",)]
         assert connection.execute("show default_transaction_isolation").fetchall() == [("read committed",)]
         assert connection.execute("show jit").fetchall() == [("off",)]
+        assert connection.execute("show idle_session_timeout").fetchall() == [("0",)]
     alter(url, "timezone = 'UTC'")  # then nothing shows that they were ignored
     with pytest.raises(sb.InstanceError, match="transactions are serializable by default"):
         sb.open(url)
+
+
+def test_a_session_that_only_listens_is_not_idle_for_too_long(make_url: Callable[[], str]) -> None:
+    url = make_url()
+    alter(url, "idle_session_timeout = '10min'")
+    with sb.open(url) as instance, instance.connection() as connection:
+        assert connection.execute("show idle_session_timeout").fetchall() == [("0",)]
 
 
 def test_times_are_utc_whatever_the_server_and_the_client_have(

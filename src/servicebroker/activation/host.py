@@ -139,9 +139,10 @@ class Host:
     def _serve(self, connection: psycopg.Connection[Any]) -> None:
         self._look_at = 0.0
         channels = ("servicebroker", MONITORS_CHANNEL)
-        with hearing(self.instance.url, channels, self._heard, name="servicebroker activation"):
+        with hearing(self.instance.url, channels, self._heard, name="servicebroker activation") as ear:
             soon = SOON
             while not self._stopped.is_set():
+                ear.check()
                 self._bell.clear()
                 pause = self._round(connection)
                 if self._listen(connection):

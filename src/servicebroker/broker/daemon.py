@@ -40,7 +40,7 @@ from servicebroker.protocol.routing import Address
 from servicebroker.store import locks
 from servicebroker.store.connection import connect
 from servicebroker.store.direct import DirectConnection
-from servicebroker.store.hearing import hearing
+from servicebroker.store.hearing import Ear, hearing
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
@@ -217,9 +217,9 @@ class Daemon:
         pin_plans(connection)
         connections.write(connection, [])
         forwarding.write(connection, [])
-        with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve"):
+        with hearing(self._url, ("servicebroker", DELIVERY_CHANNEL), self._heard, name="servicebroker serve") as ear:
             while not self._stopped.is_set():
-                self._doze(connection)
+                self._doze(connection, ear)
                 self._work(connection)
         self._relay.forwarding.drop_all(11293)
         connections.write(connection, [])
@@ -288,12 +288,13 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
-    def _doze(self, connection: DirectConnection) -> None:
+    def _doze(self, connection: DirectConnection, ear: Ear) -> None:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
         _register(connection, waits=True)
         pause, busy = SOON, 0
         while not self._stopped.is_set() and busy < AWAKE:
+            ear.check()
             carried = self._round(connection)
             if carried:
                 pause, busy = SOON, busy + (carried >= MANY)

@@ -12,8 +12,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store.direct import DirectConnection, DirectPool
 
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
-# seconds where the verb takes milliseconds
-_OPTIONS = r"-c timezone=UTC -c jit=off -c default_transaction_isolation=read\ committed"
+# seconds where the verb takes milliseconds; who only listens is idle for ever
+_OPTIONS = r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed"
 _MINIMUM_SERVER = 150000
 _PROXY = (
     "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
@@ -66,6 +66,7 @@ def _set_up(connection: DirectConnection) -> None:
         connection.execute("set timezone = 'UTC'")
         connection.execute("set default_transaction_isolation = 'read committed'")
         connection.execute("set jit = off")
+        connection.execute("set idle_session_timeout = 0")
 
 
 def _settings(application_name: str) -> dict[str, Any]:

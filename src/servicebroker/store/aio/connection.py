@@ -11,8 +11,8 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
-# seconds where the verb takes milliseconds
-_OPTIONS = r"-c timezone=UTC -c jit=off -c default_transaction_isolation=read\ committed"
+# seconds where the verb takes milliseconds; who only listens is idle for ever
+_OPTIONS = r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed"
 _MINIMUM_SERVER = 150000
 _PROXY = (
     "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
@@ -65,6 +65,7 @@ async def _set_up(connection: AsyncDirectConnection) -> None:
         await connection.execute("set timezone = 'UTC'")
         await connection.execute("set default_transaction_isolation = 'read committed'")
         await connection.execute("set jit = off")
+        await connection.execute("set idle_session_timeout = 0")
 
 
 def _settings(application_name: str) -> dict[str, Any]:
