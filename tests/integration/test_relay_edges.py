@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import servicebroker as sb
-from remote_support import EAST, WEST, Pair, begin, leftovers
+from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
 from servicebroker.broker import transaction
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.departing import look
@@ -490,6 +490,21 @@ def test_a_small_message_overtakes_the_fragments_of_a_large_one(pair: Pair) -> N
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"small"]
     pair.rounds(15)
     assert [len(body or b"") for body in bodies(pair.east.database.receive(STOCK_QUEUE))] == [3_000_000]
+
+
+def test_large_messages_for_one_peer_do_not_hold_up_another(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    west, far = pair.west, Wire()
+    links = {west.other: west.out, parse_address("TCP://far:4022"): far}
+    monkeypatch.setattr(west, "reach", links.__getitem__)
+    west.database.create_route("ToFar", service_name="//test/Far", address="TCP://far:4022")
+    for _ in range(4):
+        handle = west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+        west.database.send(handle, ORDER, b"x" * 3_000_000)
+    west.round([])
+    handle = west.database.begin_dialog(ORDERS, "//test/Far", contract=CONTRACT, encryption=False)
+    west.database.send(handle, ORDER, b"small")
+    west.round([])
+    assert len(far.frames) == 1
 
 
 @pytest.mark.feature(132)

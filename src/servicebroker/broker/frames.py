@@ -20,7 +20,7 @@ from servicebroker.protocol.limits import LIMITS
 from servicebroker.protocol.outgoing import Cut
 from servicebroker.store.running import run
 
-FRAGMENTS = 8  # that a round reads, so that a small message does not wait for a large one's megabyte
+FRAGMENTS = 8  # that a round reads for each link, so that a small message does not wait for a large one's megabyte
 
 
 class _Frame(NamedTuple):
@@ -38,14 +38,15 @@ class Frames:
         self._lines = lines
         self._finding = finding
         self._seconds = seconds
-        self._fragments = 0  # that this round has read
+        self._fragments = 0  # that this round has read for the link in turn
         self._is_traced = False  # messages have trace contexts
 
     def send(self, connection: psycopg.Connection[Any], *, is_traced: bool) -> int:
         """What is in line and its links take; how many messages that was, a frame counting as one at least."""
-        self._is_traced, self._fragments = is_traced, 0
+        self._is_traced = is_traced
         sent = 0
         for link, line in self._lines:
+            self._fragments = 0
             while link.room > 0 and self._fragments < FRAGMENTS and (turn := line.take()) is not None:
                 entry = self._memory.get(turn.key)
                 if entry is None or entry.link is not link:
