@@ -318,7 +318,6 @@ class Daemon:
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
-        was_full = self._inbox.is_full
         taken = self._inbox.take(ROUND)
         arrivals = []
         for one in taken:
@@ -336,8 +335,6 @@ class Daemon:
                 case Outdated():
                     self._proof.challenge(one.known)
         carried = self._relay.round(connection, arrivals)
-        if was_full and not self._inbox.is_full:
-            self._network.resume()
         self._look(connection)
         return max(carried, min(len(taken), 1))
 

@@ -85,9 +85,14 @@ Happening = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
 class Inbox:
-    """What has happened on the network and waits for the relay's thread."""
+    """What has happened on the network and waits for the relay's thread.
+
+    Attributes:
+        relieved: called when it was full and has room again.
+    """
 
     def __init__(self) -> None:
+        self.relieved: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._items: deque[Happening] = deque()
         self._size = 0
@@ -103,8 +108,12 @@ class Inbox:
     def take(self, most: int) -> list[Happening]:
         """At most so many, in their order."""
         with self._lock:
+            was_full = self.is_full
             taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
             self._size -= sum(len(item.body) for item in taken if isinstance(item, Arrival))
+            is_relieved = was_full and not self.is_full
+        if is_relieved:
+            self.relieved()
         return taken
 
     @property
@@ -160,6 +169,7 @@ class Network:
         self._refused: dict[int, Refusals] = {}
         self._listening: tuple[str, int | None] = "", None
         self._loop = asyncio.new_event_loop()
+        inbox.relieved = self._resume_soon
         self._server: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="servicebroker network", daemon=True)
         self._thread.start()
@@ -237,10 +247,6 @@ class Network:
         """What we are now."""
         is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + SILENT
         return IN_DOUBT if is_silent else self._standing
-
-    def resume(self) -> None:
-        """The inbox has room again."""
-        self._loop.call_soon_threadsafe(self._resume)
 
     def close(self) -> None:
         """Tell every peer, and stop."""
@@ -420,6 +426,10 @@ class Network:
         if self.standing != self._told:
             self._tell()
         self._loop.call_later(TICK, self._tick)
+
+    def _resume_soon(self) -> None:
+        """The inbox has room again: after what the loop is at, which may be to pause a stream."""
+        self._loop.call_soon_threadsafe(self._resume)
 
     def _resume(self) -> None:
         for stream in self.streams:
