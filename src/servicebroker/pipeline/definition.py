@@ -141,10 +141,13 @@ class Pipeline:
     def __post_init__(self) -> None:
         if not self.queues:
             raise DefinitionError("a pipeline needs at least one queue")
-        labels = [rule.label for rule in self.queues]
-        for number, label in enumerate(labels):
-            if label in labels[:number]:
-                raise DefinitionError(f"two queues are called '{label}': give one a name", "queue", number)
+        checkpoints = [self.checkpoint(rule) for rule in self.queues]
+        for number, rule in enumerate(self.queues):
+            if checkpoints[number] in checkpoints[:number]:
+                raise DefinitionError(
+                    f"'{rule.label}' would share its checkpoint with another queue: give one another name",
+                    *("queue", number),
+                )
         if self.unconfigured == "bronze" and not self.bronze:
             raise DefinitionError(
                 'without a bronze table, unconfigured must be "quarantine" or "stop"', "pipeline", "unconfigured"
