@@ -217,6 +217,25 @@ def test_a_closed_endpoint_goes_but_its_group_stays_while_others_are_in_it(
     assert leftovers(database) == {}
 
 
+def test_an_end_does_not_wait_for_a_dialog_that_begins_in_the_group_of_a_closed_endpoint(
+    fresh_database: sb.Database, clock: Clock
+) -> None:
+    database = fresh_database
+    initiator, target = open_dialog(database)
+    group = group_of(database, target)
+    for handle in (target, initiator):
+        database.end_conversation(handle)
+    clock.jump(minutes=31)
+    with database.transaction() as transaction:
+        begun = transaction.begin_dialog(STOCK, ORDERS, contract=CONTRACT, related_conversation_group=group)
+        in_thread(database.end_conversation, begin(database)).result(120)
+    assert state(database, target) == "CD"  # left for the next time
+    database.end_conversation(begin(database))
+    assert leftovers(database) == {"conversation_endpoints": 1, "conversation_groups": 1}
+    database.end_conversation(begun)
+    assert leftovers(database) == {}
+
+
 def test_a_group_in_which_a_dialog_begins_stays_when_its_last_conversation_goes(database: sb.Database) -> None:
     """The other side's END removes an initiator that has ended, and waits for whoever begins in its group."""
     initiator, target = open_dialog(database)

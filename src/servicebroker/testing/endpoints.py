@@ -37,7 +37,9 @@ def remove_closed(session: Session) -> None:
     for endpoint in session.endpoints.all():
         handle, group = endpoint.conversation_handle, endpoint.conversation_group_id
         until = endpoint.security_timestamp
-        if until and until <= session.now and session.try_lock("endpoint", handle):
+        if not until or until > session.now:
+            continue
+        if session.try_lock("endpoint", handle) and session.try_lock("row of the group", group):
             session.endpoints.remove(handle)
             remove_empty_group(session, group)
 
