@@ -19,6 +19,7 @@ import servicebroker as sb
 import servicebroker.api.aio.verbs
 import servicebroker.api.verbs
 from portal import deliver
+from servicebroker.api.upkeep import upkeep
 from servicebroker.model.errors import RULES
 from support import (
     CONTRACT,
@@ -36,6 +37,7 @@ from support import (
     errors,
     eventually,
     far_handle,
+    group_of,
     in_thread,
     open_dialog,
     query,
@@ -174,6 +176,24 @@ def test_what_begin_dialog_refuses(database: sb.Database) -> None:
     database.create_service("//other", ORDERS_QUEUE)
     begins(name, "//other", STOCK, related_conversation_group=group)()
     assert str(group) in raised(9610, begins(name, ORDERS, STOCK, related_conversation_group=group))
+
+
+def test_a_group_in_which_a_dialog_begins_stays(fresh_database: sb.Database, clock: Clock) -> None:
+    """Its only conversation is a closed target, whose time is over."""
+    database = fresh_database
+    initiator, target = open_dialog(database)
+    group = group_of(database, target)
+    for handle in (target, initiator):
+        database.end_conversation(handle)
+    clock.jump(minutes=31)
+    text = BEGIN.replace("%s)", "%s, related_conversation_group => %s)")
+    with psycopg.connect(database.instance.url) as beginner, database.instance.connection() as connection:
+        row = beginner.execute(text, (database.name, STOCK, ORDERS, CONTRACT, group)).fetchone()
+        in_thread(upkeep, connection, clock()).result(120)
+    assert row is not None
+    assert group_of(database, row[0]) == group
+    assert database.instance.check().findings == []
+    assert database.receive(STOCK_QUEUE, conversation_group_id=group) == []  # there is such a group
 
 
 def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:

@@ -56,7 +56,7 @@ declare
     own record;
     own_queue integer;
     conversation_group uuid := coalesce(related_conversation_group, gen_random_uuid());
-    owner text;
+    owner record;
     handle uuid;
 begin
     if from_service is null or to_service is null then perform servicebroker.refuse(8421); end if;
@@ -88,10 +88,11 @@ begin
     if own.service_contract_id is null then perform servicebroker.refuse(8425, begin_dialog.contract); end if;
 
     perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-    select s.name into owner from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
-     where g.conversation_group_id = conversation_group and g.service_id <> own.service_id for key share of g;
-    if found then
-        perform servicebroker.refuse(9610, from_service, owner, 'RELATED_CONVERSATION_GROUP', conversation_group::text);
+    select s.service_id, s.name into owner
+      from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
+     where g.conversation_group_id = conversation_group for key share of g;  -- nobody ends it meanwhile
+    if owner.service_id <> own.service_id then
+        perform servicebroker.refuse(9610, from_service, owner.name, 'RELATED_CONVERSATION_GROUP', conversation_group::text);
     end if;
     own_queue := servicebroker.own_queue(own.database_id, own.service_id, own.service_contract_id);
     if own_queue is null then perform servicebroker.refuse(8423, from_service); end if;
