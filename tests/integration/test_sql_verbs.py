@@ -18,9 +18,11 @@ import pytest
 import servicebroker as sb
 import servicebroker.api.aio.verbs
 import servicebroker.api.verbs
+import servicebroker.store.verbs
 from portal import deliver
 from servicebroker.api.upkeep import upkeep
 from servicebroker.model.errors import RULES
+from servicebroker.store.verbs import verbs
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -166,7 +168,11 @@ def test_what_begin_dialog_refuses(database: sb.Database) -> None:
     assert "of 0 is outside the allowable range of 1 to 2147483647" in raised(
         8411, begins(name, ORDERS, STOCK, CONTRACT, 0)
     )
-    raised(1093, begins(name, ORDERS, STOCK, broker_instance="no guid"))
+    for wrong in ("no guid", "x" * 256):
+        assert f"'{wrong}'" in raised(1093, begins(name, ORDERS, STOCK, broker_instance=wrong))
+    for wrong in ("x" * 257, "ä" * 129):  # bytes
+        assert f"'{wrong[:256]}'" in raised(8413, begins(name, ORDERS, STOCK, broker_instance=wrong))
+    assert "ENCRYPTION is NULL" in raised(402, begins(name, ORDERS, STOCK, encryption=None))
     raised(8414, begins(name, ORDERS, STOCK, related_conversation_group=UUID(int=0)))
     for wrong in ("", "x" * 257):
         with pytest.raises(psycopg.Error, match="Msg 15151") as caught:
@@ -220,6 +226,16 @@ def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
     short = query(database, BEGIN.replace("%s)", "%s, 1)"), database.name, ORDERS, STOCK, CONTRACT)[0][0]
     time.sleep(1.1)
     assert "'ER'" in raised(8429, sends(short))
+
+
+def test_what_send_refuses_by_its_size(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a lower limit, so that the test need not carry half a gigabyte."""
+    handle, _ = open_dialog(database)
+    monkeypatch.setattr(servicebroker.store.verbs, "MAXIMUM_BODY", 1000)
+    with psycopg.connect(database.instance.url) as connection:  # which is rolled back
+        connection.execute(verbs().encode())
+        assert connection.execute(SEND, (handle, ORDER, b"x" * 1000)).fetchone() == (1,)
+        assert "allowed of 1000" in raised(8459, lambda: connection.execute(SEND, (handle, ORDER, b"x" * 1001)))
 
 
 def test_a_refused_send_leaves_no_lock(database: sb.Database) -> None:

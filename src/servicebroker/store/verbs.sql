@@ -69,9 +69,14 @@ begin
     elsif begin_dialog.lifetime < 1 then
         perform servicebroker.refuse(8411, begin_dialog.lifetime::text, '1', '{maximum_lifetime}');
     end if;
-    if broker_instance <> 'CURRENT DATABASE'
+    if octet_length(broker_instance) > 256 then
+        perform servicebroker.refuse(8413, left(broker_instance, 256));
+    elsif broker_instance <> 'CURRENT DATABASE'
        and broker_instance !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
-        perform servicebroker.refuse(1093, left(broker_instance, 256));
+        perform servicebroker.refuse(1093, broker_instance);
+    end if;
+    if begin_dialog.encryption is null then
+        perform servicebroker.refuse(402, 'ENCRYPTION', 'NULL', 'true for ON, false for OFF');
     end if;
     if conversation_group = '00000000-0000-0000-0000-000000000000' then
         perform servicebroker.refuse(8414, conversation_group::text);
