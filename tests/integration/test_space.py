@@ -11,12 +11,14 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+import servicebroker.engine.upkeep
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.upkeep import WORTH_GIVING_BACK, give_space_back
 from servicebroker.store import locks
 from servicebroker.store.running import run
 from support import (
     ORDER,
+    ORDERS_QUEUE,
     STOCK_QUEUE,
     Clock,
     begin,
@@ -111,6 +113,26 @@ def test_a_queue_with_a_message_or_a_user_keeps_its_table(database: sb.Database)
     assert give_back(database)
     database.send(handle, ORDER, b"3")
     assert bodies(database.receive(STOCK_QUEUE)) == [b"3"]
+
+
+def test_a_queue_that_cannot_be_searched_in_time_holds_up_no_other(
+    fresh_database: sb.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = fresh_database
+    monkeypatch.setattr(servicebroker.engine.upkeep, "WORTH_GIVING_BACK", 0)
+    first, later = queue_number(database, ORDERS_QUEUE), queue_number(database, STOCK_QUEUE)
+    assert first < later
+    database.send(begin(database), ORDER, b"1")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+    with database.instance.connection() as connection:
+        connection.execute(
+            "create function cancelled() returns trigger language plpgsql as "
+            "$$ begin raise exception 'as the statement timeout does' using errcode = 'query_canceled'; end $$"
+        )
+        text = f"create trigger cancelled before truncate on servicebroker.queue_{first} execute function cancelled()"
+        connection.execute(text.encode())
+        upkeep(connection, clock())
+    assert query(database, "select pg_relation_size(%s::regclass)", f"servicebroker.queue_{later}") == [(0,)]
 
 
 def test_the_first_message_of_all(database: sb.Database) -> None:

@@ -109,7 +109,7 @@ class Upkeep:
         while not self._closed.is_set():
             if self._tries:
                 self._tries -= 1
-                if give_back(connection):
+                if give_back(connection, self._closed.is_set):
                     self._tries = 0
             if time.monotonic() >= due:
                 upkeep(connection, self._clock(), self._closed.is_set)
@@ -158,11 +158,17 @@ def deliver(connection: psycopg.Connection[Any], now: datetime, tally: Tally | N
     return is_left or answers.again
 
 
-def give_back(connection: psycopg.Connection[Any]) -> bool:
+def give_back(connection: psycopg.Connection[Any], stopped: Callable[[], bool]) -> bool:
     """Give back the space of queues that are large and empty. Returns whether no large one is left."""
     left = 0
     for queue_id in run(connection, bloated_queues()):
-        left += not run(connection, give_space_back(queue_id))
+        if stopped():
+            return False
+        try:
+            left += not run(connection, give_space_back(queue_id))
+        except psycopg.errors.QueryCanceled as problem:  # its table is not searched in time; others have their turn
+            _LOG.debug("upkeep: %s", problem)
+            left += 1
     return not left
 
 
@@ -184,4 +190,4 @@ def upkeep(connection: psycopg.Connection[Any], now: datetime, stopped: Callable
                 break
     if not stopped():
         deliver(connection, now)
-        give_back(connection)
+        give_back(connection, stopped)
