@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import servicebroker as sb
@@ -28,6 +29,7 @@ from support import (
     in_thread,
     leftovers,
     query,
+    queue_number,
     refused,
     state,
     waiting_messages,
@@ -188,6 +190,29 @@ def test_many_conversations_expire_and_the_index_is_used(fresh_database: sb.Data
 
 
 # ---------------------------------------------------------------- the background
+
+
+def test_what_somebody_holds_is_left_for_the_next_time(database: sb.Database, clock: Clock) -> None:
+    """Sleeping readers are not woken for it."""
+    handle = begin(database, lifetime=60)
+    clock.jump(seconds=61)
+    url, number = database.instance.url, queue_number(database, ORDERS_QUEUE)
+    with psycopg.connect(url) as holder, psycopg.connect(url, autocommit=True) as listener:
+        listener.execute("listen servicebroker")
+        listener.execute("insert into servicebroker.waiting_readers values (%s, -1)", (number,))  # as one that sleeps
+        holder.execute(
+            "select from servicebroker.conversation_endpoints where conversation_handle = %s for update", (handle,)
+        )
+        with database.instance.connection() as connection:
+            upkeep(connection, clock())
+            holder.rollback()
+            connection.execute("notify servicebroker, 'free'")
+            upkeep(connection, clock())
+            connection.execute("notify servicebroker, 'fired'")
+        listener.execute("delete from servicebroker.waiting_readers where queue_id = %s", (number,))
+        heard = [notice.payload for notice in listener.notifies(timeout=120, stop_after=3)]
+    assert heard == ["free", str(number), "fired"]
+    assert errors(database.receive(ORDERS_QUEUE)) == [EXPIRED]
 
 
 @pytest.mark.feature(100)

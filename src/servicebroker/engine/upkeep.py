@@ -18,12 +18,13 @@ _OPEN = "e.state in ('SO', 'SI', 'CO', 'DI', 'DO')"  # as the index of lifetimes
 
 
 def due_queues(now: datetime) -> Steps[list[int]]:
-    """The queues with a timer or a lifetime that is due."""
+    """The queues with a timer or a lifetime that is due, and that nobody holds."""
     rows = yield Statement(
         "select q.queue_id from servicebroker.queues q where exists ("
-        "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1) "
-        "or exists (select from servicebroker.conversation_endpoints e "
-        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state <> 'DO') order by q.queue_id",
+        "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
+        "for update skip locked) or exists (select from servicebroker.conversation_endpoints e "
+        f"where e.queue_id = q.queue_id and e.lifetime <= $1 and {_OPEN} and e.state <> 'DO' for update skip locked) "
+        "order by q.queue_id",
         (now,),
     )
     return [queue_id for (queue_id,) in rows]
