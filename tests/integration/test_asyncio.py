@@ -6,7 +6,7 @@ import asyncio
 import time
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import pytest
 
 import servicebroker as sb
 from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, STOCK, STOCK_QUEUE, Undo, bodies, define_standard_set
+from tracing_support import tracer_provider
 
 T = TypeVar("T")
 
@@ -149,7 +150,8 @@ async def cut_everywhere(
 
 
 @pytest.mark.parametrize("wait", [0.0, 30.0])
-def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait: float) -> None:
+@pytest.mark.parametrize("traces", [False, True], ids=["", "traced"])
+def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait: float, traces: bool) -> None:
     async def test(database: sb.AsyncDatabase) -> None:
         handle = await dialog(database, b"0")
         got: list[bytes | None] = []
@@ -169,7 +171,40 @@ def test_a_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop, wait
 
         assert await cut_everywhere(work, check) >= 2
 
-    loop.run(test)
+    with tracer_provider() if traces else nullcontext():
+        loop.run(test)
+
+
+@pytest.mark.parametrize("table", ["trace_contexts", "message_types"])
+def test_a_receive_that_is_cancelled_after_its_commit_returns_its_messages(loop: Loop, table: str) -> None:
+    """While it looks for traces, or for a name that another process has made."""
+
+    def send(elsewhere: sb.Database) -> None:
+        elsewhere.create_message_type("//test/New")
+        elsewhere.create_contract("//test/New", {"//test/New": "INITIATOR"})
+        elsewhere.alter_service(STOCK, add_contracts=["//test/New"])
+        elsewhere.send(elsewhere.begin_dialog(ORDERS, STOCK, contract="//test/New"), "//test/New", b"x")
+
+    async def test(database: sb.AsyncDatabase) -> None:
+        async def is_blocked() -> bool:
+            waits = "select count(*) from pg_locks where not granted and relation = %r::regclass"
+            return await rows(database, waits % f"servicebroker.{table}") == [(1,)]
+
+        assert await database.receive(STOCK_QUEUE) == []  # the names of today are known
+        with sb.open(database.instance.url, upkeep=None) as other:
+            await asyncio.to_thread(send, other.database(database.name))
+        async with await psycopg.AsyncConnection.connect(database.instance.url) as locking:
+            await locking.execute(f"lock servicebroker.{table}".encode())
+            receiving = asyncio.create_task(database.receive(STOCK_QUEUE))
+            await eventually(is_blocked)
+            receiving.cancel()
+            await asyncio.wait({receiving}, timeout=1)  # so long it would have to lose them
+        (message,) = await receiving
+        assert (message.message_type_name, message.message_body) == ("//test/New", b"x")
+        await nothing_is_left_open(database)
+
+    with tracer_provider():
+        loop.run(test)
 
 
 def test_a_waiting_receive_that_is_cancelled_at_any_await_loses_nothing(loop: Loop) -> None:

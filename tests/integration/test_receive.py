@@ -12,12 +12,18 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
+import servicebroker.api.aio.verbs
+import servicebroker.api.verbs
+from servicebroker.engine.catalog import Catalog, Labels, find_labels
 from servicebroker.store.direct import PreparedStatements
+from servicebroker.store.statements import Statement, Steps
 from support import (
     CONTRACT,
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
+    STOCK,
     STOCK_QUEUE,
     begin,
     bodies,
@@ -415,3 +421,33 @@ def test_readers_that_only_look_do_not_hold_up_each_other(database: sb.Database)
     stop.set()
     found = [body for looker in lookers for messages in looker.result(10) for body in bodies(messages)]
     assert sorted(found) == sorted(b"%d" % number for number in range(50))
+
+
+@pytest.mark.parametrize("joined", [False, True], ids=["database", "joined"])
+def test_names_that_another_process_made_are_found_though_the_connection_is_lost(
+    database: sb.Database, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """The messages are taken by then: who looks up their names does not give up."""
+    losses = 2
+
+    def losing(catalog: Catalog, database_id: int, *, anew: bool = False) -> Steps[Labels]:
+        nonlocal losses
+        if losses:
+            losses -= 1
+            yield Statement("select pg_terminate_backend(pg_backend_pid())")
+        return (yield from find_labels(catalog, database_id, anew=anew))
+
+    for form in (servicebroker.api.verbs, servicebroker.api.aio.verbs):
+        monkeypatch.setattr(form, "find_labels", losing)
+    assert database.receive(STOCK_QUEUE) == []  # the names of today are known
+    with sb.open(database.instance.url, upkeep=None) as other:
+        elsewhere = other.database(database.name)
+        elsewhere.create_message_type("//test/New")
+        elsewhere.create_contract("//test/New", {"//test/New": "INITIATOR"})
+        elsewhere.alter_service(STOCK, add_contracts=["//test/New"])
+        elsewhere.send(elsewhere.begin_dialog(ORDERS, STOCK, contract="//test/New"), "//test/New", b"x")
+    with database.instance.connection() as connection:
+        (message,) = (database.join(connection) if joined else database).receive(STOCK_QUEUE)
+        assert (message.message_type_name, message.service_contract_name) == ("//test/New", "//test/New")
+        assert message.message_body == b"x"
+    assert losses == 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+import psycopg
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from opentelemetry.util._once import Once
 
 import servicebroker as sb
 from remote_support import Pair
@@ -33,6 +33,7 @@ from support import (
     eventually,
     query,
 )
+from tracing_support import tracer_provider
 
 
 class Traced:
@@ -63,11 +64,10 @@ class Traced:
 
 @pytest.fixture
 def traced() -> Iterator[Traced]:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)
-    yield Traced(exporter)
-    trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()  # the other tests trace nothing
+    exporter = InMemorySpanExporter()
+    with tracer_provider() as provider:
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        yield Traced(exporter)
 
 
 def kept(database: sb.Database) -> int:
@@ -138,6 +138,23 @@ def test_a_rollback_keeps_the_context_with_the_message(database: sb.Database, tr
     assert database.receive(STOCK_QUEUE)
     assert traced.path(f"process {STOCK_QUEUE}")[-1] == "order"
     assert traced.spans()[f"process {STOCK_QUEUE}"].status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.both_faces
+def test_a_receive_that_cannot_read_its_context_returns_its_messages(
+    fresh_database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is committed by then; in a transaction nothing is lost, and the failure is told."""
+    database = fresh_database
+    database.send(begin(database), ORDER, b"1")
+    with database.instance.connection() as connection:
+        connection.execute("alter table servicebroker.trace_contexts rename to elsewhere")
+        with pytest.raises(psycopg.errors.UndefinedTable), database.transaction() as tx:
+            tx.receive(STOCK_QUEUE)
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+        assert "trace_contexts" in caplog.text
+        database.send(begin(database), ORDER, b"2")
+        assert bodies(database.join(connection).receive(STOCK_QUEUE)) == [b"2"]
 
 
 def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, traced: Traced) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Sized
@@ -14,15 +15,15 @@ import psycopg
 from servicebroker.api import tracing
 from servicebroker.engine import authorization as rights
 from servicebroker.engine import begin, end, move, multicast, receive, send, traces, transmission
-from servicebroker.engine.catalog import Queue, find_queue
+from servicebroker.engine.catalog import Labels, Queue, find_labels, find_queue
 from servicebroker.engine.conversation_events import watched
 from servicebroker.engine.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
 from servicebroker.model.conversation_events import Deed, Happened, described
-from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.messages import Message
-from servicebroker.store.statements import Steps
+from servicebroker.store.statements import Rows, Steps
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Sent = TypeVar("Sent", int, list[int])
+
+_LOG = logging.getLogger("servicebroker")
+_ATTEMPTS = 10  # to look up the names of messages that were taken
 
 FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
 
@@ -67,8 +71,8 @@ class Verbs(ABC):
     def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
         """A verb is run: should its transaction be rolled back, that is counted."""
 
-    def _may_repeat(self) -> bool:
-        """Whether a verb that PostgreSQL has just refused can be done again: not inside a transaction."""
+    def _is_alone(self) -> bool:
+        """Whether the verb that was just run was a transaction of its own: it is done, or can be done again."""
         return True
 
     def _remembering(
@@ -83,7 +87,7 @@ class Verbs(ABC):
             return self._verb(verb(), deed, sent, (), many)
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
             forget()
-            if not self._may_repeat():
+            if not self._is_alone():
                 raise InstanceError(
                     "The queue was dropped by another process, and this transaction is undone: begin it again."
                 ) from None
@@ -243,12 +247,51 @@ class Verbs(ABC):
         finally:
             tracing.end(span, problem)
 
-    def _trace(self, queue: str, messages: Sequence[Message]) -> None:
+    def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
+        """What was taken, with its names. Those that we do not remember are looked up."""
+        labels, database_id = self.database.catalog.labels, self.database.database_id
+        try:
+            return receive.named(rows, labels[database_id])
+        except KeyError:
+            if alone:
+                self._learn_names()
+            else:
+                self._do(self._names())
+            return receive.named(rows, receive.nameless(labels[database_id]))
+
+    def _names(self) -> Steps[Labels]:
+        return find_labels(self.database.catalog, self.database.database_id, anew=True)
+
+    def _learn_names(self) -> None:
+        """Of messages that nobody else can receive any more: here, and when that fails on other connections."""
+        problem: Exception | None = None
+        for do in (self._do, *[self.database._do] * _ATTEMPTS):
+            try:
+                do(self._names())
+                return
+            except (ServiceBrokerError, psycopg.Error) as refused:
+                problem = refused
+        _LOG.error("messages were received whose names could not be looked up, and are '': %s", problem)
+
+    def _trace(self, queue: str, messages: Sequence[Message], *, alone: bool) -> None:
         """What was received goes on under the traces of its senders."""
+        if alone:
+            self._try_to_begin_span(queue, messages)
+        else:
+            self._begin_span(queue, messages)
+
+    def _begin_span(self, queue: str, messages: Sequence[Message]) -> None:
         sent = [(m.conversation_handle, m.message_sequence_number) for m in messages if not (m.is_timer or m.is_error)]
         span = tracing.begin_receive(queue, messages, self._do(traces.take(sent)))
         if span is not None:
             self._process(span)
+
+    def _try_to_begin_span(self, queue: str, messages: Sequence[Message]) -> None:
+        """RECEIVE is committed: no problem with a trace may keep its messages from the caller."""
+        try:
+            self._begin_span(queue, messages)
+        except (ServiceBrokerError, psycopg.Error) as problem:
+            _LOG.warning("received messages are not traced: %s", problem)
 
     def _process(self, span: Span) -> None:
         """A span of received messages begins; here it ends at once, since nobody knows what becomes of them."""
@@ -297,11 +340,14 @@ class Verbs(ABC):
 
         def once() -> list[Message]:
             self.database.instance.poison.look(found.queue_id)
-            queue_id, (messages, transaction) = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
-            if messages:
+            queue_id, (rows, transaction) = self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            messages: list[Message] = []
+            if rows:
                 self._received(queue_id, transaction)
+                alone = self._is_alone()  # then nobody else can receive them any more: from here on nothing may raise
+                messages = self._named(rows, alone=alone)
                 if tracing.receives():
-                    self._trace(found.name, messages)
+                    self._trace(found.name, messages, alone=alone)
             self.database.instance.took(queue_id, len(messages))
             return messages
 

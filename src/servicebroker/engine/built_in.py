@@ -11,7 +11,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog import Catalog, Queue
 from servicebroker.engine.end import end_conversation
-from servicebroker.engine.receive import receive
+from servicebroker.engine.receive import named, nameless, receive
 from servicebroker.engine.send import send
 from servicebroker.engine.service_diagnostic import answer_query
 from servicebroker.engine.transmission import lock_free
@@ -68,9 +68,9 @@ def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
     catalog = Catalog()
     for _ in range(MESSAGES):
         received = yield from receive(catalog, queue, top=1, conversation_handle=handle, now=now)
-        if not received.messages:
+        if not received.rows:
             return False
-        (message,) = received.messages
+        (message,) = named(received.rows, nameless(catalog.labels[queue.database_id]))  # older than any label
         with suppress(BrokerError):  # the initiator has ended meanwhile: there is nobody to answer
             if message.message_type_name == names.ECHO:
                 body = OMITTED if message.message_body is None else message.message_body

@@ -21,9 +21,9 @@ ALL = 2_147_483_647  # TOP when none is given
 
 
 class Received(NamedTuple):
-    """The messages, and the id of the transaction that took them."""
+    """What was taken, for `named`, and the id of the transaction that took it."""
 
-    messages: list[Message]
+    rows: Rows
     transaction: int
 
 
@@ -46,7 +46,7 @@ def receive(
         InstanceError: a pipeline reads the queue.
     """
     check_receive(top, conversation_handle, conversation_group_id)
-    labels = yield from find_labels(catalog, queue.database_id)  # first: it must not fail between take and return
+    yield from find_labels(catalog, queue.database_id)  # first: what was taken only needs names then
     arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
     if catalog.user is None:
         rows = yield Statement(f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments)
@@ -55,16 +55,11 @@ def receive(
     if not rows:
         yield from _check(queue, conversation_handle, conversation_group_id)
     if not rows or rows[0][0] is None:
-        return Received([], 0)
+        return Received((), 0)
     group, _, transaction_id, under_savepoint = rows[0][-4:]
-    transaction = int.from_bytes(transaction_id, "big")  # the driver leaves an xid8 as it came
     if under_savepoint:
         yield keep_lock(group)
-    try:
-        return Received(_messages(rows, labels), transaction)
-    except KeyError:  # a name that is younger than what we remember, or older: then it was dropped
-        anew = yield from find_labels(catalog, queue.database_id, anew=True)
-        return Received(_messages(rows, Labels(*(defaultdict(str, names) for names in anew))), transaction)
+    return Received(rows, int.from_bytes(transaction_id, "big"))  # the driver leaves an xid8 as it came
 
 
 def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...]) -> Steps[Rows]:
@@ -122,8 +117,19 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
     return group
 
 
-def _messages(rows: Rows, labels: Labels) -> list[Message]:
-    """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql)."""
+def nameless(labels: Labels) -> Labels:
+    """These names, and '' for every number that has none: what it named was dropped."""
+    return Labels(*(defaultdict(str, names) for names in labels))
+
+
+def named(rows: Rows, labels: Labels) -> list[Message]:
+    """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql).
+
+    Raises:
+        KeyError: a name is missing. It is younger than what we remember, or was dropped.
+    """
+    if not rows:
+        return []
     services, contracts, types = labels
     group, service, *_ = rows[0][-4:]
     service_name = services[service]

@@ -93,7 +93,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
         else:
             poison.received(transaction, [queue_id])
 
-    def _may_repeat(self) -> bool:
+    def _is_alone(self) -> bool:
         return is_idle(self.connection)
 
 

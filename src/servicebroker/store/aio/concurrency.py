@@ -70,6 +70,14 @@ async def finish(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+async def shelter(work: Coroutine[Any, Any, None]) -> None:
+    """`finish`, where something is to be returned in any case: the cancellation comes at the task's next await."""
+    try:
+        await finish(work)
+    except asyncio.CancelledError:  # its 5 seconds are over
+        cancel_later()
+
+
 def cancel_later() -> None:
     """Raise a cancellation that was held back at the next await of this task."""
     task = asyncio.current_task()
