@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
-from servicebroker.broker import transaction
+from servicebroker.broker import reception, transaction
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
@@ -428,6 +428,31 @@ def test_who_alters_a_service_or_a_queue_for_long_stops_nobody_else(pair: Pair) 
         b"0",
         b"1",
     ]
+
+
+def test_a_conversation_that_begins_while_a_service_is_altered_waits_for_nobody_s_retry(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "KEPT", 3)
+    with pair.east.database.transaction() as transaction:
+        transaction.connection.execute("select pg_advisory_xact_lock(%s, 0)", (locks.DELIVERY,))
+        for _ in range(4):
+            begin(pair)
+        for _ in range(3):
+            pair.rounds(1)
+            pair.pass_time(0.1)
+        assert pair.east.database.receive(STOCK_QUEUE) == []
+    pair.pass_time(1)
+    pair.rounds()
+
+    def waiting() -> tuple[int, int]:
+        ((there,),) = query(pair.east.database, "select count(*) from sys.conversation_endpoints")
+        return there, waiting_messages(pair.west.database)
+
+    assert waiting() == (3, 1)
+    pair.pass_time(5)  # there was no room for one
+    pair.rounds()
+    assert waiting() == (4, 0)
 
 
 @pytest.mark.feature(133)

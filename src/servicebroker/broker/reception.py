@@ -12,10 +12,10 @@ from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.memory import Memory
-from servicebroker.broker.transaction import Do
+from servicebroker.broker.transaction import LATER, SOON, Do
 from servicebroker.engine import dialog_security, remote, remote_opening
 from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.remote_opening import Place, Unroutable
+from servicebroker.engine.remote_opening import BEING_ALTERED, Place, Unroutable
 from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State
@@ -34,7 +34,10 @@ from servicebroker.protocol.envelope import (
 )
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.forwarding import Passage, unwrap
+from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.session import UNSECURED, Session
+
+KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait for their service in memory; of more the peers try again
 
 
 class Came(NamedTuple):
@@ -64,34 +67,74 @@ class Received(NamedTuple):
     payload: Payload
 
 
+class Waiting:
+    """First messages of conversations whose service is being made or altered: their peers would take seconds.
+
+    Attributes:
+        wake_at: when those that are kept are taken.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._kept: list[Came] = []
+        self._bytes = 0
+        self._pause = SOON
+        self.wake_at = NEVER
+
+    def keep(self, came: Came) -> bool:
+        """Whether there is room for it."""
+        if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
+            return False
+        self._kept.append(came)
+        self._bytes += len(came.body)
+        return True
+
+    def take(self) -> list[Came]:
+        """Those that it is time for."""
+        if self._seconds() < self.wake_at:
+            return []
+        taken, self._kept, self._bytes, self.wake_at = self._kept, [], 0, NEVER
+        return taken
+
+    def plan_again(self) -> None:
+        """What is kept is taken soon, and less often when that lasts."""
+        if not self._kept:
+            self._pause = SOON
+        elif self.wake_at == NEVER:
+            self.wake_at = self._seconds() + self._pause
+            self._pause = min(self._pause * 2, LATER)
+
+
 class Reception:
     """Opens messages with the keys of their conversations."""
 
     def __init__(
         self,
         memory: Memory,
+        waiting: Waiting,
         catalog: Catalog,
         security: DialogSecurity,
         clock: Callable[[], datetime],
         chance: Random,
     ) -> None:
         self._memory = memory
+        self._waiting = waiting
         self._catalog = catalog
         self._security = security
         self._clock = clock
         self._chance = chance
 
-    def open(self, do: Do, link: Link, envelope: Envelope) -> Received | None:
-        """The message; None when it is dropped, which was written down, or answered with an error.
+    def open(self, do: Do, came: Came) -> Received | None:
+        """The message; None when it waits, is dropped, which was written down, or answered with an error.
 
         Raises:
             CorruptedMessage: it was changed under way, or nobody can have made it so.
         """
-        header = envelope.header
-        handle = self._memory.find(header.conversation_id, not header.is_from_initiator)
+        header = came.header
+        handle = self._memory.find(*came.key)
         entry = None if handle is None else self._memory.get(handle)
         if handle is None or entry is None:
-            return self._begin(do, link, envelope)
+            return self._begin(do, came)
         if entry.session is None:
             _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
@@ -100,14 +143,14 @@ class Reception:
             if learned is None:
                 return None
             entry.endpoint, entry.session = learned
-        return Received(handle, header, _opened(envelope, entry.session))
+        return Received(handle, header, _opened(came.envelope, entry.session))
 
-    def _begin(self, do: Do, link: Link, envelope: Envelope) -> Received | None:
+    def _begin(self, do: Do, came: Came) -> Received | None:
         """The target's endpoint for the first message of a conversation; else the peer is told that nobody is here.
 
         A secured message is answered only with the key that it brings: anybody could say that a conversation is over.
         """
-        header = envelope.header
+        link, envelope, header = came.link, came.envelope, came.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
         if header.kind not in (Kind.RUN, Kind.FRAGMENT):
             _drop(header, 11209, header.from_broker)
@@ -121,6 +164,8 @@ class Reception:
         if isinstance(place, Place):
             return self._admit(do, link, envelope, place, payload)
         if isinstance(place, Unroutable):
+            if place == BEING_ALTERED and self._waiting.keep(came):
+                return None
             why = RULES[place.number].text.format(header.to_service)
             _drop(header, 11210, header.to_service, header.from_broker, why)
             return None

@@ -25,7 +25,7 @@ from servicebroker.broker.matching import Matching
 from servicebroker.broker.memory import CAPACITY, Memory
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.readahead import Readahead
-from servicebroker.broker.reception import Came, Reception, parsed
+from servicebroker.broker.reception import Came, Reception, Waiting, parsed
 from servicebroker.broker.settling import Settling
 from servicebroker.broker.transaction import Do, transaction
 from servicebroker.engine import departing, remote
@@ -75,7 +75,8 @@ class Relay:
         self._catalog = Catalog()
         self._memory = Memory(clock, seconds, self._chance.random, self._capacity, security.session)
         self._lines = Lines(self._memory, self._links, seconds)
-        self._reception = Reception(self._memory, self._catalog, security, clock, self._chance)
+        self._waiting = Waiting(seconds)
+        self._reception = Reception(self._memory, self._waiting, self._catalog, security, clock, self._chance)
         self._settling = Settling(self._memory, self._lines, self._catalog, clock, seconds)
         self._finding = Finding(self._memory, self._lines, security, seconds)
         self._matching = Matching(
@@ -126,13 +127,15 @@ class Relay:
         if self._memory.make_room():
             self._finding.missed()
         self._settling.plan_again()
+        self._waiting.plan_again()
         return max(len(touched), self._settling.stored + sent)
 
     @property
     def wake_at(self) -> float:
         """When the next round has something to do, if nothing arrives and nothing is sent."""
-        parts = self._memory, self._settling, self._finding, self._readahead, self._lines, self.forwarding, self.mirrors
-        return min(part.wake_at for part in parts)
+        arriving = self._waiting, self._settling
+        leaving = self._memory, self._finding, self._readahead, self._lines, self.forwarding, self.mirrors
+        return min(part.wake_at for part in (*arriving, *leaving))
 
     def notice(self, said: psycopg.errors.Diagnostic) -> None:
         """A notice of PostgreSQL: a commit may be given up before its standby has it, and yet succeed."""
@@ -160,7 +163,7 @@ class Relay:
                 self.reached(address)
 
     def _take(self, do: Do, arrivals: list[Arrival]) -> set[UUID]:
-        came = []
+        came = self._waiting.take()
         for arrival in arrivals:
             try:
                 came.append(parsed(arrival))
@@ -173,7 +176,7 @@ class Relay:
         touched = set()
         for one in self._pass_on(do, came):
             try:
-                received = self._reception.open(do, one.link, one.envelope)
+                received = self._reception.open(do, one)
             except CorruptedMessage as problem:
                 journal.not_taken(problem)
                 continue

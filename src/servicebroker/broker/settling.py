@@ -11,7 +11,7 @@ from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link
 from servicebroker.broker.memory import Memory
 from servicebroker.broker.reception import Received, refuse
-from servicebroker.broker.transaction import SOON, Do, alone
+from servicebroker.broker.transaction import LATER, SOON, Do, alone
 from servicebroker.engine import arriving, departing, enqueue, remote, traces
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.traces import Traced
@@ -22,8 +22,6 @@ from servicebroker.protocol.dialog import Acknowledged, Dropped, Failed, Sending
 from servicebroker.protocol.envelope import Content, Failure
 from servicebroker.protocol.incoming import Batch, Deliver
 from servicebroker.protocol.outgoing import NEVER
-
-LATER = 1.0  # seconds until what somebody else holds is tried again, at most
 
 
 class Settling:

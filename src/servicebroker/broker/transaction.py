@@ -17,6 +17,7 @@ T = TypeVar("T")
 Do = Callable[[Steps[Any]], Any]
 
 SOON = 0.02  # seconds until what somebody else holds is tried again, at first
+LATER = 1.0  # seconds until then, at most
 
 
 class Lasting:

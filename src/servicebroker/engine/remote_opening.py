@@ -23,6 +23,9 @@ class Unroutable(NamedTuple):
     number: int
 
 
+BEING_ALTERED = Unroutable(9797)  # the service is being made or altered
+
+
 class Place(NamedTuple):
     """Where a conversation from another instance would have its target. `broker` is that of the database.
 
@@ -46,8 +49,8 @@ def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> S
         "and pg_try_advisory_xact_lock_shared($2, hashtext($3))",  # as `opening.lock_service`, but waiting for nobody
         (locks.DELIVERY, locks.SERVICE, header.to_service),
     )
-    if not rows[0][0]:  # the service is being made or altered: the peer tries again
-        return Unroutable(9797)
+    if not rows[0][0]:
+        return BEING_ALTERED
     located = yield from find_site([header.to_service], now, contract=opening.contract)
     decision = classify(
         Conversation(header.to_service, str(header.to_broker) if header.to_broker else None),
