@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,6 +16,7 @@ from portal import upkeep
 from servicebroker.engine.alter import set_status
 from servicebroker.store import locks
 from support import (
+    CONTRACT,
     ORDER,
     ORDERS,
     ORDERS_QUEUE,
@@ -325,6 +328,41 @@ def test_a_validation_altered_while_messages_wait(database: sb.Database) -> None
         [b"<a/>", b"<b/>"],
         [b"<c/>"],
     ]
+
+
+DELIVERING: dict[str, Callable[[sb.Database], Any]] = {
+    "queue": lambda database: database.alter_queue("Busy.Queue", status=True),
+    "service": lambda database: database.alter_service("//test/busy", queue="Busy.Other"),
+    "new route": lambda database: database.create_route("Busy", service_name="//test/busy", address="LOCAL"),
+    "route": lambda database: database.alter_route("Elsewhere", address="LOCAL"),
+    "no route": lambda database: database.drop_route("Elsewhere"),
+}
+
+
+@pytest.mark.parametrize("deliver", DELIVERING.values(), ids=DELIVERING)
+def test_who_begins_to_send_does_not_wait_for_a_definition_that_waits(
+    fresh_database: sb.Database, deliver: Callable[[sb.Database], Any]
+) -> None:
+    database = fresh_database
+    for queue in ("Busy.Queue", "Busy.Other"):
+        database.create_queue(queue)
+    database.create_service("//test/busy", "Busy.Queue", [CONTRACT])
+    database.create_route("Elsewhere", service_name="//test/elsewhere", address="LOCAL")
+    database.alter_queue("Busy.Queue", status=False)
+    waits = begin(database, "//test/busy")
+    database.send(waits, ORDER, b"waits")
+    with database.transaction() as transaction:
+        transaction.send(transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT), ORDER, b"first")
+        delivering = in_thread(deliver, database)
+        wait_until_blocked(database)
+        for verb in (database.send, lambda *sent: query(database, "select servicebroker.send(%s, %s, %s)", *sent)):
+            in_thread(lambda verb=verb: verb(begin(database), ORDER, b"second")).result(120)
+        in_thread(database.create_queue, "Another").result(120)
+        assert not delivering.done()
+    delivering.result(120)
+    database.alter_queue("Busy.Queue", status=True)
+    eventually(lambda: waiting_messages(database) == 0)
+    assert far_handle(database, waits)
 
 
 def test_alter_queue_is_refused(database: sb.Database) -> None:

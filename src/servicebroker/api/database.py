@@ -15,7 +15,7 @@ from servicebroker.api.certificates import Certificates
 from servicebroker.api.definitions import Definitions
 from servicebroker.api.event_notifications import EventNotifications
 from servicebroker.api.exclusive import alone
-from servicebroker.api.giving_way import giving_way
+from servicebroker.api.giving_way import MOMENT, MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
@@ -181,7 +181,7 @@ class Database(
         if enable_broker:
             self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
         elif new_broker or error_broker_conversations:
-            self._deliver(enabling(), statement)
+            self._deliver(enabling, statement)
         if honor_broker_priority is not None:
             self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
 
@@ -219,14 +219,13 @@ class Database(
 
     def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
         """`_alone`, without ending a reader that waits for us in a circle."""
+        patience = self._do(find_patience())
+        return giving_way(lambda _: self._alone(hurried(steps(), MOMENT)), patience)
 
-        def locked() -> Steps[None]:
-            yield alter.lock_catalog()
-            yield from databases.check_database(self.database_id)
-
-        with self.transaction() as transaction:
-            transaction._do(locked())
-            return giving_way(transaction, steps)
+    def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
+        """`_alone`, for steps that take the lock of `lock_delivery`: whoever begins to send gets in between."""
+        patience = self._do(find_patience())
+        return giving_way(lambda number: self._alone(hurried(steps(), MOMENTS[number % len(MOMENTS)])), patience)
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():

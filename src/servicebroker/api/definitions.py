@@ -42,6 +42,10 @@ class Definitions(ABC):
         """Run the steps of DDL that readers may be in the way of, as often as it takes."""
 
     @abstractmethod
+    def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
+        """Run the steps of DDL that deliver what waits, as often as it takes until nobody begins to send."""
+
+    @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
         """Run steps that are a transaction each."""
 
@@ -234,12 +238,13 @@ class Definitions(ABC):
             BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
                 15517.
         """
+        check_switch("REBUILD", rebuild)
         check_switch("REORGANIZE", reorganize)
         said: list[BrokerError | None] = []
 
         def steps() -> Steps[list[UUID]]:
             if activation is not None:
-                said.append((yield from set_activation(self.user, name, activation)))
+                said[:] = [(yield from set_activation(self.user, name, activation))]
             return (
                 yield from alter.alter_queue(
                     self.catalog,
@@ -248,15 +253,16 @@ class Definitions(ABC):
                     status=status,
                     retention=retention,
                     poison_message_handling=poison_message_handling,
-                    rebuild=rebuild,
                     move_to=move_to,
                     now=self.instance.clock(),
                 )
             )
 
-        self._deliver(steps(), "ALTER QUEUE", rights.queue(name))
+        self._deliver(steps, "ALTER QUEUE", rights.queue(name))
         for warning in said:
             _warn(warning)
+        if rebuild:
+            self._define(alter.rebuild_queue(self.database_id, name), "ALTER QUEUE", rights.queue(name))
         if reorganize:
             queue = self._do(alter.find_user_queue("alter", self.database_id, name))
             self._do(alter.reorganize_queue(queue.queue_id))
@@ -301,7 +307,11 @@ class Definitions(ABC):
             return rights.authorized(altering, self.user, "ALTER SERVICE", *needed)
 
         self._giving_way(steps)
-        self._deliver_left(self._alone(transmission.deliver_free(self.catalog, self.instance.clock())))
+
+        def delivering() -> Steps[list[UUID]]:
+            return transmission.deliver_free(self.catalog, self.instance.clock())
+
+        self._deliver_left(self._in_turn(delivering))
 
     def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -361,9 +371,9 @@ class Definitions(ABC):
         """
         self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
 
-    def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+    def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages, then the conversations that somebody was sending on."""
-        self._deliver_left(self._define(steps, statement, *objects))
+        self._deliver_left(self._in_turn(lambda: rights.authorized(steps(), self.user, statement, *objects)))
 
     def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
@@ -33,7 +34,7 @@ class Routing(ABC):
         """Run steps in a transaction of their own."""
 
     @abstractmethod
-    def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+    def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages."""
 
     def create_route(
@@ -70,7 +71,7 @@ class Routing(ABC):
             now = self.instance.clock()
             return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
 
-        self._deliver(steps(), "CREATE ROUTE")
+        self._deliver(steps, "CREATE ROUTE")
 
     def alter_route(
         self,
@@ -91,7 +92,7 @@ class Routing(ABC):
         """
         clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
         self._deliver(
-            routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
+            lambda: routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
             "ALTER ROUTE",
             rights.route(name),
         )
@@ -103,7 +104,7 @@ class Routing(ABC):
             BrokerError: 15151 no such route.
         """
         self._deliver(
-            routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
+            lambda: routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
             "DROP ROUTE",
             rights.route(name),
         )

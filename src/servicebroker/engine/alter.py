@@ -14,7 +14,7 @@ from servicebroker.engine.failure import fail_endpoints, tell_remote
 from servicebroker.engine.retention import set_retention
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model import names
-from servicebroker.model.arguments import check_changes, check_switch
+from servicebroker.model.arguments import check_changes
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
@@ -96,21 +96,19 @@ def alter_queue(
     status: bool | None = None,
     retention: bool | None = None,
     poison_message_handling: bool | None = None,
-    rebuild: bool = False,
     move_to: str | None = None,
     now: datetime,
 ) -> Steps[list[UUID]]:
-    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); REBUILD; MOVE TO.
+    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); MOVE TO.
 
     OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
     that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
-    sending right now: they are for `deliver_conversation`. REBUILD gives space back; readers and senders wait for it.
+    sending right now: they are for `deliver_conversation`.
 
     Raises:
         BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
     """
     check_changes(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
-    check_switch("REBUILD", rebuild)
     if move_to is not None:
         check_filegroup(move_to)
     queue = yield from find_user_queue("alter", database_id, name)
@@ -128,10 +126,6 @@ def alter_queue(
         yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
     if status is not None:
         left = yield from set_status(catalog, queue.queue_id, status, now)
-    if rebuild:
-        yield Statement(
-            f"cluster servicebroker.queue_{queue.queue_id} using queue_{queue.queue_id}_arrival", prepared=False
-        )
     return left
 
 
@@ -149,6 +143,12 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     if status:
         return (yield from deliver_everything(catalog, now))
     return []
+
+
+def rebuild_queue(database_id: int, name: str) -> Steps[None]:
+    """ALTER QUEUE REBUILD: gives space back. Readers and senders wait for it."""
+    queue_id = (yield from find_user_queue("alter", database_id, name)).queue_id
+    yield Statement(f"cluster servicebroker.queue_{queue_id} using queue_{queue_id}_arrival", prepared=False)
 
 
 def reorganize_queue(queue_id: int) -> Steps[None]:

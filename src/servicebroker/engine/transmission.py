@@ -67,7 +67,10 @@ def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
 
 
 def lock_delivery() -> Statement:
-    """Taken alone before parked messages are delivered, see `lock_parking`."""
+    """Taken alone before parked messages are delivered, see `lock_parking`.
+
+    Whoever begins to send waits behind us: so nobody waits here for long, see api/giving_way.py.
+    """
     return Statement("select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
 
 

@@ -83,6 +83,13 @@ class SessionDatabase(Database):
             return self.verbs._do(steps)
         return super()._do(steps)
 
+    def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
+        if (
+            self._machine.transactions.count
+        ):  # what it holds already it cannot give up: a circle is for the server to end
+            return self._alone(steps())
+        return super()._in_turn(steps)
+
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError
     ) -> T:

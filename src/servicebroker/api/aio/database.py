@@ -14,7 +14,7 @@ from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.event_notifications import AsyncEventNotifications
 from servicebroker.api.aio.exclusive import alone
-from servicebroker.api.aio.giving_way import giving_way
+from servicebroker.api.aio.giving_way import MOMENT, MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
@@ -180,7 +180,7 @@ class AsyncDatabase(
         if enable_broker:
             await self._deliver_left(await self._define_alone(enabling, statement, termination, in_use))
         elif new_broker or error_broker_conversations:
-            await self._deliver(enabling(), statement)
+            await self._deliver(enabling, statement)
         if honor_broker_priority is not None:
             await self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
 
@@ -220,14 +220,13 @@ class AsyncDatabase(
 
     async def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
         """`_alone`, without ending a reader that waits for us in a circle."""
+        patience = await self._do(find_patience())
+        return await giving_way(lambda _: self._alone(hurried(steps(), MOMENT)), patience)
 
-        def locked() -> Steps[None]:
-            yield alter.lock_catalog()
-            yield from databases.check_database(self.database_id)
-
-        async with self.transaction() as transaction:
-            await transaction._do(locked())
-            return await giving_way(transaction, steps)
+    async def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
+        """`_alone`, for steps that take the lock of `lock_delivery`: whoever begins to send gets in between."""
+        patience = await self._do(find_patience())
+        return await giving_way(lambda number: self._alone(hurried(steps(), MOMENTS[number % len(MOMENTS)])), patience)
 
     async def _do(self, steps: Steps[T]) -> T:
         async with self.instance.connection() as connection, translated():

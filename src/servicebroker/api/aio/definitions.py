@@ -41,6 +41,10 @@ class AsyncDefinitions(ABC):
         """Run the steps of DDL that readers may be in the way of, as often as it takes."""
 
     @abstractmethod
+    async def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
+        """Run the steps of DDL that deliver what waits, as often as it takes until nobody begins to send."""
+
+    @abstractmethod
     async def _do(self, steps: Steps[T]) -> T:
         """Run steps that are a transaction each."""
 
@@ -233,12 +237,13 @@ class AsyncDefinitions(ABC):
             BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
                 15517.
         """
+        check_switch("REBUILD", rebuild)
         check_switch("REORGANIZE", reorganize)
         said: list[BrokerError | None] = []
 
         def steps() -> Steps[list[UUID]]:
             if activation is not None:
-                said.append((yield from set_activation(self.user, name, activation)))
+                said[:] = [(yield from set_activation(self.user, name, activation))]
             return (
                 yield from alter.alter_queue(
                     self.catalog,
@@ -247,15 +252,16 @@ class AsyncDefinitions(ABC):
                     status=status,
                     retention=retention,
                     poison_message_handling=poison_message_handling,
-                    rebuild=rebuild,
                     move_to=move_to,
                     now=self.instance.clock(),
                 )
             )
 
-        await self._deliver(steps(), "ALTER QUEUE", rights.queue(name))
+        await self._deliver(steps, "ALTER QUEUE", rights.queue(name))
         for warning in said:
             _warn(warning)
+        if rebuild:
+            await self._define(alter.rebuild_queue(self.database_id, name), "ALTER QUEUE", rights.queue(name))
         if reorganize:
             queue = await self._do(alter.find_user_queue("alter", self.database_id, name))
             await self._do(alter.reorganize_queue(queue.queue_id))
@@ -300,7 +306,11 @@ class AsyncDefinitions(ABC):
             return rights.authorized(altering, self.user, "ALTER SERVICE", *needed)
 
         await self._giving_way(steps)
-        await self._deliver_left(await self._alone(transmission.deliver_free(self.catalog, self.instance.clock())))
+
+        def delivering() -> Steps[list[UUID]]:
+            return transmission.deliver_free(self.catalog, self.instance.clock())
+
+        await self._deliver_left(await self._in_turn(delivering))
 
     async def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -362,9 +372,11 @@ class AsyncDefinitions(ABC):
         """
         await self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
 
-    async def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+    async def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages, then the conversations that somebody was sending on."""
-        await self._deliver_left(await self._define(steps, statement, *objects))
+        await self._deliver_left(
+            await self._in_turn(lambda: rights.authorized(steps(), self.user, statement, *objects))
+        )
 
     async def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:

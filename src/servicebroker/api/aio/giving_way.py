@@ -1,41 +1,44 @@
-"""Definitions that need rows which readers hold, while readers wait for rows which the definition holds.
+"""Definitions that need locks which others hold, while others wait for locks which the definition holds.
 
-The definition gives way: it never waits longer than a moment, well below the server's deadlock_timeout, and then goes
-back to its savepoint and tries again. So no reader dies of a deadlock (1205) because a service was moved or dropped.
+The definition gives way: it never waits longer than a moment, below the server's deadlock_timeout, and then undoes what
+it has done and tries again. So no reader dies of a deadlock (1205) because a service was moved or dropped, and who
+begins to send is never held up for longer than that moment.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import psycopg
 
-from servicebroker.api.aio.transaction import AsyncJoinedTransaction
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import sleep
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
-_MOMENT = 100  # milliseconds
+MOMENT = 100  # milliseconds
+# for the lock that everybody takes who begins to send: some are longer, so that transactions of which one begins before
+# the other has ended do not keep us out for ever
+MOMENTS = (100, 100, 200, 200, 400, 800)
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 1.0  # seconds; each is twice the last
 _DEADLOCK = 1205
 
 
-async def giving_way(transaction: AsyncJoinedTransaction, steps: Callable[[], Steps[T]]) -> T:
-    """Do these steps in the transaction, as often as it takes until nobody is in their way.
+async def giving_way(attempt: Callable[[int], Awaitable[T]], patience: float) -> T:
+    """Do it, each time with the number of the attempt, as often as it takes until nobody is in the way.
+
+    `attempt` runs `hurried` steps, and holds nothing any more when it fails. `patience` is what `find_patience` says.
 
     Raises:
-        psycopg.errors.LockNotAvailable: the session has a lock_timeout, and all attempts together took longer.
+        psycopg.errors.LockNotAvailable: all attempts together took longer than the patience.
     """
-    began, pause = time.monotonic(), _FIRST_PAUSE
-    patience = await transaction._do(_patience())
+    began, pause, number = time.monotonic(), _FIRST_PAUSE, 0
     while True:
         try:
-            async with transaction.savepoint():
-                return await transaction._do(_hurried(steps()))
+            return await attempt(number)
         except psycopg.errors.LockNotAvailable:
             if patience and time.monotonic() >= began + patience:
                 raise
@@ -43,20 +46,24 @@ async def giving_way(transaction: AsyncJoinedTransaction, steps: Callable[[], St
             if refused.number != _DEADLOCK:
                 raise
         await sleep(pause)
-        pause = min(2 * pause, _LAST_PAUSE)
+        pause, number = min(2 * pause, _LAST_PAUSE), number + 1
 
 
-def _patience() -> Steps[float]:
+def find_patience() -> Steps[float]:
     """Seconds for which the session is ready to wait for locks, 0 for ever."""
-    rows = yield Statement("select setting::int / 1000.0::float from pg_settings where name = 'lock_timeout'")
+    rows = yield Statement(
+        "select coalesce(min(setting::int) filter (where setting <> '0'), 0) / 1000.0::float "
+        "from pg_settings where name in ('lock_timeout', 'statement_timeout')"
+    )
     return float(rows[0][0])
 
 
-def _hurried(steps: Steps[T]) -> Steps[T]:
+def hurried(steps: Steps[T], moment: int) -> Steps[T]:
+    """The steps, none of which waits for a lock longer than so many milliseconds: the server raises then."""
     rows = yield Statement(
         "with before as materialized (select current_setting('lock_timeout') as said) "
         "select said, set_config('lock_timeout', $1, true) from before",
-        (str(_MOMENT),),
+        (str(moment),),
     )
     result = yield from steps
     yield Statement("select set_config('lock_timeout', $1, true)", (rows[0][0],))

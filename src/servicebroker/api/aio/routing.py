@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
@@ -32,7 +33,7 @@ class AsyncRouting(ABC):
         """Run steps in a transaction of their own."""
 
     @abstractmethod
-    async def _deliver(self, steps: Steps[list[UUID]], statement: str, *objects: rights.Lookup) -> None:
+    async def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages."""
 
     async def create_route(
@@ -69,7 +70,7 @@ class AsyncRouting(ABC):
             now = self.instance.clock()
             return (yield from routes.create_route(self.catalog, self.database_id, name, clauses, now, owner))
 
-        await self._deliver(steps(), "CREATE ROUTE")
+        await self._deliver(steps, "CREATE ROUTE")
 
     async def alter_route(
         self,
@@ -90,7 +91,7 @@ class AsyncRouting(ABC):
         """
         clauses = routes.Clauses(service_name, broker_instance, lifetime, address, mirror_address)
         await self._deliver(
-            routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
+            lambda: routes.alter_route(self.catalog, self.database_id, name, clauses, self.instance.clock()),
             "ALTER ROUTE",
             rights.route(name),
         )
@@ -102,7 +103,7 @@ class AsyncRouting(ABC):
             BrokerError: 15151 no such route.
         """
         await self._deliver(
-            routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
+            lambda: routes.drop_route(self.catalog, self.database_id, name, self.instance.clock()),
             "DROP ROUTE",
             rights.route(name),
         )
