@@ -16,12 +16,17 @@ import psycopg
 import pytest
 
 import servicebroker as sb
+import servicebroker.api.aio.upkeep
 import servicebroker.api.aio.verbs
+import servicebroker.api.upkeep
 import servicebroker.api.verbs
 import servicebroker.store.verbs
 from portal import deliver
 from servicebroker.api.upkeep import upkeep
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.transmission import deliver_left_over, oldest_writer
 from servicebroker.model.errors import RULES
+from servicebroker.store.running import run
 from servicebroker.store.verbs import verbs
 from support import (
     CONTRACT,
@@ -483,6 +488,70 @@ def test_what_was_sent_while_no_instance_was_open(
         connection.execute(SEND, (row[0], ORDER, b"kept"))
     with open_face(url, upkeep=60) as instance:
         assert bodies(instance.database("Closed").receive(STOCK_QUEUE, wait=10)) == [b"kept"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_what_waits_for_a_queue_that_is_off_is_not_read_for_each_message(
+    fresh_database: sb.Database, analyzed: bool
+) -> None:
+    database = fresh_database
+    database.create_queue("Off")
+    database.create_service("//test/off", "Off", [CONTRACT])
+    handles = [begin(database, "//test/off") for _ in range(4)]
+    database.send(handles[0], ORDER, b"opens")
+    database.alter_queue("Off", status=False)
+    for handle in handles:
+        database.send_batch(handle, ORDER, [b"x"] * 12_500)
+    with psycopg.connect(database.instance.url) as connection:
+        if analyzed:
+            connection.execute("analyze")
+        since = run(connection, oldest_writer())
+        for _ in range(3):
+            sql_send(database, sql_begin(database), ORDER, b"on")
+        assert not run(connection, deliver_left_over(Catalog(), database.instance.clock(), since))
+        ((read,),) = connection.execute(
+            "select seq_tup_read + idx_tup_fetch from pg_stat_xact_user_tables where relname = 'transmission_queue'"
+        ).fetchall()
+    assert sum(len(database.receive(STOCK_QUEUE)) for _ in range(3)) == 3
+    assert waiting_messages(database) == 50_000
+    assert read < 100
+
+
+@pytest.mark.both_faces
+def test_a_transaction_that_sends_for_long_is_delivered_too(served: sb.Database) -> None:
+    """It is older than what was delivered meanwhile."""
+    with psycopg.connect(served.instance.url) as connection:
+        connection.execute("select pg_current_xact_id()")
+        sql_send(served, sql_begin(served), ORDER, b"younger")
+        assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"younger"]
+        row = connection.execute(BEGIN, ("Served", ORDERS, STOCK, CONTRACT)).fetchone()
+        assert row is not None
+        connection.execute(SEND, (row[0], ORDER, b"older"))
+        sql_send(served, sql_begin(served), ORDER, b"youngest")
+        assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"youngest"]
+    assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"older"]
+
+
+@pytest.mark.both_faces
+def test_the_background_warns_when_it_gives_way(
+    served: sb.Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module in (servicebroker.api.upkeep, servicebroker.api.aio.upkeep):
+        monkeypatch.setattr(module, "_STATEMENT_TIMEOUT", 50)
+    text = (
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where application_name = 'servicebroker upkeep' and datname = current_database()"
+    )
+    handle = sql_begin(served)
+    with psycopg.connect(served.instance.url) as connection:
+        connection.execute("lock table servicebroker.transmission_queue")
+        query(served, text)  # the next connection has the new timeout
+        eventually(lambda: [line for line in caplog.records if line.levelname == "WARNING"])
+    assert "upkeep: canceling statement due to statement timeout" in caplog.text
+    monkeypatch.undo()
+    sql_send(served, handle, ORDER, b"x")
+    assert bodies(served.receive(STOCK_QUEUE, wait=120)) == [b"x"]
 
 
 @pytest.mark.both_faces

@@ -102,21 +102,30 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
     return [handle for handle in wanted if handle not in free]
 
 
-def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
+def oldest_writer() -> Steps[int]:
+    """The oldest transaction that runs, or the next one: all before it have ended, and are seen by who looks now."""
+    rows = yield Statement("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    return int(rows[0][0])
+
+
+def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
     """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made.
 
     A message that the server's own SEND has put there has no status: nobody has looked for its target yet. One that
-    waits for the answer to a request that is answered, or was never committed, is matched again.
+    waits for the answer to a request that is answered, or was never committed, is matched again. With `since`, only
+    those on which that transaction or a later one has sent: what waits for longer is not even read.
     """
     parked = yield Statement(
         f"select distinct e.conversation_handle {WAY_IS_FREE} "
-        "and e.conversation_handle in (select conversation_handle from servicebroker.transmission_queue)"
+        "and e.conversation_handle in "
+        "(select conversation_handle from servicebroker.transmission_queue where xact >= $1::text::xid8)",
+        (str(since),),
     )
     unopened = yield Statement(
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
-        "where e.far_handle is null and not e.is_remote "
+        "where t.xact >= $2::text::xid8 and e.far_handle is null and not e.is_remote "
         "and (t.transmission_status = '' or t.message_sequence_number = 0 and t.transmission_status = $1 "
         "and not exists (select from servicebroker.route_requests r "
         "where r.service_name = e.far_service and r.answered is null) "
@@ -124,7 +133,7 @@ def _deliverable() -> Steps[tuple[list[UUID], list[UUID]]]:
         "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
         "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
         "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)",
-        (RULES[9770].text,),
+        (RULES[9770].text, str(since)),
     )
     return [handle for (handle,) in parked], [handle for (handle,) in unopened]
 
@@ -153,12 +162,13 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     return [handle for handle in waiting if handle not in free]
 
 
-def deliver_left_over(catalog: Catalog, now: datetime) -> Steps[bool]:
+def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[bool]:
     """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
 
-    True when something is left over because somebody is at it.
+    With `since`, only where that transaction or a later one has sent. True when something is left over because somebody
+    is at it.
     """
-    parked, unopened = yield from _deliverable()
+    parked, unopened = yield from _deliverable(since)
     wanted = [*parked, *unopened]
     if not wanted and not (yield from is_kept_deliverable()):
         return False

@@ -21,7 +21,7 @@ from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
 from servicebroker.engine.totals import add_totals
 from servicebroker.engine.traces import sweep
-from servicebroker.engine.transmission import deliver_conversation, deliver_left_over
+from servicebroker.engine.transmission import deliver_conversation, deliver_left_over, oldest_writer
 from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
@@ -56,6 +56,7 @@ class Upkeep:
         self._interval = interval
         self._closed = Event()
         self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
+        self._since = 0  # what was sent by older transactions has been looked at
         self._tries = 0  # left, to find nobody at a table that was drained
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._background = Background(self._run, "servicebroker upkeep")
@@ -94,7 +95,8 @@ class Upkeep:
             except psycopg.errors.ReadOnlySqlTransaction:  # a standby: its primary does all this
                 await self._closed.wait(min(_PROMOTION, self._interval))
             except (psycopg.Error, ServiceBrokerError) as problem:
-                _LOG.debug("upkeep: %s", problem)
+                cut = isinstance(problem, psycopg.errors.QueryCanceled) and not self._closed.is_set()
+                _LOG.log(logging.WARNING if cut else logging.DEBUG, "upkeep: %s", problem)
                 held = time.monotonic() - began > self._interval
                 pause = _TICK if held else 2 * pause
                 await self._closed.wait(min(pause, self._interval))
@@ -113,13 +115,25 @@ class Upkeep:
             if time.monotonic() >= due:
                 await upkeep(connection, self._clock(), self._closed.is_set)
                 due = time.monotonic() + self._interval
-            left = heard and await deliver(connection, self._clock(), self._tally)
+            left = heard and await self._deliver(connection)
             if time.monotonic() >= told:
                 await tell(connection, self._tally)
                 told = time.monotonic() + _TOTALS
             seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
             pause = min(2 * pause, _LATER) if left else _SOON
             heard = await _hears(connection, seconds) or left
+
+    async def _deliver(self, connection: psycopg.AsyncConnection[Any]) -> bool:
+        """`deliver` what was sent since the last time; at first all. A large backlog is not read again each time."""
+        unfinished = await run(connection, oldest_writer())
+        try:
+            left = await deliver(connection, self._clock(), self._tally, self._since)
+        except psycopg.errors.QueryCanceled:
+            self._since = self._since or unfinished  # the rest is for `upkeep`
+            raise
+        if not left:
+            self._since = unfinished
+        return left
 
 
 async def _hears(connection: psycopg.AsyncConnection[Any], seconds: float) -> bool:
@@ -144,15 +158,20 @@ async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
         raise
 
 
-async def deliver(connection: psycopg.AsyncConnection[Any], now: datetime, tally: Tally | None = None) -> bool:
-    """Deliver what waits and need not; the built-in service answers. True when something is left over, for soon."""
+async def deliver(
+    connection: psycopg.AsyncConnection[Any], now: datetime, tally: Tally | None = None, since: int = 0
+) -> bool:
+    """Deliver what waits and need not; the built-in service answers. True when something is left over, for soon.
+
+    With `since`, of what waits only that which this transaction and later ones have sent.
+    """
     catalog = Catalog() if tally is None else Catalog(enqueued=tally.enqueued)
     answers = await in_transaction(connection, take_answers(Catalog(), now))
     for failure in answers.failures:
         _LOG.error("%s", failure)
     for handle in answers.left:
         await in_transaction(connection, deliver_conversation(Catalog(), handle, now))
-    is_left = await in_transaction(connection, deliver_left_over(catalog, now))
+    is_left = await in_transaction(connection, deliver_left_over(catalog, now, since))
     is_left |= await in_transaction(connection, answer_built_in(now))
     return is_left or answers.again
 
