@@ -15,8 +15,10 @@ import pytest
 
 import servicebroker as sb
 from support import (
+    CONTRACT,
     MARK,
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
     STOCK,
@@ -116,6 +118,27 @@ def test_at_the_fourth_failure_the_conversation_ends_with_the_error_and_others_g
     assert (error.conversation_handle, state(database, second)) == (first, "CO")
     assert tracked(database) == []
     assert is_on(database)
+
+
+@pytest.mark.parametrize("error", [None, (1, "no more")], ids=["ended", "failed"])
+def test_a_reply_to_a_sender_that_has_ended_is_not_sent_and_the_queue_stays_on(
+    database: sb.Database, table: str, error: tuple[int, str] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with database.transaction() as transaction:  # nobody waits for an answer
+        handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+        transaction.send(handle, ORDER, b"bad")
+        transaction.end_conversation(handle, error=error)
+    failed: list[int] = []
+
+    def policy(failure: sb.Failure) -> sb.Verdict:
+        failed.append(failure.count)
+        return sb.Reply(REPLY, b"no")
+
+    assert database.process(STOCK_QUEUE, storing(table, is_bad), poison=policy) == 2  # and the end, or the Error
+    assert failed == [1]
+    assert "8429" in caplog.text
+    assert is_on(database)
+    assert database.receive(STOCK_QUEUE) == []
 
 
 def test_a_failure_undoes_everything_but_the_count(database: sb.Database, table: str) -> None:

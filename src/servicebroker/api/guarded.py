@@ -8,6 +8,7 @@ keeps the group's lock until the failure is counted.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -19,7 +20,7 @@ from servicebroker.api import tracing
 from servicebroker.api.transaction import Transaction
 from servicebroker.engine import failed_messages
 from servicebroker.engine.failed_messages import Tracked
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 Procedure: TypeAlias = Callable[[Transaction, list[Message]], object]
 
+_LOG = logging.getLogger("servicebroker")
+_UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
 _SAVEPOINT = Ahead(b"savepoint servicebroker_procedure")
 _UNDO = b"rollback to savepoint servicebroker_procedure"
 
@@ -128,11 +131,20 @@ class Guard:
             database_id, queue_id = self._database.database_id, self._queue_id()
             transaction._do(failed_messages.set_aside(database_id, queue_id, message, known, text, trace, now))
         elif isinstance(verdict, Reply):
-            transaction.send(message.conversation_handle, verdict.message_type, verdict.body)
+            _reply(transaction, message.conversation_handle, verdict)
 
     def _queue_id(self) -> int:
         database = self._database
         return (database._find(self._queue)).queue_id
+
+
+def _reply(transaction: Transaction, handle: UUID, reply: Reply) -> None:
+    try:
+        transaction.send(handle, reply.message_type, reply.body)
+    except BrokerError as refused:
+        if refused.number not in _UNANSWERABLE:
+            raise
+        _LOG.warning("a message that failed is ignored, since its sender cannot be answered: %s", refused)
 
 
 def _told(problem: Exception) -> str:

@@ -130,7 +130,10 @@ class Ignore:
 
 @dataclass(frozen=True)
 class Reply:
-    """RECEIVE is committed, this message is sent back, and the conversation goes on."""
+    """RECEIVE is committed, this message is sent back, and the conversation goes on.
+
+    When the conversation has ended or failed, nothing is sent.
+    """
 
     message_type: str
     body: Body | Omitted = OMITTED

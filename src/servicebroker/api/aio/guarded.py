@@ -7,6 +7,7 @@ keeps the group's lock until the failure is counted.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,7 +19,7 @@ from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
 from servicebroker.engine import failed_messages
 from servicebroker.engine.failed_messages import Tracked
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (
     EndWithError,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 Procedure: TypeAlias = Callable[[AsyncTransaction, list[Message]], Awaitable[object]]
 
+_LOG = logging.getLogger("servicebroker")
+_UNANSWERABLE = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
 _SAVEPOINT = Ahead(b"savepoint servicebroker_procedure")
 _UNDO = b"rollback to savepoint servicebroker_procedure"
 
@@ -129,11 +132,20 @@ class AsyncGuard:
             database_id, queue_id = self._database.database_id, await self._queue_id()
             await transaction._do(failed_messages.set_aside(database_id, queue_id, message, known, text, trace, now))
         elif isinstance(verdict, Reply):
-            await transaction.send(message.conversation_handle, verdict.message_type, verdict.body)
+            await _reply(transaction, message.conversation_handle, verdict)
 
     async def _queue_id(self) -> int:
         database = self._database
         return (await database._find(self._queue)).queue_id
+
+
+async def _reply(transaction: AsyncTransaction, handle: UUID, reply: Reply) -> None:
+    try:
+        await transaction.send(handle, reply.message_type, reply.body)
+    except BrokerError as refused:
+        if refused.number not in _UNANSWERABLE:
+            raise
+        _LOG.warning("a message that failed is ignored, since its sender cannot be answered: %s", refused)
 
 
 def _told(problem: Exception) -> str:
