@@ -18,6 +18,7 @@ from support import (
     eventually,
     far_handle,
     query,
+    queue_number,
     refused,
     waiting_messages,
 )
@@ -185,25 +186,24 @@ def test_filegroups_are_refused(database: sb.Database) -> None:
 
 @pytest.mark.both_faces
 @pytest.mark.feature(15)
+@pytest.mark.parametrize("retention", [False, True])
 @pytest.mark.parametrize("how", ["rebuild", "reorganize"])
-def test_space_is_given_back(database: sb.Database, how: str) -> None:
+def test_space_is_given_back(database: sb.Database, how: str, retention: bool) -> None:
+    database.alter_queue(STOCK_QUEUE, retention=retention)
     database.send(begin(database), ORDER, b"kept")  # in the first page: REORGANIZE moves nothing
     handle = begin(database)
     for _ in range(3):
         database.send_batch(handle, ORDER, [b"x" * 1000] * 1000)
-    number = query(
-        database,
-        "select object_id from sys.service_queues where broker_database = %s and name = %s",
-        database.name,
-        STOCK_QUEUE,
-    )[0][0]
+    number = queue_number(database, STOCK_QUEUE)
 
     def size() -> int:
-        found: int = query(database, "select pg_table_size(%s::regclass)", f"servicebroker.queue_{number}")[0][0]
+        tables = [f"servicebroker.{table}_{number}" for table in ("queue", "retained")]
+        found: int = query(database, "select pg_table_size(%s::regclass) + pg_table_size(%s::regclass)", *tables)[0][0]
         return found
 
-    full = size()
-    assert len(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))) == 3000
+    full, target = size(), far_handle(database, handle)
+    assert len(database.receive(STOCK_QUEUE, conversation_handle=target)) == 3000
+    database.end_conversation(target)
 
     def is_small() -> bool:
         return size() < full / 20

@@ -24,6 +24,7 @@ from servicebroker.store.statements import Statement, Steps
 # of a row of servicebroker.queues: its monitor begins anew
 RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
 MONITORS_CHANNEL = "servicebroker_activation"
+TABLES = {"queue": "arrival", "retained": "conversation"}  # of a queue, each with the index that it is rebuilt along
 
 
 def lock_catalog() -> Statement:
@@ -145,10 +146,14 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     return []
 
 
-def rebuild_queue(database_id: int, name: str) -> Steps[None]:
-    """ALTER QUEUE REBUILD: gives space back. Readers and senders wait for it."""
+def rebuild_queue(database_id: int, name: str, table: str) -> Steps[None]:
+    """ALTER QUEUE REBUILD of one of its `TABLES`: gives space back. Readers and senders wait for it.
+
+    A transaction for each: who has one of them open may be about to open the other.
+    """
     queue_id = (yield from find_user_queue("alter", database_id, name)).queue_id
-    yield Statement(f"cluster servicebroker.queue_{queue_id} using queue_{queue_id}_arrival", prepared=False)
+    index = f"{table}_{queue_id}_{TABLES[table]}"
+    yield Statement(f"cluster servicebroker.{table}_{queue_id} using {index}", prepared=False)
 
 
 def reorganize_queue(queue_id: int) -> Steps[None]:
@@ -156,7 +161,8 @@ def reorganize_queue(queue_id: int) -> Steps[None]:
 
     It cannot run inside a transaction.
     """
-    yield Statement(f"vacuum (truncate) servicebroker.queue_{queue_id}", prepared=False)
+    tables = ", ".join(f"servicebroker.{table}_{queue_id}" for table in TABLES)
+    yield Statement(f"vacuum (truncate) {tables}", prepared=False)
 
 
 def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:

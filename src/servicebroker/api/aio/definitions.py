@@ -230,8 +230,9 @@ class AsyncDefinitions(ABC):
         kept stays until then.
         With poison message handling, five rollbacks in a row of transactions that received switch the queue off.
         Of an activation, what is given changes; "DROP" takes it away.
-        REBUILD gives the table's unused space back; readers and senders wait meanwhile. REORGANIZE gives back what
-        lies at its end, and nobody waits. MOVE TO knows only the filegroup PRIMARY, or DEFAULT.
+        REBUILD gives the unused space of the queue's tables back, of what is kept too; readers and senders wait
+        meanwhile. REORGANIZE gives back what lies at their end, and nobody waits. MOVE TO knows only the filegroup
+        PRIMARY, or DEFAULT.
 
         Raises:
             BrokerError: 15151 no such queue or filegroup, 402, and for the activation 9609, 9611, 9613, 9614, 9742,
@@ -260,8 +261,8 @@ class AsyncDefinitions(ABC):
         await self._deliver(steps, "ALTER QUEUE", rights.queue(name))
         for warning in said:
             _warn(warning)
-        if rebuild:
-            await self._define(alter.rebuild_queue(self.database_id, name), "ALTER QUEUE", rights.queue(name))
+        for table in alter.TABLES if rebuild else ():
+            await self._define(alter.rebuild_queue(self.database_id, name, table), "ALTER QUEUE", rights.queue(name))
         if reorganize:
             queue = await self._do(alter.find_user_queue("alter", self.database_id, name))
             await self._do(alter.reorganize_queue(queue.queue_id))
