@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 from uuid import UUID
@@ -24,12 +25,14 @@ from support import (
     Undo,
     begin,
     bodies,
+    define_standard_set,
     eventually,
     in_thread,
     open_dialog,
     query,
     refused,
     stopped,
+    together,
 )
 
 pytestmark = pytest.mark.both_faces
@@ -97,6 +100,30 @@ def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, m
     monkeypatch.setattr(waiting, "wait_async", counted(waiting.wait_async))
     assert database.process(STOCK_QUEUE, lambda transaction, messages: seen.append(len(trips))) == 10
     assert [later - earlier for earlier, later in pairwise(seen)] == [1] * 9
+
+
+def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Callable[[], str]) -> None:
+    """COMMITs that travel are none of poison detection's business as long as they succeed."""
+    borrowed: list[None] = []
+    done: list[bytes | None] = []
+    with sb.Instance(make_instance_url(), connections=8, upkeep=None) as instance:
+        database = define_standard_set(instance.database("Busy", create=True))
+        for number in range(8):
+            send(database, *[b"%d" % (number * 40 + place) for place in range(40)])
+        lend = instance.poison._connections
+
+        def counted() -> AbstractContextManager[psycopg.Connection[Any]]:
+            borrowed.append(None)
+            return lend()
+
+        instance.poison._connections = counted
+
+        def read() -> None:
+            database.process(STOCK_QUEUE, lambda transaction, messages: done.extend(bodies(messages)), wait=0.5)
+
+        together(*[read] * 8, seconds=120)
+    assert sorted(done, key=str) == sorted((b"%d" % number for number in range(320)), key=str)
+    assert borrowed == []
 
 
 def test_top_is_the_size_of_each_transaction(database: sb.Database) -> None:

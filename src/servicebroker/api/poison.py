@@ -36,6 +36,7 @@ class PoisonDetector:
         self._tally = tally
         self._rollbacks = Rollbacks()
         self._lock = threading.Lock()
+        self._travelling: dict[psycopg.Connection[Any], set[tuple[int, int]]] = {}
 
     def share(self, other: Any) -> None:
         """Count together with the detector of another form of the same instance."""
@@ -65,10 +66,18 @@ class PoisonDetector:
             else:
                 self._disable(connection, queue_id)
 
-    def committed_after_all(self, transactions: Iterable[int]) -> None:
-        """Transactions that `received` was told of were committed."""
-        with self._lock:
-            self._rollbacks.ended(dict.fromkeys(transactions, "committed"))
+    def travels(self, connection: psycopg.Connection[Any], taken: set[tuple[int, int]]) -> None:
+        """A transaction took these, by its id and queue; its COMMIT goes with the connection's next statement."""
+        self._travelling[connection] = taken
+
+    def arrived(self, connection: psycopg.Connection[Any]) -> None:
+        """That COMMIT was done."""
+        self.committed({queue_id for _, queue_id in self._travelling.pop(connection, ())})
+
+    def unanswered(self, connection: psycopg.Connection[Any]) -> None:
+        """The connection is given back: if a COMMIT travelled and nobody knows of its end, that will be asked for."""
+        for transaction, queue_id in self._travelling.pop(connection, ()):
+            self.received(transaction, [queue_id])
 
     def look(self, queue_id: int) -> None:
         """Before a RECEIVE: ask how transactions have ended, when that may have switched the queue off."""

@@ -66,14 +66,17 @@ def _drain(
                 return guard.take(connection, top, procedure if done else first)
             return _take(database, connection, queue, procedure if done else first, top)
 
-        while taken := take():
-            done += taken
-            if stopping():
-                with Transaction(database, connection):
-                    pass  # the last COMMIT, which would have travelled with the next RECEIVE
-                break
-        if guard is not None:
-            guard.rest(connection)
+        try:
+            while taken := take():
+                done += taken
+                if stopping():
+                    with Transaction(database, connection):
+                        pass  # the last COMMIT, which would have travelled with the next RECEIVE
+                    break
+            if guard is not None:
+                guard.rest(connection)
+        finally:
+            database.instance.poison.unanswered(connection)
     return done
 
 

@@ -162,10 +162,9 @@ class Transaction(JoinedTransaction, TransactionScripts):
         return is_open and is_direct(self.connection) and not kept.is_kept(self.connection)
 
     def _put_commit_ahead(self) -> None:
-        poison, transactions = self.database.instance.poison, {transaction for transaction, _ in self._taken}
-        for transaction, queue_id in self._taken:
-            poison.received(transaction, [queue_id])
-        self.connection.ahead.append(Ahead(b"commit", lambda: poison.committed_after_all(transactions)))
+        poison, connection = self.database.instance.poison, self.connection
+        poison.travels(connection, self._taken)
+        connection.ahead.append(Ahead(b"commit", lambda: poison.arrived(connection)))
 
     def _clean_up(self, *, committed: bool, known: bool) -> None:
         if not is_idle(self.connection):

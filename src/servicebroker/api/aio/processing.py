@@ -67,14 +67,17 @@ async def _drain(
                 return await guard.take(connection, top, procedure if done else first)
             return await _take(database, connection, queue, procedure if done else first, top)
 
-        while taken := await take():
-            done += taken
-            if stopping():
-                async with AsyncTransaction(database, connection):
-                    pass  # the last COMMIT, which would have travelled with the next RECEIVE
-                break
-        if guard is not None:
-            await guard.rest(connection)
+        try:
+            while taken := await take():
+                done += taken
+                if stopping():
+                    async with AsyncTransaction(database, connection):
+                        pass  # the last COMMIT, which would have travelled with the next RECEIVE
+                    break
+            if guard is not None:
+                await guard.rest(connection)
+        finally:
+            database.instance.poison.unanswered(connection)
     return done
 
 
