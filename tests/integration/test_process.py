@@ -428,3 +428,13 @@ def test_refusals(database: sb.Database) -> None:
     with refused(9617):
         database.process(STOCK_QUEUE, procedure)
     assert database.process(ORDERS_QUEUE, procedure, top=0, wait=30) == 0
+
+
+def test_commits_that_fail_on_their_way_count_as_rollbacks(database: sb.Database, log: str) -> None:
+    send(database, b"1")
+    for _ in range(5):
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            database.process(STOCK_QUEUE, lambda transaction, messages: write(transaction, log, messages, known=1))
+    with pytest.raises(sb.BrokerError) as caught:
+        database.receive(STOCK_QUEUE)
+    assert caught.value.number == 9617
