@@ -32,6 +32,7 @@ from support import (
     bodies,
     errors,
     query,
+    queue_number,
     refused,
     state,
     waiting_messages,
@@ -345,6 +346,22 @@ def test_lifetimes_end_on_both_sides_and_nothing_travels_afterwards(pair: Pair) 
     pair.east.database.end_conversation(message.conversation_handle)
     pair.west.database.end_conversation(handle)
     assert leftovers(pair.west) == {}
+
+
+def test_the_error_of_a_lifetime_stands_behind_what_has_arrived(pair: Pair) -> None:
+    """Also when an older transaction finds that it is over: a pipeline reads by stamps."""
+    handle = pair.west.database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False, lifetime=60)
+    with pair.east.database.transaction() as old:
+        old.connection.execute("select pg_current_xact_id()")
+        pair.west.database.send(handle, ORDER, b"0")
+        pair.rounds()
+        pair.east.clock.jump(minutes=2)
+        number = queue_number(pair.east.database, STOCK_QUEUE)
+        old.connection.execute(f"select servicebroker.expire_{number}(%s)".encode(), (pair.east.clock(),))
+    text = f"select stamp::text::bigint from servicebroker.queue_{number} order by rank"
+    (error,), (message,) = query(pair.east.database, text)
+    assert error >= message
+    assert [m.is_error for m in pair.east.database.receive(STOCK_QUEUE)] == [True, False]
 
 
 def test_a_service_that_moves_to_another_queue_keeps_its_remote_conversations(pair: Pair) -> None:

@@ -113,7 +113,9 @@ create or replace function servicebroker.expire_{id}(at timestamptz) returns big
             (message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id,
              service_contract_id, message_type_id, priority, rank, bucket, validation, message_body)
         select 0, greatest(pg_current_xact_id(), (select peer.last_stamp from servicebroker.conversation_endpoints peer
-                                                   where peer.conversation_handle = due.far_handle)),
+                                                   where peer.conversation_handle = due.far_handle),
+                           (select a.last_stamp from servicebroker.arrivals a
+                             where a.conversation_handle = due.conversation_handle)),
                conversation_group_id, conversation_handle, service_id, service_contract_id, 1, priority, 1,
                uuid_hash(conversation_group_id) & 1023, 'X', {expired}
           from due
