@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline_support import LINE, Feed, warehouse
+from pooling_proxy import PoolingProxy
 
 pytest.importorskip("pyspark")
 
@@ -67,6 +68,15 @@ def test_an_empty_queue_is_idle(reader):
     assert reader.initialOffset() == start
     assert reader.latestOffset(start, ALL) is start
     assert reader.partitions(start, start) == []
+
+
+def test_a_proxy_that_lends_its_sessions_is_refused(feed):
+    """There, the hold on the queue would be somebody else's."""
+    feed.dialog(b"a")
+    with PoolingProxy(feed.options["instance"], 3) as proxied:
+        reader = attach(feed, instance=proxied)
+        with pytest.raises(InstanceError, match="lends its sessions by the transaction"):
+            reader.initialOffset()
 
 
 def test_every_column_arrives(feed, reader):

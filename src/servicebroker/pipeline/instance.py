@@ -14,6 +14,7 @@ from servicebroker.model.permissions import User
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import execute, run
+from servicebroker.store.server import check_server
 
 
 class OpenInstance:
@@ -43,7 +44,8 @@ class OpenDatabase:
         """Connect, starting the embedded server when `instance` is a data folder, and find the broker database.
 
         Raises:
-            InstanceError: the instance cannot be reached, or is not one of servicebroker.
+            InstanceError: the instance cannot be reached, is not one of servicebroker, or its server is not fit
+                (`check_server`).
             BrokerError: 911 no such database, 916 no permission to use it.
         """
         opened = OpenInstance(instance)
@@ -53,6 +55,7 @@ class OpenDatabase:
             opened.close()
             raise
         try:
+            check_server(connection, opened.url)
             if not has_table(connection, "queues"):
                 raise InstanceError(
                     "This PostgreSQL database is no instance of servicebroker: open it once to make it one."
