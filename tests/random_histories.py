@@ -208,9 +208,14 @@ class Model(RuleBasedStateMachine):
         self.step("multicast", self.session(which), lambda tx: tx.send(handles, kind, body), in_order=False)
 
     @precondition(has_conversations)
-    @rule(which=number, other=number, kind=st.sampled_from([PLAIN, DOCUMENT]), count=st.integers(1, 4))
-    def send_batch(self, which: int, other: int, kind: str, count: int) -> None:
-        bodies = [b"<a>%d</a>" % n for n in range(count)]
+    @rule(
+        which=number,
+        other=number,
+        kind=st.sampled_from([PLAIN, DOCUMENT]),
+        broken=st.lists(st.sampled_from([False, False, False, True]), min_size=1, max_size=4),
+    )
+    def send_batch(self, which: int, other: int, kind: str, broken: list[bool]) -> None:
+        bodies = [b"<broken %d" % n if is_broken else b"<a>%d</a>" % n for n, is_broken in enumerate(broken)]
         self.step_on("send batch", which, other, lambda tx, handle: tx.send_batch(handle, kind, bodies))
 
     @rule(

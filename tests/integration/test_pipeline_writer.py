@@ -236,14 +236,73 @@ def test_a_queue_that_is_off_keeps_what_was_sent_waiting(feed):
     assert bodies(everything(feed)) == [b"a", b"b"]
 
 
-def test_a_body_that_breaks_its_type_ends_its_conversation_as_any_send(database, feed):
-    database.create_message_type("Xml", "WELL_FORMED_XML")
-    database.create_contract("Documents", {"Xml": "INITIATOR", END_OF_STREAM: "INITIATOR"})
+def takes_xml(feed):
+    """The options of a writer whose bodies have to be XML."""
+    database = feed.database
+    if not defined(database, "message_types", "Xml"):
+        database.create_message_type("Xml", "WELL_FORMED_XML")
+        database.create_contract("Documents", {"Xml": "INITIATOR", END_OF_STREAM: "INITIATOR"})
     database.alter_service(feed.far, add_contracts=["Documents"])
-    write(feed, rows(b"<a/>"), contract="Documents", messageType="Xml", writer="xml", conversations="1")
+    return {"contract": "Documents", "messageType": "Xml", "conversations": "1"}
+
+
+def defined(database, table, name):
+    with database.instance.connection() as connection:
+        sql = f"select from servicebroker.{table} where name = %s"
+        return connection.execute(sql, (name,)).fetchall() != []
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("place", range(3))
+def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, opened, place):
+    """What stands before it and behind it is sent, and the warning comes at once."""
+    how = takes_xml(feed) | {"writer": f"xml {opened} {place} {feed.queue}"}
+    if opened:
+        write(feed, rows(b"<first/>"), **how)
+        assert bodies(everything(feed)) == [b"<first/>"]
+    good = [b"<a/>", b"<b/>"]
+    write(feed, rows(*good[:place], b"no xml", *good[place:]), batch=1, **how)
+    messages = everything(feed)
+    assert errors(messages) == [-9616]
+    assert [m.message_body for m in messages if not m.is_error] == good
+    assert "failed with error -9615" in caplog.text
+    write(feed, rows(b"<c/>"), batch=2, **how)
+    assert bodies(everything(feed)) == [b"<c/>"]
+    assert received(feed, feed.back) == []
+
+
+def test_every_body_breaks_its_type(feed):
+    how = takes_xml(feed)
+    write(feed, rows(b"1", b"2", b"3"), writer="no xml", **how)
+    messages = everything(feed)
+    assert errors(messages) == [-9616] * 3
+    assert len(messages) == 3
+
+
+def test_a_body_that_breaks_its_type_behind_others_that_wait(feed):
+    how = takes_xml(feed) | {"writer": "waiting"}
+    write(feed, rows(b"<first/>"), **how)
+    assert bodies(everything(feed)) == [b"<first/>"]
+    feed.database.alter_queue(feed.queue, status=False)
+    write(feed, rows(b"<a/>", b"no xml"), batch=1, **how)
+    feed.database.alter_queue(feed.queue, status=True)
+    messages = everything(feed)
+    assert [m.message_body for m in messages if not m.is_error] == [b"<a/>"]
+
+
+def test_a_batch_whose_conversation_fails_is_not_sent(feed):
+    """The target does not take the contract: no row would do better."""
+    takes_xml(feed)
+    with feed.database.instance.connection() as connection:
+        sql = "select count(*) from servicebroker.writers where writer = 'refused'"
+        feed.database.alter_service(feed.far, drop_contracts=["Documents"])
+        with pytest.raises(InstanceError, match="not sent: its conversation failed with error -8408"):
+            write(feed, rows(b"<a/>"), writer="refused", contract="Documents", messageType="Xml")
+        assert connection.execute(sql).fetchone() == (0,)
+    assert everything(feed) == received(feed, feed.back) == []
+    how = takes_xml(feed)
+    assert write(feed, rows(b"<a/>"), writer="refused", **how)
     assert bodies(everything(feed)) == [b"<a/>"]
-    write(feed, rows(b"no xml"), contract="Documents", messageType="Xml", writer="xml", batch=1, conversations="1")
-    assert -9615 in errors(received(feed, feed.back))
 
 
 def test_rows_go_to_another_instance(pair):

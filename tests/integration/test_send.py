@@ -242,13 +242,30 @@ def test_a_batch_larger_than_a_statement_is_still_one(database: sb.Database, mon
     assert bodies(found) == contents * 2
     assert [message.message_sequence_number for message in found] == list(range(20))
     broken: list[bytes | str] = ["<a>" + "x" * 600 + "</a>", "<a/>", "<b>" + "x" * 600 + "</b>", "<broken"]
-    database.send_batch(handle, DOCUMENT, broken)
-    (error,) = database.receive(STOCK_QUEUE)
+    assert database.send_batch(handle, DOCUMENT, broken) == 20
+    error, *before = database.receive(STOCK_QUEUE)
     assert error.is_error
+    assert bodies(before) == [body.encode() for body in broken[:-1] if isinstance(body, str)]
     waits = begin(database, "//later/large")
     assert database.send_batch(waits, ORDER, contents) == 0
     database.create_service("//later/large", STOCK_QUEUE, [CONTRACT])
     assert bodies(database.receive(STOCK_QUEUE)) == contents
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_what_comes_before_a_wrong_body_of_a_batch_is_delivered(database: sb.Database, opened: bool) -> None:
+    """As with single SENDs."""
+    handle = begin(database)
+    if opened:
+        database.send(handle, DOCUMENT, "<first/>")
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"<first/>"]
+    assert database.send_batch(handle, DOCUMENT, ["<a/>", "<b/>", "no xml", "<c/>"]) == int(opened)
+    error, *before = database.receive(STOCK_QUEUE)
+    assert (error.is_error, bodies(before)) == (True, [b"<a/>", b"<b/>"])
+    assert [message.message_sequence_number for message in before] == [int(opened), int(opened) + 1]
+    assert state(database, handle) == "ER"
+    with refused(8429):
+        database.send(handle, DOCUMENT, "<c/>")
 
 
 @pytest.mark.feature(47)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine import enqueue, transmission
@@ -90,7 +91,8 @@ def send_batch(
 ) -> Steps[int]:
     """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
 
-    All are sent or none. Raises what `send` raises.
+    The first one that the peer does not take fails the conversation, as with `send`, after those before it were
+    delivered; those behind it are dropped. Raises what `send` raises, and then none is sent.
     """
     check_handle(handle)
     names.checked("message type", message_type)
@@ -214,11 +216,14 @@ def _dispatch(
         endpoint = yield from find_endpoint(handle)
     if endpoint.peer_has_ended:
         return (yield from transmission.discard(endpoint, len(contents)))
-    failure = yield from rejected(catalog, endpoint, message_type, contents)
-    if failure:
-        yield from fail_conversation(endpoint, *failure)
-        return endpoint.send_sequence
     first = endpoint.send_sequence
+    refused = yield from rejected(catalog, endpoint, message_type, contents)
+    if refused:
+        if refused.place:
+            before = contents[: refused.place]
+            yield from _dispatch(catalog, endpoint, near, message_type, before, now, body_id, looked_at)
+        yield from fail_conversation(endpoint, *refused.rejection)
+        return first
     far = yield from far_usages(catalog, endpoint)
     usage = far[message_type]
     portions = enqueue.portions(contents)
@@ -243,11 +248,9 @@ def _dispatch(
             catalog.enqueued(endpoint.far_priority, len(portions.pop(0)))
         else:  # the queue or the message type was altered since we looked
             endpoint = yield from find_endpoint(handle)
-            far = yield from far_usages(catalog, endpoint)
-            usage = far[message_type]
-            if failure := (yield from rejected(catalog, endpoint, message_type, portions[0])):
-                yield from fail_conversation(endpoint, *failure)
-                return first
+            left = [content for portion in portions for content in portion]
+            yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
+            return first
     is_checked = catalog.user is not None or endpoint.owner_id != DBO
     if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
         channel = Channel(
@@ -296,14 +299,22 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     return usage is not None and usage.allows(is_initiator)
 
 
+class Refused(NamedTuple):
+    """The first of several messages that the peer does not take: how many come before it, and what the peer says."""
+
+    place: int
+    rejection: Rejection
+
+
 def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
-) -> Steps[Rejection | None]:
+) -> Steps[Refused | None]:
     """What the peer says of the first of these messages that it does not take, or of who sends them."""
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
-        return on_both_sides(refused)
+        return Refused(0, on_both_sides(refused))
     far = yield from far_usages(catalog, endpoint)
-    for number, content in enumerate(contents, endpoint.send_sequence):
+    for place, content in enumerate(contents):
+        number = endpoint.send_sequence + place
         if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
-            return failure
+            return Refused(place, failure)
     return None

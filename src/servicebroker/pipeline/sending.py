@@ -19,15 +19,18 @@ from servicebroker.engine import enqueue
 from servicebroker.engine.begin import begin_dialog
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.end import end_conversation
+from servicebroker.engine.endpoints import find_endpoint
 from servicebroker.engine.send import send, send_batch
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
+from servicebroker.model.states import State
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.store.statements import Statement, Steps
 
 REMEMBERED = timedelta(days=30)  # how long the sendId of a batch job stands for it
 ABANDONED = timedelta(days=1)  # what no batch of its writer has collected since
+_INVALID_BODY = (-8430, -9615)
 _GONE = (8426, 8427, 8429)  # unknown handle, already ended, a state in which nothing can be sent
 _SWEPT = 1000  # conversations
 
@@ -109,21 +112,27 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
             yield from _end_stream(sender, handle, now)
             handle, sent = yield from _begin(sender, slot, now)
         try:
-            yield from _send_piece(sender.catalog, handle, piece, now)
+            done = yield from _send_piece(sender.catalog, handle, piece, now)
         except BrokerError as refused:
             if refused.number not in _GONE:
                 raise
             yield _retire(handle)  # its target has ended it
+            done = 0
+        while done < piece.messages:
             handle, sent = yield from _begin(sender, slot, now)
-            yield from _send_piece(sender.catalog, handle, piece, now)
+            done += yield from _send_piece(sender.catalog, handle, piece, now, done)
         sent += piece.messages
     yield Statement(
         "update servicebroker.writer_conversations set sent = $2 where conversation_handle = $1", (handle, sent)
     )
 
 
-def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[None]:
-    """Inside the server when nobody has to look at the bodies, else as any SEND."""
+def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime, done: int = 0) -> Steps[int]:
+    """What is left of a piece behind its first `done` messages. Returns how many of it need not be sent any more.
+
+    Inside the server when nobody has to look at the bodies, else as any SEND: up to a body that the target refuses,
+    with which the conversation has failed.
+    """
     channel = catalog.channels.get(handle)
     near = channel.near.get(piece.message_type) if channel else None
     far = channel.far.get(piece.message_type) if channel else None
@@ -133,12 +142,23 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) ->
             enqueue.send_staged(channel.far_queue_id), (handle, far.message_type_id, far.validation, *place)
         )
         if rows:
-            return
+            return piece.messages
     ((bodies,),) = yield Statement(
-        "select bodies from servicebroker.writer_stage where attempt = $1 and piece = $2",
-        (piece.attempt, piece.number),
+        "select bodies[$3:] from servicebroker.writer_stage where attempt = $1 and piece = $2",
+        (piece.attempt, piece.number, done + 1),
     )
+    before = yield from find_endpoint(handle)
     yield from send_batch(catalog, handle, piece.message_type, [body or b"" for body in bodies], now=now)
+    endpoint = yield from find_endpoint(handle)
+    if endpoint.state != State.ERROR:
+        return len(bodies)
+    for code, description in (yield from _errors(handle, endpoint.queue_id)):
+        if code not in _INVALID_BODY:  # no other body would do better
+            raise InstanceError(f"The batch is not sent: its conversation failed with error {code}: {description}")
+    yield _retire(handle)
+    if before.is_blocked or endpoint.is_blocked:  # what waited was dropped with it
+        return 0
+    return endpoint.send_sequence - before.send_sequence + 1
 
 
 def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
@@ -226,7 +246,8 @@ def _end_answered(now: datetime) -> Steps[None]:
     )
     for handle, queue_id, state in rows:
         if state == "ER":
-            yield from _say_why(handle, queue_id)
+            for error in (yield from _errors(handle, queue_id)):
+                _log.warning("The conversation %s failed with error %s: %s", handle, *error)
         try:
             yield from end_conversation(handle, now=now)
         except BrokerError as refused:
@@ -239,11 +260,11 @@ def _end_answered(now: datetime) -> Steps[None]:
     )
 
 
-def _say_why(handle: UUID, queue_id: int) -> Steps[None]:
+def _errors(handle: UUID, queue_id: int) -> Steps[list[tuple[int, str]]]:
+    """Code and description of the Errors that have come for a conversation."""
     rows = yield Statement(
         f"select message_body from servicebroker.queue_{queue_id} "
         "where conversation_handle = $1 and message_type_id = $2 and not is_shared",
         (handle, ERROR_ID),
     )
-    for (body,) in rows:
-        _log.warning("The conversation %s failed with error %s: %s", handle, *read_error(body or b""))
+    return [read_error(body or b"") for (body,) in rows]

@@ -83,6 +83,8 @@ def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: 
         return
     for number, content in enumerate(contents, first):
         if rejected := _rejection(endpoint, peer, message_type, number, content):
+            if number > first:
+                _deliver(session, endpoint, message_type, contents[: number - first])
             _fail(session, endpoint, *rejected)
             return
     if why := obstacle(endpoint, peer):

@@ -189,7 +189,10 @@ class AsyncVerbs(ABC):
         )
 
     async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
-        """SEND many messages of one type, in their order, all or none; returns the first sequence number.
+        """SEND many messages of one type, in their order; returns the first sequence number.
+
+        What raises sends none. A body that the peer does not take fails the conversation, as with `send`: those before
+        it are delivered, those behind it dropped.
 
         Raises:
             BrokerError: as `send`.
