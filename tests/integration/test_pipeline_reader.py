@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import servicebroker as sb
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline import frontier, rows
-from servicebroker.pipeline.acknowledge import acknowledge
+from servicebroker.pipeline.acknowledge import acknowledge, end_now
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.delta import DeltaWriter
 from servicebroker.pipeline.frontier import Frontier, Share, Slice
@@ -316,6 +317,44 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
     acknowledge(*place, end_of_stream="EndOfStream", ending=lambda connection, handle: ended.append(handle))
     queue.close()
     assert (feed.left(), len(ended)) == (0, 1)
+
+
+@pytest.mark.parametrize(("how", "dialogs"), [("delete", 1500), ("truncate", 150), ("archive", 150), ("share", 150)])
+def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, dialogs):
+    """Each END holds a lock until its transaction ends, and a server has room for some thousands."""
+    if dialogs < 1500:
+        monkeypatch.setattr("servicebroker.pipeline.acknowledge.AT_ONCE", dialogs // 3)
+    monkeypatch.setattr("servicebroker.pipeline.acknowledge.WORTH_TRUNCATING", 1 if how == "truncate" else 50_000)
+    with feed.database.transaction() as sending:
+        handles = [sending.begin_dialog(feed.near, feed.far, contract="Lines") for _ in range(dialogs)]
+        sending.send(handles, LINE, b"shared" if how in ("share", "archive") else b"")
+        sending.send(handles, "EndOfStream")
+        sending.send(handles, LINE, b"")
+    queue = Attachment.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
+    end = queue.page_end(queue.initial.opened(queue.frontier()), None)
+    place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
+    ended = Counter()
+
+    def count(connection, handle):
+        end_now(connection, handle)
+        ((transaction,),) = connection.execute("select pg_current_xact_id()::text").fetchall()
+        ended[transaction] += 1
+        if ended.total() == failing_at:
+            raise InterruptedError
+
+    failing_at = dialogs * 7 // 15
+    with pytest.raises(InterruptedError):
+        acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)
+    assert feed.far_states() == {"CD": dialogs // 3, "CO": dialogs - dialogs // 3}
+    acknowledge(*place, end_of_stream="EndOfStream", archive=how == "archive", ending=count)  # as the next run does
+    queue.close()
+    assert sorted(ended.values()) == [dialogs * 2 // 15, *[dialogs // 3] * 3]
+    assert (feed.far_states(), feed.left()) == ({"CD": dialogs}, 0)
+    with feed.database.instance.connection() as connection:
+        told = f"select count(*), count(distinct conversation_handle) from warehouse_dbo.{feed.back}"
+        assert connection.execute(told).fetchone() == (dialogs, dialogs)
+    if how == "archive":
+        assert counted(feed, f"archived_{feed.queue_id}") == 3 * dialogs
 
 
 @pytest.mark.parametrize("late", ["nothing", "behind", "between", "open", "reader"])

@@ -19,6 +19,7 @@ from servicebroker.store.running import execute, run
 Ending = Callable[[psycopg.Connection[Any], UUID], None]
 
 WORTH_TRUNCATING = 50_000  # rows: for fewer, a TRUNCATE takes longer than a DELETE
+AT_ONCE = 500  # ENDs in a transaction: each holds a group's lock, of which a server keeps some thousands
 _NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
 
 
@@ -37,29 +38,41 @@ def acknowledge(
     archive: bool = False,
     ending: Ending = end_now,
 ) -> None:
-    """Delete the rows of `piece` and end the conversations that they end, in one transaction of its own.
+    """Delete the rows of `piece` and end the conversations that they end.
 
     With `archive` the rows go into the queue's archive, which the attachment has made.
 
     A queue that holds nothing else is truncated, which costs a fraction of deleting its rows.
     A conversation ends when the slice holds one of its messages of the type `end_of_stream`, EndDialog or Error.
-    Whoever is ended already stays as it is, and a second call with the same slice changes nothing.
+    Whoever is ended already stays as it is, and a second call with the same slice changes nothing. So the deletion may
+    follow the first `AT_ONCE` of many conversations, which leave with their rows, in a transaction of its own.
     """
+    ((count, shared, over),) = execute(connection, frontier.endings(queue_id, piece), database_id, end_of_stream)
+    handles = _open_ones(connection, over or [])
+    while len(handles) > AT_ONCE:
+        with connection.transaction():
+            first, handles = handles[:AT_ONCE], handles[AT_ONCE:]
+            if archive:
+                execute(connection, frontier.archive_conversations(queue_id, piece), first)
+            _end(connection, first, ending)
     with connection.transaction():
         option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
         ((retention,),) = execute(connection, option, queue_id)
-        ((count, shared, over),) = execute(connection, frontier.endings(queue_id, piece), database_id, end_of_stream)
         keeps_or_shares = retention or shared or archive
         if keeps_or_shares:  # first: what is kept leaves with the ENDs
             execute(connection, frontier.take_rows(queue_id, piece, retention=retention, archive=archive))
-        for handle in _open_ones(connection, over or []):
-            try:
-                ending(connection, handle)
-            except BrokerError as refused:
-                if refused.number not in _NOTHING_TO_END:
-                    raise
+        _end(connection, handles, ending)
         if count and not keeps_or_shares:
             _remove(connection, queue_id, piece, count)
+
+
+def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: Ending) -> None:
+    for handle in handles:
+        try:
+            ending(connection, handle)
+        except BrokerError as refused:
+            if refused.number not in _NOTHING_TO_END:
+                raise
 
 
 def _remove(connection: psycopg.Connection[Any], queue_id: int, piece: Slice, count: int) -> None:

@@ -239,13 +239,32 @@ def take_rows(queue_id: int, piece: Slice, *, retention: bool, archive: bool) ->
     """
     and_then = retain_gone(queue_id) if retention else f", unread as ({READERS_GONE})"
     if archive:
-        and_then += (
-            f", archived as (insert into servicebroker.archived_{queue_id} ({_KEPT}, message_body) "
-            f"select {_KEPT}, {MESSAGE_BODY} from gone)"
-        )
+        and_then += _archived(queue_id)
     return (
         f"with gone as (delete from servicebroker.queue_{queue_id} where {_scanned(piece)} returning *){and_then} "
         "select count(*) from gone"
+    )
+
+
+def archive_conversations(queue_id: int, piece: Slice) -> str:
+    """The rows of a slice that belong to some conversations go into the queue's archive.
+
+    Parameters: their handles (an array).
+    """
+    return (
+        f"with gone as (delete from servicebroker.queue_{queue_id} q using servicebroker.conversation_endpoints e "
+        "where e.conversation_handle = any ($1) and q.priority = e.priority "
+        "and q.conversation_group_id = e.conversation_group_id and q.conversation_handle = e.conversation_handle "
+        f"and {_in_slice(piece)} returning q.*), unread as ({READERS_GONE}){_archived(queue_id)} "
+        "select count(*) from gone"
+    )
+
+
+def _archived(queue_id: int) -> str:
+    """A further part of a statement whose part `gone` deletes rows: they go into the archive."""
+    return (
+        f", archived as (insert into servicebroker.archived_{queue_id} ({_KEPT}, message_body) "
+        f"select {_KEPT}, {MESSAGE_BODY} from gone)"
     )
 
 
