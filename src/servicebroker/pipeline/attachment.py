@@ -54,6 +54,7 @@ class Attachment:
                 execute(connection, frontier.create_archive(queue.queue_id))
             if options.starting_offsets == "latest":
                 hi = int(execute(connection, frontier.FRONTIER)[0][0])
+                execute(connection, frontier.KEEP_FRONTIER)
                 initial = replace(initial, lo=hi, hi=hi)
             execute(connection, frontier.PIN_PLANS)
         except BaseException:
@@ -96,6 +97,10 @@ class Attachment:
     def frontier(self) -> int:
         """The oldest unfinished transaction id: what lies below it is final. Never goes down."""
         return int(execute(self.connection, frontier.FRONTIER)[0][0])
+
+    def keep_frontier(self) -> None:
+        """What `frontier` has said holds beyond a crash of the server."""
+        execute(self.connection, frontier.KEEP_FRONTIER)
 
     def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows."""

@@ -157,6 +157,9 @@ PIN_PLANS = (
 
 FRONTIER = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
+# A commit that reaches the disk, of a transaction younger than every frontier before: a server that crashes then gives
+# no transaction id below them a second time, as it does with those of transactions that left nothing on the disk.
+KEEP_FRONTIER = "select pg_logical_emit_message(true, 'servicebroker', 'frontier')"
 
 _IN_WINDOW = "stamp >= $1::text::xid8 and stamp < $2::text::xid8 and queuing_order > $3"
 

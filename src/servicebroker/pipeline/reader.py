@@ -87,6 +87,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = queue.page_end(offset, at_most)
         if end is None and offset.hi < hi:
             end = queue.page_end(offset.opened(hi), at_most)
+            if end:
+                queue.keep_frontier()
         self._planned = end or offset
         piece = between(offset, end) if end and self._options.delivers_parts else None
         if piece:  # counted here: Spark asks for its progress next
