@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from pipeline_support import LINE, Feed, warehouse
 from pooling_proxy import PoolingProxy
@@ -307,7 +308,7 @@ def test_a_refused_end_rolls_the_deletion_back(feed):
         raise BrokerError(9617, "Q")
 
     queue = Attachment.open(source_options(feed.options))
-    end = queue.page_end(queue.initial.opened(queue.frontier()), None)
+    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
     place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
     with pytest.raises(BrokerError):
         acknowledge(*place, end_of_stream="EndOfStream", ending=refuse)
@@ -331,7 +332,7 @@ def test_many_ended_dialogs_are_acknowledged_in_parts(feed, monkeypatch, how, di
         sending.send(handles, "EndOfStream")
         sending.send(handles, LINE, b"")
     queue = Attachment.open(source_options(feed.options | {"ack": "archive" if how == "archive" else "delete"}))
-    end = queue.page_end(queue.initial.opened(queue.frontier()), None)
+    end = queue.page_end(queue.initial.opened(queue.now().frontier), None)
     place = (queue.connection, queue.queue_id, queue.database_id, frontier.read_so_far(end))
     ended = Counter()
 
@@ -572,6 +573,44 @@ def test_a_checkpoint_of_another_server_begins_anew_where_that_is_wanted(feed, r
     lenient.commit(foreign)
     lenient.stop()
     assert caplog.text.count("begins anew") == 1
+
+
+def test_a_server_that_has_lost_messages_is_refused_and_keeps_what_it_has(feed, reader):
+    """Its transactions have caught up, and new messages would stand where the checkpoint has read."""
+    feed.dialog(b"new", b"unread")
+    start = reader.initialOffset()
+    end = Frontier.from_json(reader.latestOffset(start, ALL))
+    ahead = end.read_to(end.queuing_order + 20).to_json()
+    for ask in (lambda: reader.latestOffset(ahead, ALL), lambda: reader.partitions(start, ahead)):
+        with pytest.raises(InstanceError, match=r"gone back in time.*failover to a server that had not everything"):
+            ask()
+    with pytest.raises(InstanceError, match="gone back in time"):
+        reader.commit(ahead)
+    assert feed.left() == 2
+
+
+def test_a_copy_in_another_database_of_the_server_is_refused(make_instance_url, make_url):
+    url = make_instance_url()
+    with sb.open(url, upkeep=None) as instance:
+        feed = Feed(warehouse(instance))
+        feed.dialog(b"a")
+        original = attach(feed)
+        end = original.latestOffset(original.initialOffset(), ALL)
+        original.stop()
+    copy = attach(feed, instance=make_url(conninfo_to_dict(url)["dbname"]))
+    with pytest.raises(InstanceError, match="another database of this PostgreSQL server"):
+        copy.latestOffset(end, ALL)
+    copy.stop()
+
+
+def test_an_offset_of_an_earlier_version_learns_its_database(feed, reader):
+    handle = feed.dialog(b"a")
+    start = reader.initialOffset()
+    end = {key: value for key, value in reader.latestOffset(start, ALL).items() if key != "database_oid"}
+    assert bodies(reader, start, end) == [b"a"]
+    assert reader.latestOffset(end, ALL) is end
+    feed.database.send(handle, LINE, b"b")
+    assert reader.latestOffset(end, ALL)["database_oid"] == start["database_oid"] > 0
 
 
 def test_the_progress_says_how_far_behind_and_who_holds_it_back(feed, reader):

@@ -1,11 +1,12 @@
 """Offsets of the Spark source: plain values, no server."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.frontier import Frontier, Slice, between, check_continuity, divided, read_so_far
+from servicebroker.pipeline.frontier import Frontier, Now, Slice, between, check_continuity, divided, read_so_far
 from servicebroker.pipeline.options import source_options
 
 pytest.importorskip("pyspark")
@@ -70,7 +71,7 @@ def test_offsets_that_cannot_follow_each_other_are_refused(start, end):
 
 
 def test_the_same_server_further_on_is_accepted():
-    check_continuity(HERE.opened(900), HERE, 900)
+    check_continuity(HERE.opened(900), HERE, Now(900, 0))
 
 
 @pytest.mark.parametrize(
@@ -78,12 +79,20 @@ def test_the_same_server_further_on_is_accepted():
     [
         (Frontier("1", HERE.queue, 0, 900), "another PostgreSQL server"),
         (Frontier(HERE.system_identifier, "c48a2ac8:7", 0, 900), "another queue"),
+        (replace(HERE, database_oid=4), "another database of this"),
         (HERE.opened(901), "gone back in time"),
+        (HERE.opened(900).read_to(51), "gone back in time.*message 51 of the queue, which is at 50"),
     ],
 )
 def test_another_server_queue_or_time_is_refused(offset, complaint):
     with pytest.raises(InstanceError, match=complaint):
-        check_continuity(offset, HERE, 900)
+        check_continuity(offset, replace(HERE, database_oid=5), Now(900, 50))
+
+
+def test_an_offset_of_an_earlier_version_names_no_database():
+    stored = HERE.opened(900).read_to(50).to_json()
+    del stored["database_oid"]
+    check_continuity(Frontier.from_json(stored), replace(HERE, database_oid=5), Now(900, 50))
 
 
 def test_options_are_read_without_regard_to_case():

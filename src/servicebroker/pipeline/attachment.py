@@ -13,7 +13,7 @@ from servicebroker.engine.catalog import Catalog, find_queue
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
-from servicebroker.pipeline.frontier import Frontier, Slice
+from servicebroker.pipeline.frontier import Frontier, Now, Slice
 from servicebroker.pipeline.instance import OpenDatabase, has_table
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
@@ -53,7 +53,7 @@ class Attachment:
             if options.archives and not has_table(connection, f"archived_{queue.queue_id}"):
                 execute(connection, frontier.create_archive(queue.queue_id))
             if options.starting_offsets == "latest":
-                hi = int(execute(connection, frontier.FRONTIER)[0][0])
+                hi = int(execute(connection, f"select {frontier.FRONTIER}")[0][0])
                 execute(connection, frontier.KEEP_FRONTIER)
                 initial = replace(initial, lo=hi, hi=hi)
             execute(connection, frontier.PIN_PLANS)
@@ -94,12 +94,13 @@ class Attachment:
             ) from None
         execute(self.connection, "set lock_timeout = 0")
 
-    def frontier(self) -> int:
-        """The oldest unfinished transaction id: what lies below it is final. Never goes down."""
-        return int(execute(self.connection, frontier.FRONTIER)[0][0])
+    def now(self) -> Now:
+        """How far the server and the queue are."""
+        drawn = f"servicebroker.queue_{self.queue_id}_order"
+        return Now(*execute(self.connection, f"select {frontier.FRONTIER}, last_value from {drawn}")[0])
 
     def keep_frontier(self) -> None:
-        """What `frontier` has said holds beyond a crash of the server."""
+        """The frontier that `now` has told stays below us beyond a crash of the server."""
         execute(self.connection, frontier.KEEP_FRONTIER)
 
     def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
@@ -160,10 +161,11 @@ class Attachment:
 
 
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:
-    ((system_identifier, broker),) = execute(
+    ((system_identifier, broker, database_oid),) = execute(
         connection,
-        "select s.system_identifier::text, d.service_broker_guid::text "
-        "from pg_control_system() s, servicebroker.databases d where d.database_id = $1",
+        "select s.system_identifier::text, d.service_broker_guid::text, p.oid::bigint "
+        "from pg_control_system() s, servicebroker.databases d, pg_database p "
+        "where d.database_id = $1 and p.datname = current_database()",
         database_id,
     )
-    return Frontier(system_identifier, f"{broker}:{queue_id}")
+    return Frontier(system_identifier, f"{broker}:{queue_id}", database_oid=database_oid)

@@ -29,7 +29,8 @@ class Frontier:
     """An offset of the stream: all windows below `lo` are read, and of window [lo, hi) the rows up to `queuing_order`.
 
     `system_identifier` names the PostgreSQL cluster, since transaction ids mean nothing in another one, and
-    `queue` the queue, as broker identifier:number.
+    `queue` the queue, as broker identifier:number. A copy in the same cluster has another `database_oid`; it is 0 in
+    offsets of earlier versions.
     """
 
     system_identifier: str
@@ -37,6 +38,7 @@ class Frontier:
     lo: int = 0
     hi: int = 0
     queuing_order: int = 0
+    database_oid: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The offset as Spark stores it in the checkpoint."""
@@ -74,6 +76,18 @@ class Frontier:
     def read_to(self, queuing_order: int) -> Frontier:
         """A later point of the same window."""
         return replace(self, queuing_order=queuing_order)
+
+
+class Now(NamedTuple):
+    """How far a server and a queue are.
+
+    Attributes:
+        frontier: the oldest unfinished transaction id: what lies below it is final. Never goes down.
+        drawn: the last queuing_order that the queue has given.
+    """
+
+    frontier: int
+    drawn: int
 
 
 class Slice(NamedTuple):
@@ -118,13 +132,13 @@ def divided(piece: Slice, parts: int) -> list[Slice]:
     return [piece._replace(after=after, upto=upto) for after, upto in itertools.pairwise(borders)]
 
 
-def check_continuity(start: Frontier, here: Frontier, hi: int) -> None:
+def check_continuity(start: Frontier, here: Frontier, now: Now) -> None:
     """Refuse an offset that does not belong to this queue in this cluster at this point of its life.
 
-    `here` is the initial offset of the queue as it is found now, `hi` the current frontier.
+    `here` is the initial offset of the queue as it is found now.
 
     Raises:
-        InstanceError: another queue, another cluster, or a cluster that went back in time.
+        InstanceError: another queue, another cluster or database, or a cluster that went back in time.
     """
     advice = (
         "Transaction ids of the checkpoint mean nothing here: start the query with a new checkpoint location, "
@@ -140,10 +154,21 @@ def check_continuity(start: Frontier, here: Frontier, hi: int) -> None:
             f"The checkpoint belongs to another PostgreSQL server (system identifier {start.system_identifier}, "
             f"this one has {here.system_identifier}), as after a dump and restore. {advice}"
         )
-    if start.hi > hi:
+    if start.database_oid not in (0, here.database_oid):
+        raise InstanceError(
+            "The checkpoint belongs to another database of this PostgreSQL server, of which this one is a copy, as "
+            f"after a dump and restore. {advice}"
+        )
+    if start.hi > now.frontier:
         raise InstanceError(
             f"The server has gone back in time: the checkpoint has read up to transaction {start.hi}, the server "
-            f"is at {hi}, as after restoring a backup. {advice}"
+            f"is at {now.frontier}, as after restoring a backup. {advice}"
+        )
+    if start.queuing_order > now.drawn:
+        raise InstanceError(
+            f"The server has gone back in time: the checkpoint has read up to message {start.queuing_order} of the "
+            f"queue, which is at {now.drawn}, as after restoring a backup or a failover to a server that had not "
+            f"everything. {advice}"
         )
 
 
@@ -155,7 +180,7 @@ PIN_PLANS = (
     "('enable_bitmapscan', 'off'), ('max_parallel_workers_per_gather', '0')) pinned (name, value)"
 )
 
-FRONTIER = "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+FRONTIER = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
 # A commit that reaches the disk, of a transaction younger than every frontier before: a server that crashes then gives
 # no transaction id below them a second time, as it does with those of transactions that left nothing on the disk.

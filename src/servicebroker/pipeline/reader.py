@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -12,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import rows
 from servicebroker.pipeline.attachment import Attachment
-from servicebroker.pipeline.frontier import Frontier, Share, Slice, between, check_continuity, divided
+from servicebroker.pipeline.frontier import Frontier, Now, Share, Slice, between, check_continuity, divided
 from servicebroker.pipeline.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class QueueReader(DataSourceReader):
         """One part of the queue for each task; none when it is empty."""
         queue = Attachment.open(self._options)
         try:
-            window = queue.initial.opened(queue.frontier())
+            window = queue.initial.opened(queue.now().frontier)
             end = queue.page_end(window, None)
             return _parts(self._options, queue, between(window, end) if end else None)
         finally:
@@ -67,7 +68,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix what is available now. An open transaction holds the frontier back, here as everywhere."""
-        self._target = self._attached().frontier()
+        self._target = self._attached().now().frontier
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` itself when there is nothing to read.
@@ -79,11 +80,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             InstanceError: the offset belongs to another server, another queue or another time.
         """
         queue = self._attached()
-        now = queue.frontier()
+        now = queue.now()
         offset = self._continued(Frontier.from_json(start), now) or queue.initial
         self._acknowledge(offset)
         at_most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        hi = now if self._target is None else self._target
+        hi = now.frontier if self._target is None else self._target
         end = queue.page_end(offset, at_most)
         if end is None and offset.hi < hi:
             end = queue.page_end(offset.opened(hi), at_most)
@@ -109,7 +110,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a batch, the same rows for the same offsets at any time."""
         queue = self._attached()
-        now = queue.frontier()
+        now = queue.now()
         last = self._continued(Frontier.from_json(end), now)
         if last is None:
             return []  # a batch that was planned in another life of the server
@@ -122,7 +123,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is with the sink; mostly acknowledged already by `latestOffset`."""
-        offset = self._continued(Frontier.from_json(end), self._attached().frontier())
+        offset = self._continued(Frontier.from_json(end), self._attached().now())
         if offset is not None:
             self._acknowledge(offset)
 
@@ -144,14 +145,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._queue = queue
         return self._queue
 
-    def _continued(self, offset: Frontier, now: int) -> Frontier | None:
+    def _continued(self, offset: Frontier, now: Now) -> Frontier | None:
         """The offset, or None where it means nothing here and the stream begins anew, as failOnDataLoss=false wants.
 
         Raises:
             InstanceError: it means nothing here.
         """
+        here = self._attached().initial
         try:
-            check_continuity(offset, self._attached().initial, now)
+            check_continuity(offset, here, now)
         except InstanceError as problem:
             if self._options.fail_on_data_loss:
                 raise
@@ -159,7 +161,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _log.warning("%s With failOnDataLoss=false the stream begins anew.", problem)
             self._began_anew = True
             return None
-        return offset
+        return replace(offset, database_oid=here.database_oid)
 
     def _acknowledge(self, offset: Frontier) -> None:
         if offset != self._acknowledged:
