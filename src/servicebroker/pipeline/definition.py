@@ -142,10 +142,10 @@ class Pipeline:
         if not self.queues:
             raise DefinitionError("a pipeline needs at least one queue")
         checkpoints = [self.checkpoint(rule) for rule in self.queues]
-        for number, rule in enumerate(self.queues):
+        for number, queue in enumerate(self.queues):
             if checkpoints[number] in checkpoints[:number]:
                 raise DefinitionError(
-                    f"'{rule.label}' would share its checkpoint with another queue: give one another name",
+                    f"'{queue.label}' would share its checkpoint with another queue: give one another name",
                     *("queue", number),
                 )
         if self.unconfigured == "bronze" and not self.bronze:
