@@ -14,7 +14,7 @@ pytest.importorskip("fastavro")
 pytest.importorskip("google.protobuf")
 
 import fastavro
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
 from servicebroker.pipeline.decoding import FORMATS, Column, Undecodable, decoder
 from servicebroker.pipeline.decoding.columns import check_kind
@@ -92,6 +92,11 @@ def test_json_is_read_in_every_encoding_that_json_has(encoding):
         (b'{"id": 1, "price": "NaN"}', "wrong type"),
         (b'{"id": 1, "price": 1e400000}', "wrong type"),
         (b'{"id": 1, "price": 1, "note": 5}', "wrong type"),
+        (b'{"id": 1, "price": 1, "weight": 1e1000000000000000000}', "malformed"),
+        (b'{"id": 1, "price": "1e1000000000000000000"}', "wrong type"),
+        (b'{"id": 1, "price": 1, "x": ' + b'{"x":' * 100_000, "too deep"),
+        (b'{"id": 1, "price": 1, "x": 1' + b"0" * 5000 + b"}", "malformed"),
+        (b'{"id": 1, "price": 1, "note": "\x00"}', "malformed"),
     ],
 )
 def test_json_that_is_not_what_it_should_be(body, expected):
@@ -120,6 +125,8 @@ def test_extra_fields_are_refused_where_that_is_wanted():
         ("timestamp", '"2026-02-28T12:00:00"', datetime(2026, 2, 28, 12, tzinfo=UTC)),
         ("binary", '"AP8="', b"\x00\xff"),
         ("json", '{"a": [1, 2.5, null]}', '{"a":[1,2.5,null]}'),
+        ("json", "[1e-9999999, 1e3, 1e20]", "[0.0,1000,1e+20]"),
+        ("string", '"a\\u0000b"', "a\0b"),
         ("decimal(38,0)", "1" * 38, Decimal("1" * 38)),
     ],
 )
@@ -142,6 +149,9 @@ def test_every_type_is_read_from_json(kind, text, value):
         ("timestamp", '"0001-01-01T00:00:00+23:00"'),
         ("binary", '"%"'),
         ("binary", "5"),
+        ("json", '{"a": 1e9999999}'),
+        ("json", '{"a": -1e9999999}'),
+        ("json", '["\\ud800"]'),
         ("decimal(3,1)", "[]"),
     ],
 )
@@ -155,6 +165,8 @@ def test_text_and_bytes():
     assert decoder("text", encoding="UTF-16LE").decode("ä".encode("utf-16-le")) == ["ä"]
     assert reason(decoder("text"), b"\xff") == "wrong encoding"
     assert reason(decoder("text", encoding="utf-16-le"), b"abc") == "wrong encoding"
+    assert reason(decoder("text", encoding="utf-7"), b"+2AA-") == "wrong encoding"
+    assert reason(decoder("text", encoding="unicode_escape"), b"\\ud800") == "wrong encoding"
     assert decoder("binary").decode(None) == [b""]
     assert decoder("binary").decode(b"\xff") == [b"\xff"]
 
@@ -292,6 +304,28 @@ def test_protobuf_that_is_not_what_it_should_be():
     assert proto_reader().decode(b"\x9a\x06\x01x")[0] == 0
 
 
+def test_protobuf_that_has_no_form_in_json_is_said():
+    files = descriptor_pb2.FileDescriptorSet()
+    for known in (any_pb2, struct_pb2):
+        known.DESCRIPTOR.CopyToProto(files.file.add())
+    file = files.file.add(name="free.proto", syntax="proto3", dependency=[file.name for file in files.file])
+    field = descriptor_pb2.FieldDescriptorProto
+    message = file.message_type.add(name="Free")
+    for number, kind in enumerate(("Any", "Value"), 1):
+        more = {"type_name": f".google.protobuf.{kind}", "label": field.LABEL_OPTIONAL}
+        message.field.add(name=kind.lower(), number=number, type=field.TYPE_MESSAGE, **more)
+    reader = decoder("protobuf", schema=files.SerializeToString(), message="Free")
+
+    def body(number, inner):
+        content = inner.SerializeToString()
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    assert reader.decode(body(2, struct_pb2.Value(number_value=1))) == [None, "1.0"]
+    assert reason(reader, body(2, struct_pb2.Value(number_value=float("nan")))) == "wrong type"
+    assert reason(reader, body(1, any_pb2.Any(type_url="x/shop.Unknown", value=b"a"))) == "wrong type"
+    assert reason(reader, body(1, any_pb2.Any(type_url="x/google.protobuf.Value", value=b"\xff"))) == "wrong type"
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -306,6 +340,8 @@ def test_protobuf_that_is_not_what_it_should_be():
         ({"format_": "protobuf", "schema": b"\xff"}, "no Protobuf descriptor set"),
         ({"format_": "protobuf", "schema": b"", "message": "A"}, "no message 'A'"),
         ({"format_": "text", "encoding": "klingon"}, "no encoding"),
+        ({"format_": "text", "encoding": "rot13"}, "no encoding of text"),
+        ({"format_": "text", "encoding": "base64"}, "no encoding of text"),
     ],
 )  # fmt: skip
 def test_a_wrong_definition_is_said(given, complaint):

@@ -17,6 +17,7 @@ from pipeline_tables import NOON, ORDER, QUEUE, batch, land, message, order, pip
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
+from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.definition import MessageRule
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.sorting import Sorter
@@ -83,6 +84,23 @@ def test_a_body_of_100_mb_lands_whole(tmp_path):
     assert (row["reason"], row["message_body"] == body) == ("too large", True)
     (row,) = table(pipe, "long")
     assert row["text"].encode() == body
+
+
+def test_a_decoder_that_breaks_costs_its_message_alone(tmp_path, monkeypatch):
+    decode = JsonDecoder.decode
+
+    def broken(self, body):
+        return decode(self, body) if b"1" in body else {}["what nobody thought of"]
+
+    monkeypatch.setattr(JsonDecoder, "decode", broken)
+    found = Sorter(pipeline(tmp_path), QUEUE).sort(batch(order(1), order(2)), NOON)
+    assert found.tables["orders"].num_rows == 1
+    (row,) = found.tables["quarantine"].to_pylist()
+    assert (row["queuing_order"], row["reason"], row["detail"]) == (
+        2,
+        "malformed",
+        "KeyError 'what nobody thought of'",
+    )
 
 
 def test_types_without_a_rule_stay_in_bronze_or_stop_the_pipeline(tmp_path):

@@ -203,7 +203,12 @@ def _decoded(
 def _decode(rule: MessageRule, reader: Decoder, body: bytes | None) -> list[Any]:
     if body is not None and len(body) > rule.maximum_body:
         raise Undecodable(TOO_LARGE, f"{len(body)} bytes, of which {rule.maximum_body} are allowed")
-    return reader.decode(body)
+    try:
+        return reader.decode(body)
+    except (Undecodable, MemoryError):
+        raise
+    except Exception as problem:  # no body may end the query: the same batch would come again for ever
+        raise Undecodable("malformed", f"{type(problem).__name__} {problem}") from None
 
 
 def _stopped(messages: pa.Table, place: int, problem: Undecodable) -> str:

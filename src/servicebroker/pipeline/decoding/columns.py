@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from typing import Any, Final, NamedTuple, Protocol
 
 KINDS = ("string", "integer", "long", "double", "boolean", "date", "timestamp", "binary", "json")
@@ -104,7 +104,7 @@ def checked(column: Column, value: Any, conversion: Any) -> Any:
         raise Undecodable("missing field", f"'{column.path}' is {'null' if value is None else 'not there'}")
     try:
         return conversion(column.kind, value)
-    except (ValueError, TypeError, OverflowError, InvalidOperation, RecursionError):
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
         raise Undecodable("wrong type", f"'{column.path}' is no {column.kind}: {_shown(value)}") from None
 
 
@@ -123,7 +123,7 @@ def convert(kind: str, value: Any) -> Any:
     """A value as JSON, Avro or Protobuf give it, as one of the column's type.
 
     Raises:
-        ValueError, TypeError, OverflowError, InvalidOperation: it is none.
+        ValueError, TypeError, ArithmeticError: it is none.
     """
     if kind == "string" and isinstance(value, str):
         value.encode()  # a lone surrogate is no text
@@ -151,7 +151,7 @@ def convert_text(kind: str, text: str) -> Any:
     """A value that stands in XML, as one of the column's type.
 
     Raises:
-        ValueError, OverflowError, InvalidOperation: it is none.
+        ValueError, ArithmeticError: it is none.
     """
     if kind == "string":
         return text
@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() and abs(value) < 2**53 else float(value)
+        return int(value) if -(2**53) < value < 2**53 and value == value.to_integral_value() else float(value)
     return str(value)
 
 

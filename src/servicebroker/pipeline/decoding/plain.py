@@ -34,6 +34,8 @@ class JsonDecoder:
             raise Undecodable("too deep", "the body is nested too deeply") from None
         except ValueError as problem:
             raise Undecodable("malformed", str(problem)) from None
+        except ArithmeticError:
+            raise Undecodable("malformed", "it holds a number with an exponent beyond all bounds") from None
         if not isinstance(found, dict):
             raise Undecodable("wrong type", f"the body is no object but {type(found).__name__}")
         return project(found, self.columns, refuse_extra=self._refuse_extra)
@@ -51,15 +53,18 @@ class TextDecoder:
     def __init__(self, encoding: str) -> None:
         try:
             self._encoding = codecs.lookup(encoding).name
-        except LookupError:
-            raise ValueError(f"'{encoding}' is no encoding that Python knows") from None
+            "a".encode(self._encoding)  # refused by what encodes something else than text, as base64 does
+        except (LookupError, UnicodeError):
+            raise ValueError(f"'{encoding}' is no encoding of text that Python knows") from None
 
     def decode(self, body: bytes | None) -> list[Any]:
         """See `Decoder`."""
         try:
-            return [(body or b"").decode(self._encoding)]
+            text = (body or b"").decode(self._encoding)
+            text.encode()  # UTF-7 and some others know lone surrogates, which are no text
         except UnicodeError as problem:
             raise Undecodable("wrong encoding", str(problem)) from None
+        return [text]
 
 
 class BinaryDecoder:

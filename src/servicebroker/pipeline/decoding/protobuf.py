@@ -43,7 +43,7 @@ class ProtobufDecoder:
             raise Undecodable("extra field", f"number {UnknownFieldSet(found)[0].field_number} is not in the schema")
         try:
             values = {field.name: _value(found, field) for field in self._fields}
-        except (ValueError, OverflowError) as problem:  # a Timestamp beyond the year 9999
+        except Exception as problem:  # many kinds: a Timestamp beyond the year 9999, an Any of a type that nobody knows
             raise Undecodable("wrong type", str(problem)) from None
         return project(values, self.columns, refuse_extra=False)
 
