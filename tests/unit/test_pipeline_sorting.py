@@ -179,6 +179,27 @@ def test_a_key_keeps_the_newest_row(tmp_path):
     assert not list((pipe.folder("orders") / "_staged").iterdir())
 
 
+def test_a_clock_that_goes_back_keeps_no_later_message_of_its_queue_out(tmp_path):
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    early, late = order(100, key=7, note="old", minutes=5), order(200, key=7, note="new")
+    other = order(201, key=7, note="newer", minutes=1, handle="other")
+    land(pipe, "q", 0, batch(early, order(101, key=8, note="old", minutes=5), order(102, key=8, note="new")))
+    land(pipe, "q", 1, batch(late))
+    assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "new", 8: "new"}
+    land(pipe, "q", 2, batch(other))
+    assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "newer", 8: "new"}
+    for number, again in enumerate((early, late, other)):  # a lost checkpoint brings an archive again
+        land(pipe, "new", number, batch(again))
+    assert {row["id"]: row["note"] for row in table(pipe, "orders")} == {7: "newer", 8: "new"}
+
+
+def test_a_queue_that_was_made_anew_under_its_name_goes_on_with_its_keys(tmp_path):
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    land(pipe, "q", 0, batch(order(100, key=7, note="old")))
+    land(pipe, "new", 0, batch(order(1, key=7, note="new", minutes=1, handle="new")))
+    assert [row["note"] for row in table(pipe, "orders")] == ["new"]
+
+
 def test_queues_that_land_at_the_same_time_all_land(tmp_path):
     rule = replace(ORDER, key=("id",))
     pipe = pipeline(tmp_path, rule)

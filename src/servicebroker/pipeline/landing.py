@@ -193,10 +193,13 @@ def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) 
 def _merge_rows(target: Target, table: DeltaTable, rows: pa.Table, query_id: str, batch_id: int) -> None:
     from deltalake import CommitProperties, Transaction
 
+    # Clocks may go back, places in a queue do not, unless it was made anew: then time tells.
     newer = (
-        'source."_message_enqueue_time" > target."_message_enqueue_time" or '
-        'source."_message_enqueue_time" = target."_message_enqueue_time" and '
-        'source."_queuing_order" > target."_queuing_order"'
+        'case when source."_queue" = target."_queue" '
+        'and source."_conversation_handle" = target."_conversation_handle" '
+        'then source."_queuing_order" > target."_queuing_order" '
+        'else source."_message_enqueue_time" > target."_message_enqueue_time" '
+        'or source."_queue" = target."_queue" and source."_queuing_order" > target."_queuing_order" end'
     )
     (
         table.merge(
@@ -213,10 +216,10 @@ def _merge_rows(target: Target, table: DeltaTable, rows: pa.Table, query_id: str
 
 
 def newest(rows: pa.Table, target: Target) -> pa.Table:
-    """Of the rows with one key the one that was enqueued last."""
+    """Of the rows of a batch with one key the one that was enqueued last: they all come from one queue."""
     import pyarrow as pa
 
-    ordered = rows.sort_by([("_message_enqueue_time", "ascending"), ("_queuing_order", "ascending")])
+    ordered = rows.sort_by("_queuing_order")
     place = pa.array(range(ordered.num_rows), pa.int64())
     last = ordered.select(list(target.key)).append_column("place", place)
     places: Any = last.group_by(list(target.key)).aggregate([("place", "max")]).column("place_max")
