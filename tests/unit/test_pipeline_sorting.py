@@ -1,5 +1,6 @@
 """Messages into tables, and tables into files: no Spark, no server."""
 
+import os
 import threading
 from dataclasses import replace
 from datetime import date
@@ -19,6 +20,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.decoding.plain import JsonDecoder
 from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.delta_reader import files_of
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.sorting import Sorter
 from servicebroker.pipeline.warehouse import sort_rows
@@ -222,6 +224,39 @@ def test_queues_that_land_at_the_same_time_all_land(tmp_path):
     assert failed == []
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]
     assert len(table(pipe, "bronze")) == 12
+
+
+def test_what_has_landed_is_on_the_disk_before_the_queue_forgets_it(tmp_path, monkeypatch):
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",), partition_by=("note",)), bronze="", unconfigured="quarantine")
+    folder = pipe.folder("orders")
+    flushed, fsync = [], os.fsync
+
+    def counted(descriptor):
+        flushed.append((os.fstat(descriptor).st_ino, any(folder.glob("_staged/*"))))
+        fsync(descriptor)
+
+    def check():
+        """Files and their folders before the entry that names them, and all of it before the staged rows go."""
+        known = DeltaTable(folder)
+        entry = folder / "_delta_log" / f"{known.version():020}.json"
+        places = {inode: place for place, (inode, staged) in enumerate(flushed) if staged}
+        files = [folder / name for name, _ in files_of(known)]
+        assert len(files) > 1
+        for path in [*files, *(file.parent for file in files), folder]:
+            assert places[path.stat().st_ino] < places[entry.stat().st_ino]
+        assert entry.parent.stat().st_ino in places
+        assert not any(folder.glob("_staged/*"))
+        flushed.clear()
+
+    monkeypatch.setattr(os, "fsync", counted)
+    land(pipe, "q", 0, batch(order(1, note="a"), order(2, note="b")))
+    check()
+    land(pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d")))
+    check()
+    land(
+        pipe, "q", 1, batch(order(3, key=1, note="c"), order(4, key=2, note="d"))
+    )  # nobody knows how far the first got
+    check()
 
 
 def test_another_table_in_the_same_place_is_refused(tmp_path):

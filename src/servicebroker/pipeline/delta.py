@@ -6,10 +6,12 @@ entry of that log names all files of a batch together with (query id, batch id).
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from deltalake.transaction import AddAction, RemoveAction
 
 ATTEMPTS = 100
+LOG = "_delta_log"
 
 
 @dataclass
@@ -134,13 +137,13 @@ def land(
     from deltalake import CommitProperties, Schema, Transaction
     from deltalake.exceptions import CommitFailedError
 
-    flush(folder)
     for _ in range(ATTEMPTS):
         table = opened(folder, schema, partition_by)
-        landed = table.transaction_version(query_id)
-        if landed is not None and landed >= batch_id:
+        if has_landed(table, query_id, batch_id):
+            flush_landed(folder, query_id)
             return False
         actions: list[AddAction | RemoveAction] = [_add(file) for file in only_new(table, files)]
+        flush(folder)
         try:
             # deltalake refuses when another commit with this query id came after `table` was opened, so of two
             # writers of one batch the second sees it landed at its next look
@@ -153,9 +156,15 @@ def land(
             )
         except CommitFailedError:
             continue
-        flush_log(folder)
+        flush_log(folder, table.version())
         return True
     raise InstanceError(f"The Delta table '{folder}' is written by too many others at once: try again.")
+
+
+def has_landed(table: DeltaTable, query_id: str, batch_id: int) -> bool:
+    """Whether the table knows a batch, or a later one of its query."""
+    landed = table.transaction_version(query_id)
+    return landed is not None and landed >= batch_id
 
 
 def opened(folder: Path, schema: pa.Schema, partition_by: Sequence[str] = ()) -> DeltaTable:
@@ -196,12 +205,47 @@ def _add(file: DataFile) -> AddAction:
     return AddAction(file.name, file.size, file.partition, file.modification_time, True, file.stats)
 
 
-def flush_log(folder: Path) -> None:
-    """The queue forgets a batch once it has landed: until then its entry in the log must be on the disk."""
-    log = folder / "_delta_log"
-    for entry in sorted(log.glob("*.json"))[-2:]:
+def flush_log(folder: Path, since: int) -> None:
+    """The queue forgets a batch once it has landed: until then its entry in the log must be on the disk.
+
+    `since`: the version that the batch was added to, whose writer may not have come to this yet.
+    """
+    for entry in _entries(folder, since, ".json", ".checkpoint.parquet"):
         flush(entry)
-    flush(log)
+    flush(folder / LOG)
+
+
+def flush_changes(folder: Path, before: int) -> None:
+    """What deltalake itself has written since the version `before` is on the disk: files, then the log."""
+    entries = _entries(folder, before + 1, ".json")
+    added = [unquote(add["path"]) for entry in entries for add in _actions(entry, "add")]
+    for name in added:
+        with contextlib.suppress(FileNotFoundError):  # a compaction has put another in its place since
+            flush(folder / name)
+    for inner in {inner for name in added for inner in Path(name).parents}:
+        flush(folder / inner)
+    flush_log(folder, before)
+
+
+def flush_landed(folder: Path, query_id: str) -> None:
+    """Make the last batch of a query durable, whose writer may have died before it could."""
+    for entry in reversed(_entries(folder, 0, ".json")):
+        if any(landed["appId"] == query_id for landed in _actions(entry, "txn")):
+            flush_changes(folder, int(entry.stem) - 1)
+            return
+
+
+def _entries(folder: Path, since: int, *kinds: str) -> list[Path]:
+    """The files of these kinds that the log has from a version on, in order."""
+    return sorted(
+        entry for entry in (folder / LOG).glob("[0-9]*") if entry.name >= f"{since:020}" and entry.name.endswith(kinds)
+    )
+
+
+def _actions(entry: Path, kind: str) -> list[dict[str, Any]]:
+    """The actions of one kind that an entry of the log holds."""
+    actions = (json.loads(line) for line in entry.read_text(encoding="utf-8").splitlines())
+    return [action[kind] for action in actions if kind in action]
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.delta import ATTEMPTS, flush_log, land, opened
+from servicebroker.pipeline.delta import ATTEMPTS, flush_changes, flush_landed, has_landed, land, opened
 from servicebroker.pipeline.parquet import DataFile, flush, write_divided, write_parquet
 from servicebroker.pipeline.sorting import arrow_schema, columns_of
 
@@ -174,15 +174,16 @@ def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) 
 
     for _ in range(ATTEMPTS):
         table = opened(target.folder, target.schema, target.partition_by)
-        landed = table.transaction_version(query_id)
-        if landed is not None and landed >= batch_id:
+        if has_landed(table, query_id, batch_id):
+            flush_landed(target.folder, query_id)
             break
+        before = table.version()
         rows = newest(pa.concat_tables([_columns(target.staged / file.name, None) for file in files]), target)
         try:
             _merge_rows(target, table, rows, query_id, batch_id)
         except CommitFailedError:  # another queue's batch, or a compaction, was faster
             continue
-        flush_log(target.folder)
+        flush_changes(target.folder, before)
         break
     else:
         raise InstanceError(f"The Delta table '{target.folder}' is written by too many others at once: try again.")

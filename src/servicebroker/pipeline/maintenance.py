@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
+from servicebroker.pipeline.delta import flush_changes, flush_log
 from servicebroker.pipeline.delta_reader import open_dataset, open_table
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import STAGED, target
@@ -128,13 +129,16 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
         if not folder.exists():
             continue
         table = open_table(folder)
+        before = table.version()
         told = table.optimize.compact()
+        flush_changes(folder, before)  # then only may go what it replaces
         removed = open_table(folder).vacuum(
             retention_hours=round(keep_hours),
             dry_run=False,
             enforce_retention_duration=False,
             full=keep_hours >= _SAFE,  # files that no log names: left by failed attempts, or just being written
         )
+        flush_log(folder, before)
         removed += _remove_old(folder / STAGED)
         found.append(Compacted(name, told["numFilesRemoved"], told["numFilesAdded"], len(removed)))
     return found
@@ -182,9 +186,10 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
         into.ensure()
         into.land(into.write(rows), f"replay {uuid.uuid4()}", 0)
         done = theirs.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(places))
+        table = open_table(target(pipeline, pipeline.quarantine).folder)
+        before = table.version()
         (
-            open_table(target(pipeline, pipeline.quarantine).folder)
-            .merge(
+            table.merge(
                 done,
                 "target.queue = source.queue and target.conversation_handle = source.conversation_handle "
                 "and target.queuing_order = source.queuing_order",
@@ -194,6 +199,7 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
             .when_matched_delete()
             .execute()
         )
+        flush_changes(target(pipeline, pipeline.quarantine).folder, before)
         landed += len(places)
     return Replayed(rule.message_type, landed, waiting.num_rows - landed)
 
