@@ -16,9 +16,11 @@ from lxml import html
 from pipeline_tables import ORDER, QUEUE, batch, land, message, order, pipeline, table
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
+from servicebroker.pipeline import maintenance
 from servicebroker.pipeline.analysis import Hour, analyze
 from servicebroker.pipeline.decoding import Column
 from servicebroker.pipeline.definition import MessageRule
+from servicebroker.pipeline.delta_reader import open_table
 from servicebroker.pipeline.maintenance import compact, replay
 from servicebroker.pipeline.report import report
 
@@ -72,6 +74,61 @@ def test_files_are_merged_and_old_ones_removed(tmp_path):
     land(pipe, "new", 0, batch(*(order(number) for number in range(6))))  # what was compacted is known still
     assert sorted(row["id"] for row in table(pipe, "orders")) == [0, 1, 2, 3, 4, 5]
     assert compact(pipeline(tmp_path / "empty"), 24) == []
+
+
+def disturbed(monkeypatch, folder, landing, times):
+    """Whoever opens the table to change it finds, `times` times, that another batch has landed in between."""
+    numbers = iter(range(times))
+
+    def stale(path, version=None):
+        opened = open_table(path, version)
+        if path == folder and (number := next(numbers, None)) is not None:
+            landing(number)
+        return opened
+
+    monkeypatch.setattr(maintenance, "open_table", stale)
+
+
+def test_files_are_merged_beside_a_pipeline_that_lands(tmp_path, monkeypatch):
+    pipe = pipeline(tmp_path, replace(ORDER, key=("id",)))
+    for number in range(4):
+        land(pipe, "q", number, batch(order(number), message(10 + number, b"?")))
+
+    def landing(number):
+        land(pipe, "q", 4 + number, batch(*(order(100 + 10 * number + key, key=key, note="new") for key in range(4))))
+
+    with monkeypatch.context() as patched:
+        disturbed(patched, pipe.folder("orders"), landing, 1)
+        assert [one.table for one in compact(pipe, 0)] == ["bronze", "orders", "quarantine"]
+    assert {row["note"] for row in table(pipe, "orders")} == {"new"}
+    land(pipe, "other", 0, batch(message(20, b"?")))
+    with monkeypatch.context() as patched:
+        disturbed(patched, pipe.folder("orders"), lambda number: landing(1 + number), 1000)
+        with pytest.raises(InstanceError, match=r"orders' is written by too many others at once: try again.+are done"):
+            compact(pipe, 0)
+    assert len(DeltaTable(pipe.folder("quarantine")).file_uris()) == 1
+    assert len(table(pipe, "orders")) == 4
+
+
+def test_quarantine_is_read_again_beside_a_pipeline_that_fills_it(tmp_path, monkeypatch):
+    before = pipeline(tmp_path, STRICT)
+    land(before, "q", 0, batch(order(1, note=None)))
+    after = pipeline(tmp_path, replace(STRICT, columns=(Column("id", "long"), Column("note", "string", True))))
+    folder = after.folder("quarantine")
+    disturbed(monkeypatch, folder, lambda number: land(after, "q", 1 + number, batch(message(2 + number, b"?"))), 2)
+    assert replay(after) == [("Order", 1, 0)]
+    assert sorted(row["queuing_order"] for row in table(after, "quarantine")) == [2, 3]
+
+
+def test_a_table_that_cannot_be_changed_is_said_and_the_others_are_compacted(tmp_path):
+    pipe = pipeline(tmp_path)
+    for number in range(2):
+        land(pipe, "q", number, batch(order(number), message(10 + number, b"?")))
+    (lost, _) = (path for path in pipe.folder("orders").glob("*.parquet"))
+    lost.unlink()
+    with pytest.raises(InstanceError, match=r"orders' cannot be changed: .+ The other tables are done"):
+        compact(pipe, 0)
+    assert len(DeltaTable(pipe.folder("quarantine")).file_uris()) == 1
 
 
 def test_hours_are_counted_by_service_and_contract(tmp_path, monkeypatch):

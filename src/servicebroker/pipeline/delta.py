@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction
 
-ATTEMPTS = 100
 LOG = "_delta_log"
+T = TypeVar("T")
 
 
 @dataclass
@@ -135,29 +135,40 @@ def land(
         deltalake.exceptions.DeltaError: its log cannot be read or written.
     """
     from deltalake import CommitProperties, Schema, Transaction
-    from deltalake.exceptions import CommitFailedError
 
-    for _ in range(ATTEMPTS):
+    def change() -> bool:
         table = opened(folder, schema, partition_by)
         if has_landed(table, query_id, batch_id):
             flush_landed(folder, query_id)
             return False
         actions: list[AddAction | RemoveAction] = [_add(file) for file in only_new(table, files)]
         flush(folder)
-        try:
-            # deltalake refuses when another commit with this query id came after `table` was opened, so of two
-            # writers of one batch the second sees it landed at its next look
-            table.create_write_transaction(
-                actions,
-                "append",
-                Schema.from_arrow(schema),
-                partition_by=list(partition_by),
-                commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
-            )
-        except CommitFailedError:
-            continue
+        # deltalake refuses when another commit with this query id came after `table` was opened, so of two
+        # writers of one batch the second sees it landed at its next look
+        table.create_write_transaction(
+            actions,
+            "append",
+            Schema.from_arrow(schema),
+            partition_by=list(partition_by),
+            commit_properties=CommitProperties(app_transactions=[Transaction(query_id, batch_id)]),
+        )
         flush_log(folder, table.version())
         return True
+
+    return committed(folder, change)
+
+
+def committed(folder: Path, change: Callable[[], T], attempts: int = 100) -> T:
+    """What `change` gives, which opens the table and commits: once more when another commit came between the two.
+
+    Raises:
+        InstanceError: another one always does.
+    """
+    from deltalake.exceptions import CommitFailedError
+
+    for _ in range(attempts):
+        with contextlib.suppress(CommitFailedError):
+            return change()
     raise InstanceError(f"The Delta table '{folder}' is written by too many others at once: try again.")
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.definition import Pipeline
-from servicebroker.pipeline.delta import ATTEMPTS, flush_changes, flush_landed, has_landed, land, opened
+from servicebroker.pipeline.delta import committed, flush_changes, flush_landed, has_landed, land, opened
 from servicebroker.pipeline.parquet import DataFile, flush, write_divided, write_parquet
 from servicebroker.pipeline.sorting import arrow_schema, columns_of
 
@@ -170,23 +169,18 @@ def _columns(path: Path, names: list[str] | None) -> pa.Table:
 def _merge(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
     """The newest row of each key replaces what the table has, unless that is newer."""
     import pyarrow as pa
-    from deltalake.exceptions import CommitFailedError
 
-    for _ in range(ATTEMPTS):
+    def change() -> None:
         table = opened(target.folder, target.schema, target.partition_by)
         if has_landed(table, query_id, batch_id):
             flush_landed(target.folder, query_id)
-            break
+            return
         before = table.version()
         rows = newest(pa.concat_tables([_columns(target.staged / file.name, None) for file in files]), target)
-        try:
-            _merge_rows(target, table, rows, query_id, batch_id)
-        except CommitFailedError:  # another queue's batch, or a compaction, was faster
-            continue
+        _merge_rows(target, table, rows, query_id, batch_id)
         flush_changes(target.folder, before)
-        break
-    else:
-        raise InstanceError(f"The Delta table '{target.folder}' is written by too many others at once: try again.")
+
+    committed(target.folder, change)
     for file in files:
         (target.staged / file.name).unlink(missing_ok=True)
 

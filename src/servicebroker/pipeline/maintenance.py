@@ -7,19 +7,26 @@ import shutil
 import time
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
 from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
-from servicebroker.pipeline.delta import flush_changes, flush_log
+from servicebroker.pipeline.delta import committed, flush_changes, flush_log
 from servicebroker.pipeline.delta_reader import open_dataset, open_table
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import STAGED, target
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.sorting import Sorter
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COMPACTIONS = 5  # of a table: each reads and writes it, and somebody else's commit may undo it
 _DAY = 86_400  # seconds
 _SAFE = 24  # hours, after which a file that no log names will not be named any more
 
@@ -119,29 +126,61 @@ def compact(pipeline: Pipeline, keep_hours: float) -> list[Compacted]:
     From a day on, files that failed attempts have left go too.
 
     Raises:
-        InstanceError: the tables are not Delta.
+        InstanceError: the tables are not Delta; or some could not be changed, and the others are done.
     """
     if pipeline.format != "delta":
         raise InstanceError("Only Delta tables can be compacted.")
-    found = []
+    found, left = [], []
     for name in pipeline.table_names():
         folder = target(pipeline, name).folder
         if not folder.exists():
             continue
-        table = open_table(folder)
-        before = table.version()
-        told = table.optimize.compact()
-        flush_changes(folder, before)  # then only may go what it replaces
-        removed = open_table(folder).vacuum(
-            retention_hours=round(keep_hours),
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=keep_hours >= _SAFE,  # files that no log names: left by failed attempts, or just being written
-        )
-        flush_log(folder, before)
-        removed += _remove_old(folder / STAGED)
-        found.append(Compacted(name, told["numFilesRemoved"], told["numFilesAdded"], len(removed)))
+        try:
+            with _said(folder):
+                merged, written = committed(folder, partial(_merge_files, folder), _COMPACTIONS)
+                removed = committed(folder, partial(_remove_files, folder, keep_hours), _COMPACTIONS)
+        except InstanceError as problem:
+            left.append(str(problem))
+        else:
+            found.append(Compacted(name, merged, written, removed + _remove_old(folder / STAGED)))
+    if left:
+        raise InstanceError(" ".join([*left, "The other tables are done."]))
     return found
+
+
+def _merge_files(folder: Path) -> tuple[int, int]:
+    """How many small files were merged, and into how many."""
+    table = open_table(folder)
+    before = table.version()
+    told = table.optimize.compact()
+    flush_changes(folder, before)
+    return told["numFilesRemoved"], told["numFilesAdded"]
+
+
+def _remove_files(folder: Path, keep_hours: float) -> int:
+    """Remove files that no version needs which is young enough. Returns how many."""
+    table = open_table(folder)
+    before = table.version()
+    removed = table.vacuum(
+        retention_hours=round(keep_hours),
+        dry_run=False,
+        enforce_retention_duration=False,
+        full=keep_hours >= _SAFE,  # files that no log names: left by failed attempts, or just being written
+    )
+    flush_log(folder, before)
+    return len(removed)
+
+
+@contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    """What deltalake refuses, as a sentence."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except DeltaError as problem:
+        told = " ".join(str(problem).split())
+        raise InstanceError(f"The Delta table '{folder}' cannot be changed: {told}.") from None
 
 
 def _table_status(pipeline: Pipeline, name: str) -> TableStatus:
@@ -186,29 +225,35 @@ def _replay(pipeline: Pipeline, rule: MessageRule) -> Replayed:
         into.ensure()
         into.land(into.write(rows), f"replay {uuid.uuid4()}", 0)
         done = theirs.select(["queue", "conversation_handle", "queuing_order"]).take(pa.array(places))
-        table = open_table(target(pipeline, pipeline.quarantine).folder)
-        before = table.version()
-        (
-            table.merge(
-                done,
-                "target.queue = source.queue and target.conversation_handle = source.conversation_handle "
-                "and target.queuing_order = source.queuing_order",
-                source_alias="source",
-                target_alias="target",
-            )
-            .when_matched_delete()
-            .execute()
-        )
-        flush_changes(target(pipeline, pipeline.quarantine).folder, before)
+        folder = target(pipeline, pipeline.quarantine).folder
+        with _said(folder):
+            committed(folder, partial(_remove_rows, folder, done))
         landed += len(places)
     return Replayed(rule.message_type, landed, waiting.num_rows - landed)
 
 
-def _remove_old(staged: Path) -> list[str]:
-    """What attempts that failed long ago have left."""
+def _remove_rows(quarantine: Path, rows: pa.Table) -> None:
+    table = open_table(quarantine)
+    before = table.version()
+    (
+        table.merge(
+            rows,
+            "target.queue = source.queue and target.conversation_handle = source.conversation_handle "
+            "and target.queuing_order = source.queuing_order",
+            source_alias="source",
+            target_alias="target",
+        )
+        .when_matched_delete()
+        .execute()
+    )
+    flush_changes(quarantine, before)
+
+
+def _remove_old(staged: Path) -> int:
+    """Remove what attempts that failed long ago have left. Returns how many files."""
     old = [file for file in staged.glob("*.parquet") if file.stat().st_mtime < time.time() - _DAY]
     for file in old:
         file.unlink(missing_ok=True)
     if staged.exists() and not any(staged.iterdir()):
         shutil.rmtree(staged, ignore_errors=True)
-    return [file.name for file in old]
+    return len(old)
