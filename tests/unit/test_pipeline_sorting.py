@@ -4,6 +4,7 @@ import os
 import threading
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -269,7 +270,39 @@ def test_another_table_in_the_same_place_is_refused(tmp_path):
         target(pipeline(tmp_path, divided), "orders").ensure()
 
 
-def test_parquet_files_are_replaced_by_their_batch_when_it_comes_again(tmp_path):
+def test_parquet_files_that_have_landed_stay_when_their_batch_comes_again_with_less(tmp_path):
+    """A conversation that its bad message has ended takes its rows out of the queue before Spark notes the batch."""
+    pipe = pipeline(tmp_path, format="parquet")
+    land(pipe, "q", 0, batch(*(order(number, handle="h") for number in range(100)), message(100, b"?", handle="bad")))
+    land(pipe, "q", 0, batch(*(order(number, handle="h") for number in range(30))))
+    for name, count in {"bronze": 101, "orders": 100, "quarantine": 1}.items():
+        (file,) = pipe.folder(name).glob("*.parquet")
+        assert pq.read_table(file).num_rows == count
+        assert not list((pipe.folder(name) / "_staged").iterdir())
+
+
+def test_a_batch_of_parquet_files_that_was_cut_off_lands_whole(tmp_path, monkeypatch):
+    pipe = pipeline(tmp_path, format="parquet")
+    monkeypatch.setattr("servicebroker.pipeline.warehouse.FULL", 1)  # a file for each part
+    parts = [batch(order(number)) for number in range(3)]
+    rename = Path.rename
+
+    def cut(self, new):
+        if "0002" in new.name:
+            raise OSError("the power went")
+        return rename(self, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", cut)
+        with pytest.raises(OSError, match="the power went"):
+            land(pipe, "q", 0, *parts)
+    land(pipe, "q", 0, *parts)
+    for name in ("bronze", "orders"):
+        files = list(pipe.folder(name).glob("*.parquet"))
+        assert sum(pq.read_table(file).num_rows for file in files) == len(files) == 3
+
+
+def test_parquet_files_are_those_of_their_batch_when_it_comes_again(tmp_path):
     pipe = pipeline(tmp_path, format="parquet")
     for _ in range(2):
         land(pipe, "q", 0, batch(order(1), order(2)), batch(order(3)))

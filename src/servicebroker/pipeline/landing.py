@@ -225,13 +225,21 @@ def newest(rows: pa.Table, target: Target) -> pa.Table:
 
 
 def _rename(target: Target, files: list[DataFile], query_id: str, batch_id: int) -> None:
-    """Files get the name of their batch: a batch that comes again replaces what it has left the first time."""
+    """Files get the name of their batch, which says how many it has: once all have it, the batch has landed.
+
+    What a batch that was cut off has left is replaced when it comes again. One that has landed stays: its
+    conversations may have been ended since, and their messages have left the queue.
+    """
     name = f"batch-{query_id}-{batch_id:010d}"
-    staged = [target.staged / file.name for file in files if (target.staged / file.name).exists()]
-    if not staged:
-        return  # they have their names already
-    for old in target.folder.glob(f"{name}-*.parquet"):
-        old.unlink()
-    for number, file in enumerate(staged):
-        file.rename(target.folder / f"{name}-{number:04d}.parquet")
+    staged = [target.staged / file.name for file in files]
+    there = list(target.folder.glob(f"{name}-*.parquet"))
+    if there and all(file.stem.endswith(f"-of-{len(there):04d}") for file in there):
+        for file in staged:
+            file.unlink(missing_ok=True)
+    else:
+        for file in there:
+            file.unlink()
+        flush(target.folder)
+        for number, file in enumerate(staged):
+            file.rename(target.folder / f"{name}-{number:04d}-of-{len(staged):04d}.parquet")
     flush(target.folder)
