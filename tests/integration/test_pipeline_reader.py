@@ -25,11 +25,13 @@ from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.pipeline import frontier, rows
 from servicebroker.pipeline.acknowledge import acknowledge, end_now
 from servicebroker.pipeline.attachment import Attachment
+from servicebroker.pipeline.definition import MessageRule, Pipeline, QueueRule
 from servicebroker.pipeline.delta import DeltaWriter
 from servicebroker.pipeline.frontier import Frontier, Share, Slice
 from servicebroker.pipeline.options import source_options
 from servicebroker.pipeline.reader import QueueReader, QueueStreamReader
 from servicebroker.pipeline.rows import arrow_schema
+from servicebroker.pipeline.warehouse import land_rows, sort_rows
 from servicebroker.store import locks
 from support import eventually
 
@@ -501,6 +503,26 @@ def test_an_archive_gives_everything_again_to_a_stream_that_has_lost_its_checkpo
     assert sum(batch.num_rows for part in look.partitions() for batch in look.read(part)) == 12
     again.stop()
     assert not [one for one in feed.database.instance.check()[1] if str(feed.queue_id) in one.text]
+
+
+def test_a_conversation_that_a_bad_message_ends_is_in_the_archive(feed, tmp_path):
+    shared = counted(feed, "shared_bodies")
+    bad = feed.dialog(b"1", b"\xff")
+    feed.database.send([bad, feed.dialog(b"2")], LINE, b"3")
+    rule = MessageRule(LINE, "text", "lines", when_bad="end conversation")
+    queue = QueueRule(feed.options["instance"], feed.options["database"], feed.queue, options={"ack": "archive"})
+    pipeline = Pipeline("test", tmp_path, (queue,), (rule,))
+    first = attach(feed, ack="archive")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    land_rows(pipeline, queue, [sort_rows(pipeline, queue, "q", iter(batches(first, start, end)))], 0)
+    assert feed.far_states() == {"CO": 1, "CD": 1}
+    assert feed.left() == 2
+    first.stop()
+    again = attach(feed, ack="archive")  # without its checkpoint
+    assert sorted(read_all(again)[0]) == [b"1", b"2", b"3", b"3", b"\xff"]
+    assert counted(feed, "shared_bodies") == shared
+    again.stop()
 
 
 def test_an_archive_goes_with_its_queue(database):

@@ -11,10 +11,12 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.engine.end import end_conversation
+from servicebroker.engine.endpoints import lock_conversation
 from servicebroker.model.errors import BrokerError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.frontier import Slice
 from servicebroker.store.running import execute, run
+from servicebroker.store.statements import Statement, Steps
 
 Ending = Callable[[psycopg.Connection[Any], UUID], None]
 
@@ -26,6 +28,17 @@ _NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
 def end_now(connection: psycopg.Connection[Any], handle: UUID) -> None:
     """END CONVERSATION of the engine, at the time of the clock."""
     run(connection, end_conversation(handle, now=datetime.now(UTC)))
+
+
+def archive_conversation(handle: UUID) -> Steps[None]:
+    """Move the conversation's messages into the archive of its queue: END CONVERSATION would delete them.
+
+    Raises:
+        BrokerError: 8426 unknown handle.
+    """
+    endpoint, _ = yield from lock_conversation(handle)
+    place = (endpoint.priority, endpoint.conversation_group_id, handle)
+    yield Statement(frontier.archive_conversation(endpoint.queue_id), place)
 
 
 def acknowledge(

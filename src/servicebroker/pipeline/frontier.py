@@ -288,6 +288,15 @@ def archive_conversations(queue_id: int, piece: Slice) -> str:
     )
 
 
+def archive_conversation(queue_id: int) -> str:
+    """Move a conversation's messages into the queue's archive. Parameters: its priority, group and handle."""
+    return (
+        f"with gone as (delete from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
+        f"and conversation_handle = $3 returning *), unread as ({READERS_GONE}){_archived(queue_id)} "
+        "select count(*) from gone"
+    )
+
+
 def _archived(queue_id: int) -> str:
     """A further part of a statement whose part `gone` deletes rows: they go into the archive."""
     return (

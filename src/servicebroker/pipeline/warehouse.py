@@ -122,16 +122,21 @@ def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batc
 
 def _end(queue: QueueRule, bad: list[Bad]) -> None:
     from servicebroker.engine.end import end_conversation
+    from servicebroker.pipeline.acknowledge import archive_conversation
     from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.pipeline.options import source_options
     from servicebroker.store.running import run
 
+    archives = source_options(queue.source_options()).archives
     with closing(OpenDatabase.open(queue.instance, queue.database)) as database:
         for one in sorted(bad):
             error = (UNREADABLE, f"{one.reason}: {one.detail}"[:3000])
-            steps = end_conversation(UUID(one.conversation_handle), now=datetime.now(UTC), error=error)
+            handle = UUID(one.conversation_handle)
             try:
                 with database.connection.transaction():
-                    run(database.connection, steps)
+                    if archives:
+                        run(database.connection, archive_conversation(handle))
+                    run(database.connection, end_conversation(handle, now=datetime.now(UTC), error=error))
             except BrokerError as refused:
                 if refused.number not in _ENDED:
                     raise
