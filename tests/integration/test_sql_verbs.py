@@ -582,6 +582,16 @@ def test_the_background_comes_back_after_its_connection_was_lost(served: sb.Data
     assert bodies(served.receive(STOCK_QUEUE, wait=20)) == [b"x"]
 
 
+@pytest.mark.both_faces
+def test_a_server_that_gives_transaction_ids_out_again(served: sb.Database) -> None:
+    """After a failover, or a crash: what the background has looked at is no measure any more."""
+    sql_send(served, sql_begin(served), ORDER, b"1")
+    assert bodies(served.receive(STOCK_QUEUE, wait=60)) == [b"1"]
+    served.instance._upkeep._since += 1_000_000
+    sql_send(served, sql_begin(served), ORDER, b"2")
+    assert bodies(served.receive(STOCK_QUEUE, wait=30)) == [b"2"]
+
+
 def test_a_trigger_sends(served: sb.Database) -> None:
     """The example of docs/how-to/send-from-a-trigger.md."""
     page = (Path(__file__).parents[2] / "docs/how-to/send-from-a-trigger.md").read_text()

@@ -8,7 +8,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -60,6 +60,13 @@ class Traced:
             assert above.context is not None
             assert above.context.trace_id == span.context.trace_id
             span = above
+
+
+class Failing(SpanProcessor):
+    """One that cannot."""
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        raise ValueError("no")
 
 
 @pytest.fixture
@@ -155,6 +162,18 @@ def test_a_receive_that_cannot_read_its_context_returns_its_messages(
         assert "trace_contexts" in caplog.text
         database.send(begin(database), ORDER, b"2")
         assert bodies(database.join(connection).receive(STOCK_QUEUE)) == [b"2"]
+
+
+@pytest.mark.both_faces
+def test_a_receive_whose_tracer_fails_returns_its_messages(
+    database: sb.Database, traced: Traced, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Processors are the application's own, and run when the RECEIVE is committed."""
+    with trace.get_tracer("application").start_as_current_span("order"):
+        database.send(begin(database), ORDER, b"1")
+    trace.get_tracer_provider().add_span_processor(Failing())  # type: ignore[attr-defined]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+    assert "are not traced" in caplog.text
 
 
 def test_a_refused_send_is_seen_and_leaves_nothing(database: sb.Database, traced: Traced) -> None:

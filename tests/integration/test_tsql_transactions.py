@@ -7,7 +7,21 @@ import threading
 import pytest
 
 import servicebroker as sb
-from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, begin, eventually, far_handle, open_dialog, query, state
+from support import (
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    eventually,
+    far_handle,
+    in_thread,
+    open_dialog,
+    query,
+    state,
+)
 
 ENDS = """
 SET LOCK_TIMEOUT 20
@@ -89,3 +103,20 @@ def test_the_victim_of_a_deadlock_rolls_back_by_itself(database: sb.Database) ->
         thread.join()
     assert sorted(found, key=len) in ([[("done",)], [(1205, -1)]], [[(1205, -1)], [("done",)]])
     assert database.execute_tsql("SELECT (SELECT n FROM One), (SELECT n FROM Two), @@TRANCOUNT").rows == [(1, 1, 0)]
+
+
+def test_definitions_in_transactions_that_wait_for_each_other(database: sb.Database) -> None:
+    """Each session has sent on a conversation that the other's definition needs: the server finds the circle."""
+    handles = [begin(database), begin(database)]
+    for handle in handles:
+        database.send(handle, ORDER, b"x")
+    with database.tsql_session() as first, database.tsql_session() as second:
+        for session, handle in zip((first, second), handles, strict=True):
+            session.execute("BEGIN TRAN SEND ON CONVERSATION @h MESSAGE TYPE [//test/Order] (0x01)", {"h": handle})
+        moves = ((STOCK, ORDERS_QUEUE), (ORDERS, STOCK_QUEUE))
+        texts = [f"ALTER SERVICE [{service}] ON QUEUE {queue}" for service, queue in moves]
+        waiting = [in_thread(session.execute, text) for session, text in zip((first, second), texts, strict=True)]
+        problems = [one.exception(120) for one in waiting]
+        assert sorted(getattr(problem, "number", 0) for problem in problems) == [0, 1205]
+        for session in (first, second):
+            session.execute("IF @@TRANCOUNT > 0 ROLLBACK")

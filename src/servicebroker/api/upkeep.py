@@ -127,6 +127,8 @@ class Upkeep:
     def _deliver(self, connection: psycopg.Connection[Any]) -> bool:
         """`deliver` what was sent since the last time; at first all. A large backlog is not read again each time."""
         unfinished = run(connection, oldest_writer())
+        if unfinished < self._since:  # another server, or one that has crashed: it gives these numbers out again
+            self._since = 0
         try:
             left = deliver(connection, self._clock(), self._tally, self._since)
         except psycopg.errors.QueryCanceled:

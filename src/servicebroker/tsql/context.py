@@ -83,10 +83,15 @@ class SessionDatabase(Database):
             return self.verbs._do(steps)
         return super()._do(steps)
 
+    # What an open transaction holds it cannot give up in between: it waits, and a circle is for the server to end.
+
+    def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
+        if self._machine.transactions.count:
+            return self._alone(steps())
+        return super()._giving_way(steps)
+
     def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
-        if (
-            self._machine.transactions.count
-        ):  # what it holds already it cannot give up: a circle is for the server to end
+        if self._machine.transactions.count:
             return self._alone(steps())
         return super()._in_turn(steps)
 

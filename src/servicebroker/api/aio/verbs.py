@@ -293,7 +293,7 @@ class AsyncVerbs(ABC):
         """RECEIVE is committed: no problem with a trace may keep its messages from the caller."""
         try:
             await self._begin_span(queue, messages)
-        except (ServiceBrokerError, psycopg.Error) as problem:
+        except Exception as problem:  # the application's own sampler and processors run there, too
             _LOG.warning("received messages are not traced: %s", problem)
 
     def _process(self, span: Span) -> None:
