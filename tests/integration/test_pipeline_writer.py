@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.pipeline import sending
 from servicebroker.pipeline.options import writer_options
 from servicebroker.pipeline.source import ServiceBrokerSource
 from servicebroker.pipeline.writer import commit_rows, write_rows
@@ -277,6 +278,17 @@ def test_every_body_breaks_its_type(feed):
     messages = everything(feed)
     assert errors(messages) == [-9616] * 3
     assert len(messages) == 3
+
+
+def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
+    """Each fails a conversation, and that holds locks."""
+    monkeypatch.setattr(sending, "MOST_REFUSALS", 2)
+    how = takes_xml(feed) | {"writer": "all bad"}
+    with pytest.raises(InstanceError, match="2 conversations of it have failed"):
+        write(feed, rows(b"<a/>", b"1", b"2", b"3", b"4"), **how)
+    assert everything(feed) == received(feed, feed.back) == []
+    assert write(feed, rows(b"<a/>", b"1", b"2", b"<b/>"), **how)
+    assert [m.message_body for m in everything(feed) if not m.is_error] == [b"<a/>", b"<b/>"]
 
 
 def test_a_body_that_breaks_its_type_behind_others_that_wait(feed):

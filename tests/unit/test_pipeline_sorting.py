@@ -203,6 +203,40 @@ def test_a_queue_that_was_made_anew_under_its_name_goes_on_with_its_keys(tmp_pat
     assert [row["note"] for row in table(pipe, "orders")] == ["new"]
 
 
+@pytest.mark.parametrize("key", [(), ("id",)], ids=["no key", "key"])
+@pytest.mark.parametrize("character", "\u2028\u2029\u0085\v\f\x1e", ids=ascii)
+def test_a_character_that_ends_a_line_of_text_ends_none_of_the_log(tmp_path, key, character):
+    """Delta's log has values of columns as they are."""
+    pipe = pipeline(tmp_path, replace(ORDER, key=key))
+    for _ in range(2):  # the second time it has landed
+        land(pipe, "q", 0, batch(order(1, note=f"a{character}b")))
+    land(pipe, "q", 1, batch(order(2, note="c")))
+    assert {row["note"] for row in table(pipe, "orders")} == {f"a{character}b", "c"}
+
+
+def test_what_can_be_read_after_a_cut_is_somewhere(tmp_path, monkeypatch):
+    """A rule is mended between a batch that is cut off behind its first table and the next try."""
+    rows = batch(order(1, note="x" * 100), order(2, note="y"))
+    strict = pipeline(tmp_path, replace(ORDER, maximum_body=50), bronze="", unconfigured="quarantine")
+    landing = []
+
+    def cut(pipe, table):
+        landing.append(table)
+        if len(landing) == 4:  # both are written, and one has landed
+            raise OSError("cut")
+        return target(pipe, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("servicebroker.pipeline.warehouse.target", cut)
+        with pytest.raises(OSError, match="cut"):
+            land(strict, "q", 0, rows)
+    pipe = pipeline(tmp_path, ORDER, bronze="", unconfigured="quarantine")
+    land(pipe, "q", 0, rows)
+    found = [row["id"] for row in table(pipe, "orders")]
+    assert sorted(found) == [1, 2]
+    assert len(table(pipe, "quarantine")) == 1
+
+
 def test_queues_that_land_at_the_same_time_all_land(tmp_path):
     rule = replace(ORDER, key=("id",))
     pipe = pipeline(tmp_path, rule)

@@ -255,7 +255,8 @@ def _entries(folder: Path, since: int, *kinds: str) -> list[Path]:
 
 def _actions(entry: Path, kind: str) -> list[dict[str, Any]]:
     """The actions of one kind that an entry of the log holds."""
-    actions = (json.loads(line) for line in entry.read_text(encoding="utf-8").splitlines())
+    lines = entry.read_bytes().split(b"\n")  # and at no other character that ends a line of text
+    actions = (json.loads(line) for line in lines if line)
     return [action[kind] for action in actions if kind in action]
 
 

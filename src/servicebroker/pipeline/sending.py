@@ -33,6 +33,7 @@ ABANDONED = timedelta(days=1)  # what no batch of its writer has collected since
 _INVALID_BODY = (-8430, -9615)
 _GONE = (8426, 8427, 8429)  # unknown handle, already ended, a state in which nothing can be sent
 _SWEPT = 1000  # conversations
+MOST_REFUSALS = 500  # conversations of a slot that fail in one batch: each holds locks until it ends
 
 _log = logging.getLogger("servicebroker")
 
@@ -68,7 +69,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
     False, and nothing done, when the batch is sent already.
 
     Raises:
-        InstanceError: the stage has lost rows, as after a crash of the server.
+        InstanceError: the stage has lost rows, as after a crash of the server; or too many bodies are refused.
         BrokerError: what BEGIN DIALOG and SEND raise.
     """
     expected = sum(one.messages for one in staged)
@@ -107,6 +108,7 @@ def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
 
 def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -> Steps[None]:
     handle, sent = yield from _conversation(sender, slot, now)
+    refusals = 0
     for piece in pieces:
         if sent >= sender.options.recycle_after:
             yield from _end_stream(sender, handle, now)
@@ -118,20 +120,26 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
                 raise
             yield _retire(handle)  # its target has ended it
             done = 0
+        bodies = (yield from _bodies(piece)) if done < piece.messages else []
         while done < piece.messages:
+            if refusals == MOST_REFUSALS:
+                raise InstanceError(
+                    f"The batch is not sent: {refusals} conversations of it have failed, most likely since that many "
+                    f"bodies are no {piece.message_type}. Leave such rows out, or give them another type."
+                )
+            refusals += 1
             handle, sent = yield from _begin(sender, slot, now)
-            done += yield from _send_piece(sender.catalog, handle, piece, now, done)
+            done += yield from _send_bodies(sender.catalog, handle, piece.message_type, bodies[done:], now)
         sent += piece.messages
     yield Statement(
         "update servicebroker.writer_conversations set sent = $2 where conversation_handle = $1", (handle, sent)
     )
 
 
-def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime, done: int = 0) -> Steps[int]:
-    """What is left of a piece behind its first `done` messages. Returns how many of it need not be sent any more.
+def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) -> Steps[int]:
+    """Returns how many messages of a piece, from its first on, need not be sent any more.
 
-    Inside the server when nobody has to look at the bodies, else as any SEND: up to a body that the target refuses,
-    with which the conversation has failed.
+    Inside the server when nobody has to look at the bodies, else as any SEND.
     """
     channel = catalog.channels.get(handle)
     near = channel.near.get(piece.message_type) if channel else None
@@ -143,12 +151,20 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime, do
         )
         if rows:
             return piece.messages
+    return (yield from _send_bodies(catalog, handle, piece.message_type, (yield from _bodies(piece)), now))
+
+
+def _bodies(piece: _Piece) -> Steps[list[bytes]]:
     ((bodies,),) = yield Statement(
-        "select bodies[$3:] from servicebroker.writer_stage where attempt = $1 and piece = $2",
-        (piece.attempt, piece.number, done + 1),
+        "select bodies from servicebroker.writer_stage where attempt = $1 and piece = $2", (piece.attempt, piece.number)
     )
+    return [body or b"" for body in bodies]
+
+
+def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list[bytes], now: datetime) -> Steps[int]:
+    """Up to a body that the target refuses, with which the conversation has failed. Returns how many are done with."""
     before = yield from find_endpoint(handle)
-    yield from send_batch(catalog, handle, piece.message_type, [body or b"" for body in bodies], now=now)
+    yield from send_batch(catalog, handle, message_type, bodies, now=now)
     endpoint = yield from find_endpoint(handle)
     if endpoint.state != State.ERROR:
         return len(bodies)

@@ -110,8 +110,12 @@ def sort_rows(pipeline: Pipeline, queue: QueueRule, query: str, batches: Iterato
 
 
 def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batch_id: int) -> None:
-    """Make a batch count, table by table, each once; then end its conversations, which a second time does nothing."""
-    for table in pipeline.table_names():
+    """Make a batch count, table by table, each once; then end its conversations, which a second time does nothing.
+
+    Quarantine is first: where a rule is mended between a batch that is cut off and the next try, a message that is
+    readable now is in both tables, and not in none.
+    """
+    for table in sorted(pipeline.table_names(), key=lambda table: table != pipeline.quarantine):
         files = [file for one in written for file in one.files.get(table, ())]
         if files:
             target(pipeline, table).land(files, written[0].query_id, batch_id)
