@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -15,7 +15,7 @@ from servicebroker.api.certificates import Certificates
 from servicebroker.api.definitions import Definitions
 from servicebroker.api.event_notifications import EventNotifications
 from servicebroker.api.exclusive import alone
-from servicebroker.api.giving_way import MOMENT, MOMENTS, find_patience, giving_way, hurried
+from servicebroker.api.giving_way import MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.poison_messages import PoisonMessages
 from servicebroker.api.processing import process
 from servicebroker.api.routing import Routing
@@ -217,15 +217,10 @@ class Database(
         with self.transaction() as transaction:
             return transaction._do(locked())
 
-    def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
-        """`_alone`, without ending a reader that waits for us in a circle."""
+    def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
+        """`_alone`, without ending a reader that waits for us in a circle; whoever begins to send gets in between."""
         patience = self._do(find_patience())
-        return giving_way(lambda _: self._alone(hurried(steps(), MOMENT)), patience)
-
-    def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
-        """`_alone`, for steps that take the lock of `lock_delivery`: whoever begins to send gets in between."""
-        patience = self._do(find_patience())
-        return giving_way(lambda number: self._alone(hurried(steps(), MOMENTS[number % len(MOMENTS)])), patience)
+        return giving_way(lambda number: self._alone(hurried(steps(), moments[number % len(moments)])), patience)
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import UUID
 
+from servicebroker.api.giving_way import MOMENTS, RISING
 from servicebroker.engine import alter, catalog, message_types, principals, priorities, schemas, services, transmission
 from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
@@ -38,12 +39,11 @@ class Definitions(ABC):
         """Run the steps of DDL."""
 
     @abstractmethod
-    def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
-        """Run the steps of DDL that readers may be in the way of, as often as it takes."""
+    def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
+        """Run the steps of DDL that others may be in the way of, as often as it takes.
 
-    @abstractmethod
-    def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
-        """Run the steps of DDL that deliver what waits, as often as it takes until nobody begins to send."""
+        `moments` are `RISING` for what takes the lock of `lock_delivery`, against those who begin to send.
+        """
 
     @abstractmethod
     def _do(self, steps: Steps[T]) -> T:
@@ -312,7 +312,7 @@ class Definitions(ABC):
         def delivering() -> Steps[list[UUID]]:
             return transmission.deliver_free(self.catalog, self.instance.clock())
 
-        self._deliver_left(self._in_turn(delivering))
+        self._deliver_left(self._giving_way(delivering, RISING))
 
     def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -374,7 +374,7 @@ class Definitions(ABC):
 
     def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages, then the conversations that somebody was sending on."""
-        self._deliver_left(self._in_turn(lambda: rights.authorized(steps(), self.user, statement, *objects)))
+        self._deliver_left(self._giving_way(lambda: rights.authorized(steps(), self.user, statement, *objects), RISING))
 
     def _deliver_left(self, handles: list[UUID]) -> None:
         for handle in handles:

@@ -20,10 +20,10 @@ from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
-MOMENT = 100  # milliseconds
+MOMENTS = (100,)  # milliseconds that the attempts wait, one after the other and again from the first
 # for the lock that everybody takes who begins to send: some are longer, so that transactions of which one begins before
 # the other has ended do not keep us out for ever
-MOMENTS = (100, 100, 200, 200, 400, 800)
+RISING = (100, 100, 200, 200, 400, 800)
 _FIRST_PAUSE, _LAST_PAUSE = 0.01, 1.0  # seconds; each is twice the last
 _DEADLOCK = 1205
 

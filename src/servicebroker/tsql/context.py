@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from servicebroker.api.database import Database
+from servicebroker.api.giving_way import MOMENTS
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.databases import ensure_database
 from servicebroker.engine.principals import find_user
@@ -83,17 +84,10 @@ class SessionDatabase(Database):
             return self.verbs._do(steps)
         return super()._do(steps)
 
-    # What an open transaction holds it cannot give up in between: it waits, and a circle is for the server to end.
-
-    def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
-        if self._machine.transactions.count:
+    def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
+        if self._machine.transactions.count:  # what it holds it cannot give up: a circle is for the server to end
             return self._alone(steps())
-        return super()._giving_way(steps)
-
-    def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
-        if self._machine.transactions.count:
-            return self._alone(steps())
-        return super()._in_turn(steps)
+        return super()._giving_way(steps, moments)
 
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError

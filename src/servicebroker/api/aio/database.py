@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -14,7 +14,7 @@ from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.event_notifications import AsyncEventNotifications
 from servicebroker.api.aio.exclusive import alone
-from servicebroker.api.aio.giving_way import MOMENT, MOMENTS, find_patience, giving_way, hurried
+from servicebroker.api.aio.giving_way import MOMENTS, find_patience, giving_way, hurried
 from servicebroker.api.aio.poison_messages import AsyncPoisonMessages
 from servicebroker.api.aio.processing import process
 from servicebroker.api.aio.routing import AsyncRouting
@@ -218,15 +218,10 @@ class AsyncDatabase(
         async with self.transaction() as transaction:
             return await transaction._do(locked())
 
-    async def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
-        """`_alone`, without ending a reader that waits for us in a circle."""
+    async def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
+        """`_alone`, without ending a reader that waits for us in a circle; whoever begins to send gets in between."""
         patience = await self._do(find_patience())
-        return await giving_way(lambda _: self._alone(hurried(steps(), MOMENT)), patience)
-
-    async def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
-        """`_alone`, for steps that take the lock of `lock_delivery`: whoever begins to send gets in between."""
-        patience = await self._do(find_patience())
-        return await giving_way(lambda number: self._alone(hurried(steps(), MOMENTS[number % len(MOMENTS)])), patience)
+        return await giving_way(lambda number: self._alone(hurried(steps(), moments[number % len(moments)])), patience)
 
     async def _do(self, steps: Steps[T]) -> T:
         async with self.instance.connection() as connection, translated():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import UUID
 
+from servicebroker.api.aio.giving_way import MOMENTS, RISING
 from servicebroker.engine import alter, catalog, message_types, principals, priorities, schemas, services, transmission
 from servicebroker.engine import authorization as rights
 from servicebroker.engine.activation import Activation, set_activation
@@ -37,12 +38,11 @@ class AsyncDefinitions(ABC):
         """Run the steps of DDL."""
 
     @abstractmethod
-    async def _giving_way(self, steps: Callable[[], Steps[T]]) -> T:
-        """Run the steps of DDL that readers may be in the way of, as often as it takes."""
+    async def _giving_way(self, steps: Callable[[], Steps[T]], moments: Sequence[int] = MOMENTS) -> T:
+        """Run the steps of DDL that others may be in the way of, as often as it takes.
 
-    @abstractmethod
-    async def _in_turn(self, steps: Callable[[], Steps[T]]) -> T:
-        """Run the steps of DDL that deliver what waits, as often as it takes until nobody begins to send."""
+        `moments` are `RISING` for what takes the lock of `lock_delivery`, against those who begin to send.
+        """
 
     @abstractmethod
     async def _do(self, steps: Steps[T]) -> T:
@@ -311,7 +311,7 @@ class AsyncDefinitions(ABC):
         def delivering() -> Steps[list[UUID]]:
             return transmission.deliver_free(self.catalog, self.instance.clock())
 
-        await self._deliver_left(await self._in_turn(delivering))
+        await self._deliver_left(await self._giving_way(delivering, RISING))
 
     async def drop_service(self, name: str) -> None:
         """DROP SERVICE with its messages and conversations; their peers get the Error -8470.
@@ -376,7 +376,7 @@ class AsyncDefinitions(ABC):
     async def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages, then the conversations that somebody was sending on."""
         await self._deliver_left(
-            await self._in_turn(lambda: rights.authorized(steps(), self.user, statement, *objects))
+            await self._giving_way(lambda: rights.authorized(steps(), self.user, statement, *objects), RISING)
         )
 
     async def _deliver_left(self, handles: list[UUID]) -> None:
