@@ -351,6 +351,24 @@ def test_what_is_not_believed_is_audited_dropped_and_sent_again(
     assert arrived(pair) == [SECRET.encode()]
 
 
+@pytest.mark.feature(132, 166)
+@pytest.mark.parametrize("field", ["source", "signature"])
+def test_a_source_without_a_signature_is_a_corrupted_message(
+    pair: Pair, tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    introduce(pair, tmp_path)
+    talk(pair, SECRET)
+    pair.west.round([])
+    with caplog.at_level(logging.INFO, "servicebroker.broker"):
+        tampered(pair, with_exchange(**{field: b""}))
+    assert "11251" in caplog.text
+    assert not pair.east.out.frames  # nobody is told
+    assert query(pair.east.database, "select count(*) from sys.conversation_endpoints") == [(0,)]
+    pair.pass_time(6)
+    pair.rounds()
+    assert arrived(pair) == [SECRET.encode()]
+
+
 @pytest.mark.feature(158)
 def test_only_known_certificates(pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of the initiator at the target, of the target at the initiator; and not when they have expired."""

@@ -255,6 +255,21 @@ def test_a_loop_ends(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     west.database.end_conversation(handle, cleanup=True)
 
 
+@pytest.mark.feature(154)
+def test_a_route_to_the_forwarder_itself_is_not_valid(three: Three, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "servicebroker")
+    west, middle, east = three.west, three.middle, three.east
+    west.route("//test/Self", "middle")
+    middle.route("//test/Self", "middle", outside=True)
+    handle = west.database.begin_dialog(ORDERS, "//test/Self", contract=CONTRACT, encryption=False)
+    west.database.send(handle, ORDER, b"a")
+    three.rounds()
+    assert set(dropped(caplog)) == {11294}
+    assert not east.database.receive(STOCK_QUEUE)
+    assert waiting_messages(west.database) == 1
+    west.database.end_conversation(handle, cleanup=True)
+
+
 @pytest.mark.feature(157)
 def test_the_passage_moves_with_the_message(three: Three) -> None:
     three.send("a")

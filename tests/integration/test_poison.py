@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -262,6 +263,31 @@ def test_a_joined_connection_in_autocommit_mode_commits(database: sb.Database) -
     database.send(handle, ORDER, b"x")
     receive_and_undo(database, 4)
     assert is_on(database)
+
+
+@pytest.mark.feature(183)
+def test_a_queue_that_cannot_be_switched_off_is_logged_and_counted_anew(
+    database: sb.Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.send(begin(database), ORDER, b"poison")
+    receive_and_undo(database, 4)
+    with psycopg.connect(database.instance.url) as other, caplog.at_level(logging.ERROR, "servicebroker"):
+        lock = "select from servicebroker.queues where database_id = %s and name = %s for no key update"
+        other.execute(lock, (database.database_id, STOCK_QUEUE))
+        fifth = in_thread(receive_and_undo, database)
+        held = (
+            "from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' "
+            "and strpos(query, 'disabled_queues') > 0"
+        )
+        eventually(lambda: query(database, f"select 1 {held}"))
+        query(database, f"select pg_terminate_backend(pid, 5000) {held}")
+        eventually(lambda: "8405" in caplog.text)
+        other.rollback()
+    fifth.result(60)
+    assert is_on(database)
+    assert disabled(database) == []
+    receive_and_undo(database, 5)
+    assert not is_on(database)
 
 
 @pytest.mark.usefixtures("without_polls")

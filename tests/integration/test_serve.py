@@ -25,6 +25,7 @@ from servicebroker.engine.departing import Reading
 from servicebroker.engine.transport_certificates import add_certificate
 from servicebroker.store import certificates
 from servicebroker.store.connection import connect
+from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import run_alone
 from support import (
     ORDER,
@@ -270,6 +271,17 @@ def test_required_without_a_certificate_says_so(two: Two) -> None:
     two.east.daemon.says("Audit Broker Login", subclass="Authentication Failure")
 
 
+def test_required_with_a_certificate_whose_time_is_over_says_so(two: Two) -> None:
+    facts, key = certificates.make("west", datetime.now(UTC) - timedelta(days=30), 10)
+    KeyFolder(two.west.keys).write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+    with two.west.instance.connection() as connection:
+        run_alone(connection, add_certificate("west", facts, is_own=True))
+    serve_both(two)
+    two.send("a")
+    two.west.waits("The certificate found is not valid at the current time")
+    two.west.daemon.says("There is no valid certificate of this instance with its key")
+
+
 @pytest.mark.feature(146, 149)
 def test_a_peer_whose_certificate_was_not_imported_is_refused(two: Two, tmp_path: Path) -> None:
     two.introduce(tmp_path)
@@ -443,6 +455,14 @@ def test_a_port_that_is_taken(two: Two) -> None:
         two.send("a")
     two.arrives("a", seconds=30)
     assert len([line for line in two.east.daemon.lines if "cannot listen" in line["message"]]) == 1
+
+
+def test_an_address_that_is_none_of_this_machine(two: Two) -> None:
+    two.east.instance.create_endpoint(
+        "broker", state="STARTED", listener_port=two.east.port, listener_ip="203.0.113.1", **PLAIN
+    )
+    two.east.serve()
+    two.east.daemon.says("could not listen for connections due to the following error")
 
 
 def test_another_daemon_stands_by_and_takes_over(two: Two) -> None:

@@ -98,8 +98,12 @@ def test_an_opener_that_is_not_known(make: Make) -> None:
 
 def test_an_acceptor_that_is_not_known(make: Make) -> None:
     (west, west_file), (_, east_file) = make("west"), make("east")
-    number, _ = refused(Tls(west_file, []).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False))
+    opener, acceptor = Tls(west_file, []).channel(is_opener=True), Tls(east_file, [west]).channel(is_opener=False)
+    number, _ = refused(opener, acceptor)
     assert number == 28035
+    with pytest.raises(BrokerError, match="the peer says") as caught:  # it is told
+        acceptor.receive(opener.outgoing())
+    assert caught.value.number == 28038
 
 
 @pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
