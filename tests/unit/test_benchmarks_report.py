@@ -13,7 +13,7 @@ from servicebroker.benchmarks import chosen_scenarios, command_line
 from servicebroker.benchmarks.adbc import even_parts
 from servicebroker.benchmarks.measure import Figures, Sample, figures
 from servicebroker.benchmarks.peers import pgmq_version, plain_sql
-from servicebroker.benchmarks.report import Conditions, Line, Report, goal_text
+from servicebroker.benchmarks.report import Conditions, Line, Report, goal_text, in_words
 from servicebroker.benchmarks.runner import with_ratios
 from servicebroker.benchmarks.scenarios import SCENARIOS
 from servicebroker.benchmarks.system import BATCH, BODY_BYTES, batches, text_body
@@ -49,6 +49,15 @@ def test_ratios_and_goals() -> None:
     assert (procrastinate.ratio, procrastinate.goal, procrastinate.reached) == (1.875, 2.0, False)
     assert (pgmq.ratio, pgmq.goal, pgmq.reached) == (None, 1.2, None)
     assert [line.system for line in a_report().missed] == ["procrastinate"]
+
+
+def test_what_came_out_is_told_in_a_line_each() -> None:
+    assert [in_words(line) for line in some_lines()] == [
+        "send-one: servicebroker send: 3,000/s",
+        "send-one: pgqueuer enqueue psycopg <3>: 2,000/s, ours is 1.50x (>= 1.2x, reached)",
+        "send-one: procrastinate defer: 1,600/s, ours is 1.88x (>= 2x, not reached)",
+        "send-one: pgmq: not measured: give --pgmq-sql FILE",
+    ]
 
 
 def test_goal_text() -> None:

@@ -16,7 +16,7 @@ from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.jdbc import Jdbc, reachable
 from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.remote import compare_remote
-from servicebroker.benchmarks.report import Conditions, Line, Report
+from servicebroker.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
 from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, REMOTE, SCENARIOS, STORAGE, TSQL
 from servicebroker.model.errors import InstanceError
@@ -45,11 +45,11 @@ def run(
         names: of `SCENARIOS`, "storage", "remote" or "tsql" for all whose names begin so, or "all".
         pgmq_sql: the SQL file of a pgmq release; without it pgmq is not measured.
         jdbc_jar: the jar of PostgreSQL's JDBC driver; without it Spark's JDBC is not measured.
-        scale: of the number of messages in each round; 1 is the standard, 1,000,000 for the pipeline.
+        scale: of the number of messages in each round; 1 is the standard, 2,000,000 for the pipeline.
         rounds: how often each line is measured; the pipeline takes three at most.
         folder: an existing folder on the disk to measure; default the system's folder for large temporary files.
         command: what the report says it was made by; default the matching `servicebroker bench`.
-        progress: is told, in a few words, what is being measured.
+        progress: is told, in a few words, what is being measured, and what came out.
 
     Raises:
         InstanceError: an unknown name, a scale or a number of rounds that makes no sense, no server, no Java, or
@@ -69,7 +69,10 @@ def run(
         field = open_field(instance, pgmq_sql, stack)
         lines: list[Line] = []
         for name in chosen:
-            lines += _lines(name, instance, field, meter, place, messages[name], rounds, progress, jdbc)
+            found = _lines(name, instance, field, meter, place, messages[name], rounds, progress, jdbc)
+            for line in found:
+                progress(in_words(line))
+            lines += found
         conditions = Conditions(
             command or command_line(names, pgmq_sql, scale, rounds, jdbc_jar),
             datetime.now(UTC).date().isoformat(),

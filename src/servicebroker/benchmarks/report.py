@@ -186,6 +186,16 @@ def goal_text(line: Line) -> str:
     return f">= {line.goal:g}x{verdict}"
 
 
+def in_words(line: Line) -> str:
+    """What came out, for who watches a run that takes an hour."""
+    what = " ".join(part for part in (f"{line.scenario}:", line.system, line.label, line.settings) if part)
+    if line.figures is None:
+        return f"{what}: not measured: {line.reason}"
+    ratio = "" if line.ratio is None else f", ours is {line.ratio:.2f}x"
+    wanted = f" ({goal_text(line).replace('*', '')})" if line.goal is not None else ""
+    return f"{what}: {line.figures.per_second:,.0f}/s{ratio}{wanted}"
+
+
 # ---------------------------------------------------------------- the chart
 
 _WIDTH = 860

@@ -69,17 +69,17 @@ SCENARIOS: dict[str, Scenario] = {
     "tsql-send": Scenario("SEND through a procedure in T-SQL against Python", 2_000, {BASELINE: 0.5}),
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
-    PIPELINE: Scenario("Queue into a Delta table with Spark", 1_000_000, {"spark": 0.5}),
+    PIPELINE: Scenario("Queue into a Delta table with Spark", 2_000_000, {"spark": 0.5}),
     f"{PIPELINE}-depth": Scenario(
         "A queue of 10,000,000 messages into a Delta table, its first tenth against its last",
         10_000_000,
         {BASELINE: 0.9},
     ),
     f"{PIPELINE}-batch": Scenario(
-        "Spark source to Parquet, batch", 1_000_000, {"jdbc": 0.9, "spark": 0.9, "parquet": 0.5}
+        "Spark source to Parquet, batch", 2_000_000, {"jdbc": 0.9, "spark": 0.9, "parquet": 0.5}
     ),
     f"{PIPELINE}-stream": Scenario(
-        "Spark source to Parquet, stream", 1_000_000, {"jdbc": 0.65, "spark": 0.65, "parquet": 0.33}
+        "Spark source to Parquet, stream", 2_000_000, {"jdbc": 0.65, "spark": 0.65, "parquet": 0.33}
     ),
-    f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 500_000, {"jdbc": 0.45, "spark": 0.45}),
+    f"{PIPELINE}-write": Scenario("Rows of Spark into messages", 1_000_000, {"jdbc": 0.45, "spark": 0.45}),
 }
