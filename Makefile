@@ -8,8 +8,8 @@
 # make simulate  hours of the same: 100,000 seeds of the simulator (SEEDS=0:1000000), 500,000 random steps of engine
 #                and double, 50,000 in T-SQL, 100,000 conversations that leave nothing, a cut at every exchange,
 #                50,000 random T-SQL texts of each kind
-# make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 50 kills
-#                of a pipeline; ten times a million through one queue
+# make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 1,000,000
+#                open dialogs; 50 kills of a pipeline; ten times a million through one queue
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -78,6 +78,7 @@ simulate: install
 soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_crowded.py --crowd-seconds 600 --timeout 3600 -k sixteen
 	$(BIN)/python -m pytest -q tests/integration/test_brokers.py --messages 200000
+	$(BIN)/python -m pytest -q tests/integration/test_open_dialogs.py --open-dialogs 1000000
 	$(BIN)/python -m pytest -q tests/integration/test_pool.py --pool-messages 100000
 	$(BIN)/python -m pytest -q tests/integration/test_poison_policy.py --good-messages 100000 -k among
 	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50

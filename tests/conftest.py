@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=2, help="how often test_pipeline_faults.py kills the pipeline")
     parser.addoption("--space-messages", type=int, default=20_000, help="messages that go ten times through one queue")
     parser.addoption("--fuzz-examples", type=int, default=300, help="texts of each test that writes random T-SQL")
+    parser.addoption("--open-dialogs", type=int, default=20_000, help="dialogs that are open between two daemons")
     parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
 
 

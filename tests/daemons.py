@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +203,14 @@ class Two:
         assert bodies(found) == [text.encode() for text in texts]
         eventually(lambda: waiting_messages(self.west.database) == 0)
         return found
+
+
+@contextmanager
+def two_sites(make_url: Callable[[], str], folder: Path) -> Iterator[Two]:
+    """West and east, until whoever asked is done with them."""
+    west, east = (Site(name, make_url(), folder) for name in ("west", "east"))
+    try:
+        yield Two(west, east)
+    finally:
+        west.close()
+        east.close()

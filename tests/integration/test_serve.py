@@ -17,7 +17,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from daemons import Served, Site, Two
+from daemons import Served, Site, Two, two_sites
 from servicebroker.broker.daemon import pin_plans
 from servicebroker.broker.seat import seat
 from servicebroker.engine import departing
@@ -48,13 +48,8 @@ ONLINE = ("LOGGED_IN", "ONLINE")
 
 @pytest.fixture
 def two(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
-    west = Site("west", make_instance_url(), tmp_path)
-    east = Site("east", make_instance_url(), tmp_path)
-    try:
-        yield Two(west, east)
-    finally:
-        west.close()
-        east.close()
+    with two_sites(make_instance_url, tmp_path) as two:
+        yield two
 
 
 def serve_both(two: Two, **clauses: str) -> None:

@@ -1,0 +1,118 @@
+"""Dialogs that stay open cost a daemon nothing but while something travels on them.
+
+`make soak` runs it with 1,000,000 of them; those that are idle are copies of one that was opened, made in SQL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from daemons import Site, Two, two_sites
+from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, eventually, query, waiting_messages
+
+_LOG = logging.getLogger(__name__)  # shown with --log-cli-level INFO
+MOST = 300e6  # bytes of a daemon, the reference's figure for 1,000,000 open dialogs of which 1,000 are active
+GROWTH = 60e6  # bytes that the active ones may add
+ACTIVE = 1_000
+BATCH = 100
+FRESH = {
+    "conversation_handle": "handle",
+    "conversation_id": "conversation",
+    "conversation_group_id": "conversation_group",
+}
+
+
+@pytest.fixture
+def two(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
+    with two_sites(make_instance_url, tmp_path) as two:
+        yield two
+
+
+def copy(site: Site, many: int) -> None:
+    """So many dialogs more like the only one that is open."""
+    with psycopg.connect(site.url) as connection:
+        connection.execute(
+            "create temporary table fresh on commit drop as select gen_random_uuid() as handle, "
+            "gen_random_uuid() as conversation, gen_random_uuid() as conversation_group "
+            "from generate_series(1, %s)",
+            (many,),
+        )
+        for table in ("conversation_groups", "conversation_endpoints"):
+            found = connection.execute(
+                "select column_name::text from information_schema.columns "
+                "where table_schema = 'servicebroker' and table_name = %s",
+                (table,),
+            )
+            columns = [name for (name,) in found]
+            connection.execute(
+                sql.SQL("insert into {table} ({columns}) select {values} from {table} e, fresh").format(
+                    table=sql.Identifier("servicebroker", table),
+                    columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+                    values=sql.SQL(", ").join(
+                        sql.Identifier("fresh", FRESH[name]) if name in FRESH else sql.Identifier("e", name)
+                        for name in columns
+                    ),
+                )
+            )
+    with psycopg.connect(site.url, autocommit=True) as connection:
+        connection.execute("analyze servicebroker.conversation_endpoints, servicebroker.conversation_groups")
+
+
+def memory(site: Site) -> float:
+    """Bytes that its daemon holds."""
+    pages = int(Path(f"/proc/{site.daemon.process.pid}/statm").read_text().split()[1])
+    return pages * float(os.sysconf("SC_PAGE_SIZE"))
+
+
+def begin(two: Two, many: int) -> list[UUID]:
+    with two.west.database.transaction() as transaction:
+        return [transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False) for _ in range(many)]
+
+
+def talk(two: Two, handles: list[UUID], body: bytes) -> None:
+    """A message on each, all of them received and acknowledged."""
+    for start in range(0, len(handles), BATCH):
+        with two.west.database.transaction() as transaction:
+            for handle in handles[start : start + BATCH]:
+                transaction.send(handle, ORDER, body)
+    read: list[bytes] = []
+    while len(read) < len(handles):
+        found = bodies(two.east.database.receive(STOCK_QUEUE, wait=60))
+        assert found, f"{len(handles) - len(read)} messages have not arrived"
+        read += found
+    assert set(read) == {body}
+    eventually(lambda: waiting_messages(two.west.database) == 0)
+
+
+@pytest.mark.feature(137)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system does not say what a process holds")
+def test_open_dialogs_are_not_held_in_memory(two: Two, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    many = pytestconfig.option.open_dialogs
+    two.introduce(tmp_path)
+    for site in (two.west, two.east):
+        site.endpoint()
+        site.serve()
+    talk(two, begin(two, 1), b"first")
+    for site in (two.west, two.east):
+        site.daemon.kill()
+        copy(site, many - ACTIVE)
+        site.serve()
+    active = begin(two, ACTIVE)
+    talk(two, active[:10], b"a")
+    before = {site.name: memory(site) for site in (two.west, two.east)}
+    talk(two, active, b"b")
+    talk(two, active, b"c")
+    for site in (two.west, two.east):
+        assert query(site.database, "select count(*) from sys.conversation_endpoints") == [(many + 1,)]
+        held = memory(site)
+        _LOG.info("%s: %.0f MB, then %.0f MB", site.name, before[site.name] / 1e6, held / 1e6)
+        assert held < MOST
+        assert held - before[site.name] < GROWTH
