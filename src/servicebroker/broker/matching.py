@@ -173,6 +173,8 @@ class Matching:
         if news := self._mirrors.take_news():
             do(alone(mirrored_pairs.save(news, self._clock())))
         changed = self._mirrors.take_changed()
+        if not changed:  # nearly always, and thousands of entries are looked at otherwise
+            return set()
         return self._match_anew({handle: one for handle, one in self._memory.items() if one.pair in changed})
 
     @staticmethod
