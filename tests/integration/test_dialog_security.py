@@ -351,7 +351,7 @@ def test_what_is_not_believed_is_audited_dropped_and_sent_again(
     assert arrived(pair) == [SECRET.encode()]
 
 
-@pytest.mark.feature(132, 166)
+@pytest.mark.feature(136)
 @pytest.mark.parametrize("field", ["source", "signature"])
 def test_a_source_without_a_signature_is_a_corrupted_message(
     pair: Pair, tmp_path: Path, field: str, caplog: pytest.LogCaptureFixture

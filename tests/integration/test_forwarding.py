@@ -255,7 +255,7 @@ def test_a_loop_ends(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     west.database.end_conversation(handle, cleanup=True)
 
 
-@pytest.mark.feature(154)
+@pytest.mark.feature(156)
 def test_a_route_to_the_forwarder_itself_is_not_valid(three: Three, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "servicebroker")
     west, middle, east = three.west, three.middle, three.east
