@@ -1,6 +1,8 @@
 # make install   a .venv in this folder with the package and all that the other commands need
 # make demo      install, then run the main job            (make demo INPUT=file)
-# make test      install, then every test; random ones with the seed 1 (SEED=7: with another)
+# make test      install, then the tests in ten minutes; random ones with the seed 1 (SEED=7: with another). Of what has
+#                many cases it takes a sample, and of what is slow by nature a short form
+# make test-all  every test and every case
 # make check     the loop to live in: lint, types, import contracts, unit tests
 # make sync      the blocking form of the API from the asyncio form (see CONTRIBUTING.md)
 # make coverage  every test, and which lines none of them reaches; takes twice as long
@@ -24,7 +26,7 @@ SEED ?= 1
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --seed $(SEED)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage check sync lint types unit conformance simulate soak bench docs clean
+.PHONY: help install demo test test-all coverage check sync lint types unit conformance simulate soak bench docs clean
 
 help:
 	@sed '/^$$/q; s/^# //' Makefile
@@ -45,8 +47,11 @@ demo: install
 test: install
 	$(PYTEST) --reruns 1
 
+test-all: install
+	$(PYTEST) --reruns 1 --full
+
 coverage: install
-	$(PYTEST) --cov --cov-report=term-missing:skip-covered
+	$(PYTEST) --full --cov --cov-report=term-missing:skip-covered
 
 check: install lint types unit
 
@@ -66,7 +71,7 @@ unit:
 	$(BIN)/python -m pytest -q tests/unit
 
 conformance: install
-	$(PYTEST) -q -p conformance --conformance docs/conformance.md
+	$(PYTEST) --full -q -p conformance --conformance docs/conformance.md
 
 simulate: install
 	$(BIN)/servicebroker simulate --seeds $(SEEDS)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
 import random
+import shutil
 import subprocess
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from typing import NamedTuple
 
 import psycopg
 import pytest
@@ -21,35 +25,77 @@ import servicebroker.api.verbs
 from portal import open_behind_portal
 from remote_support import Pair, paired
 from servicebroker.store.embedded import EmbeddedServer
-from support import APP, Clock, as_user, define_standard_set
+from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
 
 _numbers = itertools.count(1)
+
+SECOND_TRIES = 2  # tests of a run that may be run once more
+STOCKS = (1, 8, 64)  # how many defined databases the templates of instances hold
+_IN_MEMORY = "/dev/shm"
+_ENOUGH = 8 * 1024**3  # bytes; a run has used up to 4 GB
+
+
+class Count(NamedTuple):
+    """How much a random or long test does by itself, and with --full."""
+
+    short: int
+    full: int
+    meaning: str
+
+
+COUNTS = {
+    "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
+    "model-steps": Count(4_000, 10_000, "steps of the engine beside the double"),
+    "tsql-steps": Count(400, 1_200, "steps in T-SQL text beside the double"),
+    "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
+    "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),
+    "good-messages": Count(500, 1_000, "good messages among which poison is found"),
+    "cuts": Count(2, 4, "at how many exchanges test_cut.py cuts each of its cases"),
+    "kills": Count(1, 2, "how often test_pipeline_faults.py kills the pipeline"),
+    "space-messages": Count(10_000, 20_000, "messages that go ten times through one queue"),
+    "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
+    "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
+    "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
+}
+
+
+def _work_in_memory() -> None:
+    """Servers and files of tests lie in memory where there is room: a disk takes ten times as long to copy a server."""
+    with suppress(OSError):
+        if "TMPDIR" not in os.environ and shutil.disk_usage(_IN_MEMORY).free > _ENOUGH:
+            os.environ["TMPDIR"] = tempfile.tempdir = _IN_MEMORY  # also for processes that tests start
+
+
+_work_in_memory()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=None, help="the seed of the randomized tests, to repeat a run")
-    parser.addoption("--leak-conversations", type=int, default=700, help="conversations of the test for leaks")
-    parser.addoption("--model-steps", type=int, default=10_000, help="steps of the engine beside the double")
-    parser.addoption("--tsql-steps", type=int, default=1_200, help="steps in T-SQL text beside the double")
-    parser.addoption("--crowd-seconds", type=int, default=8, help="how long 16 senders and 16 readers meet")
-    parser.addoption("--pool-messages", type=int, default=600, help="messages of the stress of ConversationPool")
-    parser.addoption("--good-messages", type=int, default=1_000, help="good messages among which poison is found")
-    parser.addoption("--cuts", type=int, default=4, help="at how many exchanges test_cut.py cuts each of its cases")
-    parser.addoption("--kills", type=int, default=2, help="how often test_pipeline_faults.py kills the pipeline")
-    parser.addoption("--space-messages", type=int, default=20_000, help="messages that go ten times through one queue")
-    parser.addoption("--fuzz-examples", type=int, default=300, help="texts of each test that writes random T-SQL")
-    parser.addoption("--open-dialogs", type=int, default=20_000, help="dialogs that are open between two daemons")
-    parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
+    parser.addoption("--full", action="store_true", help="every test and case: also those that make test leaves out")
+    for name, count in COUNTS.items():
+        said = f"{count.meaning}: {count.short} by itself, {count.full} with --full"
+        parser.addoption(f"--{name}", type=int, default=None, help=said)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    for name, count in COUNTS.items():
+        given = name.replace("-", "_")
+        if getattr(config.option, given) is None:
+            setattr(config.option, given, count.full if config.option.full else count.short)
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(2**31)
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
     of_fuzz = {"max_examples": config.option.fuzz_examples, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("fuzz", deadline=None, **of_fuzz)
+
+
+def _share(item: pytest.Item, cases: int) -> int:
+    """How many of the cases of a test a short run takes."""
+    sampled = item.get_closest_marker("sampled")
+    both = item.get_closest_marker("both_faces")
+    return sampled.args[0] if sampled else (cases + 1) // 2 if both else cases
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -64,6 +110,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.write_sep("_", f"was run again: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Second tries have a budget: a run that needed more of them has failed, whatever came of them."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    again = sorted({report.nodeid for report in terminal.getreports("rerun")}) if terminal else []
+    if len(again) > SECOND_TRIES:
+        terminal.write_line(f"\nmore than {SECOND_TRIES} tests needed a second try: {', '.join(again)}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
@@ -120,19 +175,37 @@ def make_url(server: EmbeddedServer) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def make_instance_url(make_url: Callable[..., str]) -> Callable[[], str]:
-    """Makes an instance that nothing was done in each time it is called, and returns its URL: faster than `sb.open`."""
-    template = make_url()
-    sb.open(template, upkeep=None).close()
+def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
+    """Makes an instance each time it is called, and returns its URL: much faster than `sb.open` on an empty database.
 
-    def make() -> str:
-        url = make_url(psycopg.conninfo.conninfo_to_dict(template)["dbname"])
+    Nothing was done in it, but that it holds `stocked` databases of the name `stocked_name` with the standard set.
+    """
+
+    @functools.cache
+    def template(stocked: int) -> str:
+        if not stocked:
+            url = make_url()
+            sb.open(url, upkeep=None).close()
+            return _database_name(url)
+        smaller = max(one for one in (0, *STOCKS) if one < stocked)
+        url = make_url(template(smaller))
+        with sb.open(url, upkeep=None) as instance:
+            for number in range(smaller, stocked):
+                define_standard_set(instance.database(stocked_name(number), create=True))
+        return _database_name(url)
+
+    def make(stocked: int = 0) -> str:
+        url = make_url(template(stocked))
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("update servicebroker.instance set instance_id = default")
             connection.execute("update servicebroker.databases set service_broker_guid = gen_random_uuid()")
         return url
 
     return make
+
+
+def _database_name(url: str) -> str:
+    return psycopg.conninfo.conninfo_to_dict(url)["dbname"]
 
 
 @pytest.fixture(scope="module")
@@ -152,43 +225,78 @@ def open_face(request: pytest.FixtureRequest) -> Callable[..., AbstractContextMa
     return open_behind_portal if getattr(request, "param", "threads") == "asyncio" else sb.open
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --full: no test that is `full`, one face of those that are `both_faces`, so many of those `sampled`."""
+    if config.option.full or any("::" in argument for argument in config.args):  # who names a test gets it
+        return
+    items_of = Counter(item.nodeid.partition("[")[0] for item in items)
+    shuffled = list(items)
+    random.Random(config.option.seed).shuffle(shuffled)
+    cases: defaultdict[str, int] = defaultdict(int)
+    left_out = []
+    for item in shuffled:
+        test = item.nodeid.partition("[")[0]
+        cases[test] += 1
+        if item.get_closest_marker("full") or cases[test] > _share(item, items_of[test]):
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "open_face" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_faces"):
         metafunc.parametrize("open_face", ["threads", "asyncio"], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
+def stocked(request: pytest.FixtureRequest) -> Stock:
+    """The databases that were made beforehand in the instance that the tests of a module share."""
+    wanted = sum(
+        item.path == request.path and "database" in getattr(item, "fixturenames", ()) for item in request.session.items
+    )
+    return Stock(next((size for size in STOCKS if size >= wanted), STOCKS[-1]) if wanted else 0)
+
+
+@pytest.fixture(scope="module")
 def instance(
     open_face: Callable[..., AbstractContextManager[sb.Instance]],
-    make_instance_url: Callable[[], str],
+    make_instance_url: Callable[..., str],
     module_clock: Clock,
+    stocked: Stock,
 ) -> Iterator[sb.Instance]:
     """The instance that the tests of a module share."""
-    with open_face(make_instance_url(), clock=module_clock, upkeep=None) as instance:
+    stocked.left = list(range(stocked.size))
+    url = make_instance_url(stocked.size)
+    with open_face(url, clock=module_clock, upkeep=None) as instance:
         yield instance
 
 
 @pytest.fixture
 def fresh_instance(
+    request: pytest.FixtureRequest,
     open_face: Callable[..., AbstractContextManager[sb.Instance]],
-    make_instance_url: Callable[[], str],
+    make_instance_url: Callable[..., str],
     module_clock: Clock,
 ) -> Iterator[sb.Instance]:
     """An instance that nothing was done in."""
-    with open_face(make_instance_url(), clock=module_clock, upkeep=None) as instance:
+    url = make_instance_url(1 if "fresh_database" in request.fixturenames else 0)
+    with open_face(url, clock=module_clock, upkeep=None) as instance:
         yield instance
 
 
 @pytest.fixture
-def database(instance: sb.Instance) -> sb.Database:
+def database(instance: sb.Instance, stocked: Stock) -> sb.Database:
     """A new broker database with the standard set of objects (see support.py)."""
+    if stocked.left:
+        return instance.database(stocked_name(stocked.left.pop(0)))
     return define_standard_set(instance.database(f"Test{next(_numbers)}", create=True))
 
 
 @pytest.fixture
 def fresh_database(fresh_instance: sb.Instance) -> sb.Database:
     """The standard set in an instance that holds nothing else."""
-    return define_standard_set(fresh_instance.database("Test", create=True))
+    return fresh_instance.database(stocked_name(0))
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from support import (
     STOCK_QUEUE,
     Clock,
     bodies,
-    define_standard_set,
     eventually,
     query,
+    standard_database,
     waiting_messages,
 )
 
@@ -108,7 +108,7 @@ class Site:
         self.keys = folder / name
         self.port = free_port()
         self.instance = sb.open(url, clock=Clock(), upkeep=None)
-        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.database = standard_database(self.instance)
         self.daemons: list[Served] = []
 
     @property
@@ -206,9 +206,9 @@ class Two:
 
 
 @contextmanager
-def two_sites(make_url: Callable[[], str], folder: Path) -> Iterator[Two]:
+def two_sites(make_instance_url: Callable[..., str], folder: Path) -> Iterator[Two]:
     """West and east, until whoever asked is done with them."""
-    west, east = (Site(name, make_url(), folder) for name in ("west", "east"))
+    west, east = (Site(name, make_instance_url(1), folder) for name in ("west", "east"))
     try:
         yield Two(west, east)
     finally:

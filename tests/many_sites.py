@@ -13,7 +13,7 @@ from servicebroker.engine.site import Here
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect
-from support import Clock, define_standard_set
+from support import Clock, standard_database
 
 
 class Pipe:
@@ -34,7 +34,7 @@ class Site:
     def __init__(self, name: str, url: str, clock: Clock, world: dict[str, Site]) -> None:
         self.name, self.world, self.seconds = name, world, 0.0
         self.instance = sb.open(url, clock=clock, upkeep=None)
-        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.database = standard_database(self.instance)
         self.database.grant("CONTROL", "public")  # it takes what is not secured
         self.msdb = self.instance.database("msdb")
         self.out: dict[str, Pipe] = {}

@@ -18,7 +18,7 @@ from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.connection import connect
-from support import CONTRACT, ORDER, ORDERS, STOCK, Clock, define_standard_set, query
+from support import CONTRACT, ORDER, ORDERS, STOCK, Clock, query, standard_database
 
 WEST, EAST = "TCP://west:4022", "TCP://east:4022"
 
@@ -41,7 +41,7 @@ class Site:
     def __init__(self, url: str, clock: Clock, own: str, other: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self.instance = sb.open(url, clock=clock, upkeep=None, keys=Path(self._folder.name) / "keys")
-        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.database = standard_database(self.instance)
         self.clock, self.seconds = clock, 0.0
         self.address, self.other = own, parse_address(other)
         self.out = Wire()
@@ -86,10 +86,10 @@ class Pair:
 
 
 @contextmanager
-def paired(make_instance_url: Callable[[], str]) -> Iterator[Pair]:
+def paired(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
     """Two instances whose routes lead to each other."""
     clock = Clock()
-    west, east = Site(make_instance_url(), clock, WEST, EAST), Site(make_instance_url(), clock, EAST, WEST)
+    west, east = Site(make_instance_url(1), clock, WEST, EAST), Site(make_instance_url(1), clock, EAST, WEST)
     west.database.drop_service(STOCK)
     east.database.drop_service(ORDERS)
     west.database.create_route("ToStock", service_name=STOCK, address=EAST)

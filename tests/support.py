@@ -41,6 +41,27 @@ class Clock:
         self.ahead += timedelta(**by)
 
 
+class Stock:
+    """Databases that were made beforehand in an instance: how many, and the numbers of those that no test has had."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.left: list[int] = []
+
+
+def stocked_name(number: int) -> str:
+    """The name of a database that was made beforehand."""
+    return f"Stocked{number}" if number else "Test"
+
+
+def standard_database(instance: sb.Instance) -> sb.Database:
+    """The database Test with the standard set, which `make_instance_url(1)` has made already."""
+    try:
+        return instance.database("Test")
+    except sb.BrokerError:
+        return define_standard_set(instance.database("Test", create=True))
+
+
 def define_standard_set(database: sb.Database) -> sb.Database:
     database.create_message_type(ORDER)
     database.create_message_type(REPLY)

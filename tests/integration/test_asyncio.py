@@ -46,8 +46,8 @@ class Loop:
 
 
 @pytest.fixture(scope="module")
-def url(make_url: Callable[[], str]) -> str:
-    return make_url()
+def url(make_instance_url: Callable[..., str]) -> str:
+    return make_instance_url()
 
 
 @pytest.fixture

@@ -151,6 +151,7 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
     assert left == []
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("value", [None, 0, 1, "OFF", "no"])
 @pytest.mark.parametrize(
     ("method", "name"),

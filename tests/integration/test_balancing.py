@@ -68,12 +68,12 @@ def test_the_engine_spreads_conversations_evenly(database: sb.Database) -> None:
 
 
 @pytest.fixture(scope="module")
-def sites(make_url: Callable[[], str]) -> Iterator[dict[str, Site]]:
+def sites(make_instance_url: Callable[..., str]) -> Iterator[dict[str, Site]]:
     """West begins conversations; north and south both have the service."""
     world: dict[str, Site] = {}
     clock = Clock()
     for name in ("west", "north", "south"):
-        world[name] = Site(name, make_url(), clock, world)
+        world[name] = Site(name, make_instance_url(), clock, world)
     west = world["west"]
     west.database.drop_service(STOCK)
     for name in ("north", "south"):

@@ -132,6 +132,7 @@ def test_work_that_loses_messages_is_no_result(make_url: Any) -> None:
     meter.close()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.feature(208, 209)
 def test_storage(tmp_path: Path) -> None:
@@ -149,6 +150,7 @@ def test_storage(tmp_path: Path) -> None:
     assert all(line.ratio is None or line.ratio > 1.5 for line in report.lines)  # the goals are for a quiet machine
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WARM_UP", 200)
@@ -183,6 +185,7 @@ def test_a_jar_that_is_none_is_refused(tmp_path: Path) -> None:
         benchmarks.run(["pipeline-batch"], jdbc_jar=tmp_path)
 
 
+@pytest.mark.full
 def test_between_two_instances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encrypted in both layers, and not at all; every message is checked by the reader."""
     monkeypatch.setattr(remote, "find_server", lambda: None)  # the next test starts it

@@ -31,8 +31,8 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
-    define_standard_set,
     query,
+    standard_database,
     waiting_messages,
 )
 
@@ -47,7 +47,7 @@ class Broker:
     def __init__(self, url: str) -> None:
         self.url = url
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC))
-        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.database = standard_database(self.instance)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self.start()
@@ -96,8 +96,8 @@ class Network:
 
 
 @pytest.fixture
-def network(make_url: Callable[[], str], seeded_random: random.Random) -> Iterator[Network]:
-    both = Network(Broker(make_url()), Broker(make_url()), seeded_random)
+def network(make_instance_url: Callable[..., str], seeded_random: random.Random) -> Iterator[Network]:
+    both = Network(Broker(make_instance_url(1)), Broker(make_instance_url(1)), seeded_random)
     yield both
     both.close()
 

@@ -39,10 +39,10 @@ from support import (
     STOCK,
     STOCK_QUEUE,
     bodies,
-    define_standard_set,
     eventually,
     in_thread,
     query,
+    standard_database,
 )
 
 E = TypeVar("E", bound=Event)
@@ -56,7 +56,7 @@ class Site:
     def __init__(self, url: str) -> None:
         self.url = url
         self.instance = sb.open(url, clock=lambda: datetime.now(UTC), upkeep=None)
-        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.database = standard_database(self.instance)
         with self.instance.connection() as connection:
             self.identifier = seat(connection)
         self.daemon = Daemon(url, lambda: datetime.now(UTC))
@@ -142,8 +142,8 @@ class Two:
 
 
 @pytest.fixture(scope="module")
-def sites(make_instance_url: Callable[[], str]) -> Iterator[Two]:
-    two = Two(Site(make_instance_url()), Site(make_instance_url()))
+def sites(make_instance_url: Callable[..., str]) -> Iterator[Two]:
+    two = Two(Site(make_instance_url(1)), Site(make_instance_url(1)))
     yield two
     two.close()
 

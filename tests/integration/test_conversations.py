@@ -317,8 +317,8 @@ def test_a_timer_that_is_set_again_replaces_the_first(database: sb.Database, clo
 
 
 @pytest.mark.feature(85)
-def test_a_timer_survives_a_restart(make_url: Callable[[], str]) -> None:
-    url, clock = make_url(), Clock()
+def test_a_timer_survives_a_restart(make_instance_url: Callable[..., str]) -> None:
+    url, clock = make_instance_url(), Clock()
     with sb.open(url, clock=clock) as instance:
         handle = begin(define_standard_set(instance.database("T", create=True)))
         instance.database("T").begin_conversation_timer(handle, 3600)
@@ -392,11 +392,11 @@ def test_a_received_timer_that_is_rolled_back_comes_again(database: sb.Database,
     assert [message.is_timer for message in database.receive(ORDERS_QUEUE)] == [True]
 
 
-def test_the_clock_of_the_instance_rules_not_the_one_of_the_server(make_url: Callable[[], str]) -> None:
+def test_the_clock_of_the_instance_rules_not_the_one_of_the_server(make_instance_url: Callable[..., str]) -> None:
     def long_ago() -> datetime:
         return datetime(1999, 12, 31, tzinfo=UTC)
 
-    with sb.open(make_url(), clock=long_ago) as instance:
+    with sb.open(make_instance_url(), clock=long_ago) as instance:
         database = define_standard_set(instance.database("T", create=True))
         handle = begin(database, lifetime=60)
         database.begin_conversation_timer(handle, 30)

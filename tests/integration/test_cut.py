@@ -302,6 +302,7 @@ def places(instance: sb.Instance) -> Places:
     return Places(instance)
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", CASES)
 def test_all_or_nothing(
     places: Places,

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "examples/declarative/run.py"
 
 
+@pytest.mark.full
 def test_a_queue_is_a_streaming_table_of_a_declarative_pipeline() -> None:
     done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=500, check=False)
     if "This example needs" in done.stderr:

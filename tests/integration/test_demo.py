@@ -93,6 +93,7 @@ def test_the_lines_of_a_file_land_once_also_when_it_grows_is_rewritten_or_ends_u
     check_closed(out)
 
 
+@pytest.mark.full
 def test_an_empty_file_makes_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     summary = succeeded(demo(tmp_path / "empty", tmp_path / "out"))
@@ -100,6 +101,7 @@ def test_an_empty_file_makes_an_empty_table(tmp_path: Path) -> None:
     assert rows(summary["table"]) == []
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_killed_five_times_at_random_it_loses_and_doubles_nothing(tmp_path: Path, seeded_random: random.Random) -> None:
     source, out = tmp_path / "input.log", tmp_path / "out"
@@ -129,6 +131,7 @@ def test_killed_five_times_at_random_it_loses_and_doubles_nothing(tmp_path: Path
     check_closed(out)
 
 
+@pytest.mark.full
 def test_ctrl_c_says_so_and_the_next_run_goes_on(tmp_path: Path) -> None:
     source, out = tmp_path / "input.log", tmp_path / "out"
     lines = [b"line %d" % n for n in range(60_000)]

@@ -21,8 +21,8 @@ SECRET = "the teapot is cracked"
 
 
 @pytest.fixture
-def pair(make_url: Callable[[], str]) -> Iterator[Pair]:
-    with paired(make_url) as pair:
+def pair(make_instance_url: Callable[..., str]) -> Iterator[Pair]:
+    with paired(make_instance_url) as pair:
         pair.east.database.revoke("SEND", "public", service=STOCK)
         yield pair
 

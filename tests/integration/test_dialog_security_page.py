@@ -21,8 +21,8 @@ SERVICES = {"shop": "//example/Shop", "warehouse": "//example/Warehouse"}
 
 
 @pytest.fixture
-def sites(make_url: Callable[[], str], tmp_path: Path) -> Iterator[dict[str, Site]]:
-    both = {name: Site(name, make_url(), tmp_path) for name in SERVICES}
+def sites(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[dict[str, Site]]:
+    both = {name: Site(name, make_instance_url(), tmp_path) for name in SERVICES}
     yield both
     for site in both.values():
         site.close()

@@ -36,9 +36,11 @@ def example() -> ModuleType:
 
 
 @pytest.fixture
-def configured(make_url: Callable[[], str], example: ModuleType, clock: Clock) -> Iterator[tuple[sb.Database, Any]]:
+def configured(
+    make_instance_url: Callable[..., str], example: ModuleType, clock: Clock
+) -> Iterator[tuple[sb.Database, Any]]:
     """A database that has the service asked, and the service's own."""
-    with sb.open(make_url(), clock=clock, upkeep=None) as instance:
+    with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:
         service = example.define(instance)
         assert example.define(instance).name == service.name  # a second time, nothing is made
         database = define_standard_set(instance.database("Shop", create=True))

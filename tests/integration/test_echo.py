@@ -23,12 +23,12 @@ from support import (
     ORDERS_QUEUE,
     Clock,
     bodies,
-    define_standard_set,
     errors,
     eventually,
     far_handle,
     query,
     refused,
+    standard_database,
     state,
     undone,
 )
@@ -184,9 +184,9 @@ def test_nothing_but_send_is_granted(database: sb.Database, app: sb.Database, pe
 
 
 @pytest.mark.feature(206)
-def test_the_background_answers_as_soon_as_it_is_told(make_url: Callable[[], str]) -> None:
-    with sb.open(make_url(), upkeep=3600) as instance:  # so only because it is told
-        database = define_standard_set(instance.database("Test", create=True))
+def test_the_background_answers_as_soon_as_it_is_told(make_instance_url: Callable[..., str]) -> None:
+    with sb.open(make_instance_url(1), upkeep=3600) as instance:  # so only because it is told
+        database = standard_database(instance)
         handle = begin(database)
         for body in (b"a", b"b"):  # the first SEND finds the target, the second knows it
             database.send(handle, ECHO, body)
@@ -203,10 +203,10 @@ def test_in_t_sql(database: sb.Database) -> None:
     assert database.execute_tsql(script).rows == [("way",)]
 
 
-def test_an_instance_of_an_older_version_gets_it(make_url: Callable[[], str]) -> None:
-    url = make_url()
+def test_an_instance_of_an_older_version_gets_it(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
     with sb.open(url, upkeep=None) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+        database = standard_database(instance)
         with instance.connection() as connection:
             connection.execute("delete from servicebroker.migrations where number = 58")
             connection.execute("drop function servicebroker.ring_delivery cascade")
@@ -261,9 +261,9 @@ def test_another_contract_is_refused_there_too(pair: Pair) -> None:
 
 
 @pytest.mark.feature(206)
-def test_daemons_answer(make_instance_url: Callable[[], str], tmp_path: Path) -> None:
+def test_daemons_answer(make_instance_url: Callable[..., str], tmp_path: Path) -> None:
     """Nobody else has the other instance open with its background."""
-    sites = [Site(name, make_instance_url(), tmp_path) for name in ("west", "east")]
+    sites = [Site(name, make_instance_url(1), tmp_path) for name in ("west", "east")]
     try:
         two = Two(*sites)
         for site in sites:

@@ -26,12 +26,12 @@ from support import (
     STOCK_QUEUE,
     Clock,
     Undo,
-    define_standard_set,
     group_of,
     leftovers,
     open_dialog,
     query,
     queue_number,
+    standard_database,
     surveying_always,
     together,
     tolerate_rollbacks,
@@ -49,7 +49,7 @@ def database(fresh_instance: sb.Instance, monkeypatch: pytest.MonkeyPatch) -> sb
     """The standard set, in queues that move their marks at every chance."""
     for part in ("survey", "receive"):
         monkeypatch.setitem(template._template(), part, surveying_always(template._template()[part]))
-    database = define_standard_set(fresh_instance.database("Test", create=True))
+    database = standard_database(fresh_instance)
     database.create_queue(OTHER_QUEUE)
     tolerate_rollbacks(database)
     return database

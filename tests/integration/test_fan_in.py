@@ -62,6 +62,7 @@ def test_every_150th_dialog_has_a_page_of_its_own(linked: Linked) -> None:
     assert pages(linked.begin(service, 10)) < 5  # neighbours share pages
 
 
+@pytest.mark.full
 def test_many_messages_in_a_transaction_beat_one_in_each(
     linked: Linked, record_property: Callable[[str, object], None]
 ) -> None:
@@ -78,6 +79,7 @@ def test_many_messages_in_a_transaction_beat_one_in_each(
     assert batched > 1.5 * single
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "SOURCES", 2)

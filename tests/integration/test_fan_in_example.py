@@ -23,6 +23,7 @@ def folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.full
 def test_three_shops_land_in_one_warehouse(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples/fan-in/run.py"), str(folder)],

@@ -64,11 +64,11 @@ class Three:
 
 
 @pytest.fixture(scope="module")
-def three_sites(make_url: Callable[[], str]) -> Iterator[Three]:
+def three_sites(make_instance_url: Callable[..., str]) -> Iterator[Three]:
     world: dict[str, Site] = {}
     clock = Clock()
     for name in ("west", "middle", "east"):
-        world[name] = Site(name, make_url(), clock, world)
+        world[name] = Site(name, make_instance_url(), clock, world)
     west, middle, east = world.values()
     west.database.drop_service(STOCK)
     east.database.drop_service(ORDERS)

@@ -82,7 +82,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def two(hosts: Hosts, make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
+def two(hosts: Hosts, make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
     two = Two(*(Site(side, make_instance_url(), tmp_path) for side in ("west", "east")))
     two.west.database.alter_route("ToStock", address=f"TCP://10.77.0.2:{PORT}")
     two.east.database.alter_route("ToOrders", address=f"TCP://10.77.0.1:{PORT}")
@@ -123,6 +123,7 @@ def test_a_link_that_is_cut_and_comes_back(two: Two, hosts: Hosts) -> None:
     assert all("10.77.0." in str(line.get("peer", "10.77.0.")) for line in two.west.daemon.lines)
 
 
+@pytest.mark.full
 @pytest.mark.feature(126, 140)
 def test_a_host_that_gets_another_address(two: Two, hosts: Hosts) -> None:
     handle = two.send("a")

@@ -32,6 +32,7 @@ from support import (
     open_dialog,
     query,
     refused,
+    standard_database,
     state,
     stopped,
     wait_until_blocked,
@@ -160,7 +161,7 @@ def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
 
 def test_a_forked_child_opens_the_instance_for_itself(make_url: Callable[[], str]) -> None:
     with sb.open(make_url()) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+        database = standard_database(instance)
         handle = begin(database)
         child = os.fork()
         if child == 0:
@@ -393,7 +394,7 @@ def test_a_verb_in_a_pipeline_of_the_application_does_nothing(database: sb.Datab
 def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], str]) -> None:
     """DISCARD ALL on a connection of the pool goes unnoticed; inside a transaction it undoes that, and is said."""
     with sb.Instance(make_url(), upkeep=None, connections=1) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+        database = standard_database(instance)
         handle = begin(database)
         for number in range(3):
             assert database.send(handle, ORDER, b"x") == number

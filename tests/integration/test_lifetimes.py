@@ -23,7 +23,6 @@ from support import (
     Clock,
     begin,
     bodies,
-    define_standard_set,
     eventually,
     far_handle,
     in_thread,
@@ -31,6 +30,7 @@ from support import (
     query,
     queue_number,
     refused,
+    standard_database,
     state,
     waiting_messages,
 )
@@ -216,10 +216,10 @@ def test_what_somebody_holds_is_left_for_the_next_time(database: sb.Database, cl
 
 
 @pytest.mark.feature(100)
-def test_the_background_does_what_is_due_where_nobody_receives(make_url: Callable[[], str]) -> None:
+def test_the_background_does_what_is_due_where_nobody_receives(make_instance_url: Callable[..., str]) -> None:
     clock = Clock()
-    with sb.open(make_url(), clock=clock, upkeep=0.05) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+    with sb.open(make_instance_url(1), clock=clock, upkeep=0.05) as instance:
+        database = standard_database(instance)
         expires, timed = begin(database, lifetime=60), begin(database)
         database.begin_conversation_timer(timed, 50)
         closes = begin(database)
@@ -235,10 +235,10 @@ def test_the_background_does_what_is_due_where_nobody_receives(make_url: Callabl
 
 
 @pytest.mark.usefixtures("without_polls")
-def test_the_background_wakes_a_reader(make_url: Callable[[], str]) -> None:
+def test_the_background_wakes_a_reader(make_instance_url: Callable[..., str]) -> None:
     clock = Clock()
-    with sb.open(make_url(), clock=clock, upkeep=0.05) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+    with sb.open(make_instance_url(1), clock=clock, upkeep=0.05) as instance:
+        database = standard_database(instance)
         begin(database, lifetime=60)
         reader = in_thread(database.receive, ORDERS_QUEUE, wait=60)
         eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") == [(1,)])
@@ -246,8 +246,8 @@ def test_the_background_wakes_a_reader(make_url: Callable[[], str]) -> None:
         assert errors(reader.result(5)) == [EXPIRED]
 
 
-def test_close_under_a_blocked_round_is_quick(make_url: Callable[[], str]) -> None:
-    url = make_url()
+def test_close_under_a_blocked_round_is_quick(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
     with sb.open(url, upkeep=None) as outside, outside.connection() as connection:
         inside = sb.open(url, upkeep=0.02)
         with connection.transaction():
@@ -262,7 +262,7 @@ def test_close_under_a_blocked_round_is_quick(make_url: Callable[[], str]) -> No
 def test_the_background_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     clock = Clock()
     with sb.open(tmp_path / "data", clock=clock, upkeep=0.05) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+        database = standard_database(instance)
         handle = begin(database, lifetime=60)
         postmaster = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(postmaster, signal.SIGKILL)

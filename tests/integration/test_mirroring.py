@@ -33,9 +33,9 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
-    define_standard_set,
     eventually,
     query,
+    standard_database,
     waiting_messages,
 )
 
@@ -83,7 +83,7 @@ class Mirrored:
         self.primary.server.make(synchronous="")
         self.primary.server.start()
         with sb.open(self.primary.server.url, upkeep=None) as instance:
-            database = define_standard_set(instance.database("Test", create=True))
+            database = standard_database(instance)
             database.drop_service(ORDERS)
             database.grant("SEND", "public", service=STOCK)
             database.create_route("ToOrders", service_name=ORDERS, address=west.address)
@@ -134,11 +134,11 @@ class Mirrored:
 
 
 @pytest.fixture(scope="module")
-def mirrored(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
+def mirrored(make_instance_url: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirrored]:
     folder = Path(tempfile.mkdtemp(prefix="servicebroker-pair-"))  # where the servers' user can get at it
     folder.chmod(0o755)
     keys = tmp_path_factory.mktemp("keys")
-    west = Site("west", make_instance_url(), keys)
+    west = Site("west", make_instance_url(1), keys)
     both = Mirrored(folder, keys / "pair", west)
     try:
         yield both

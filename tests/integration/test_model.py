@@ -12,6 +12,8 @@ from random_histories import Model, run_histories
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_engine_and_the_double_agree(
-    make_url: Callable[[], str], request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+    make_instance_url: Callable[..., str],
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    run_histories(Model, make_url(), request.config.option.model_steps, record_property)
+    run_histories(Model, make_instance_url(), request.config.option.model_steps, record_property)

@@ -31,7 +31,7 @@ FRESH = {
 
 
 @pytest.fixture
-def two(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
+def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
     with two_sites(make_instance_url, tmp_path) as two:
         yield two
 

@@ -109,6 +109,7 @@ def test_several_queues_land_in_one_warehouse_and_what_is_bad_is_quarantined_and
     assert found.fetchall() == [(23, 23)]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_pipeline_on_a_cluster_ends_conversations_with_bad_messages(feed, write):
     bad = feed.dialog(b'{"id": 1}', b"?")
@@ -122,6 +123,7 @@ def test_a_pipeline_on_a_cluster_ends_conversations_with_bad_messages(feed, writ
     assert feed.left() == 0
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, write, unused_port):
     feed.dialog(b'{"id": 1}')
@@ -158,6 +160,7 @@ def test_it_goes_on_until_ctrl_c_with_metrics_and_the_next_run_continues(feed, w
     assert sorted(row["id"] for row in rows(path, "lines")) == [1, 2]
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_rule_that_says_stop_ends_the_run_with_one_sentence(feed, write):
     feed.dialog(b"?")

@@ -234,6 +234,7 @@ def check(path, sent):
     assert duckdb.sql(counted).fetchall() == [(len(sent), len(sent))]
 
 
+@pytest.mark.full
 def test_an_archive_survives_a_lost_checkpoint_and_doubles_nothing(tmp_path, instance):
     feed = Feed(warehouse(instance))
     handle = feed.dialog(*(b'{"sender": 1, "n": %d}' % n for n in range(3000)))

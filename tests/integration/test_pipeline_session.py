@@ -82,6 +82,7 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_each_registration_has_a_map_of_its_own(tmp_path):
     """Spark writes into that of a query as it starts (decision 135)."""

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def filled(make_url: Callable[[], str]) -> Iterator[sb.Database]:
+def filled(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
     """20,000 messages of 200 conversations."""
-    with sb.open(make_url(), upkeep=None) as instance:
+    with sb.open(make_instance_url(), upkeep=None) as instance:
         database = define_standard_set(instance.database("Plans", create=True))
         with database.transaction() as transaction:
             for _ in range(200):

@@ -102,7 +102,7 @@ def test_commit_and_the_next_receive_are_one_round_trip(database: sb.Database, m
     assert [later - earlier for earlier, later in pairwise(seen)] == [1] * 9
 
 
-def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Callable[[], str]) -> None:
+def test_as_many_readers_as_connections_need_no_other_one(make_instance_url: Callable[..., str]) -> None:
     """COMMITs that travel are none of poison detection's business as long as they succeed."""
     borrowed: list[None] = []
     done: list[bytes | None] = []

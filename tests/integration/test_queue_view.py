@@ -10,6 +10,7 @@ import servicebroker as sb
 from support import ORDER, STOCK_QUEUE, begin, bodies, query
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.feature(17)
 @pytest.mark.parametrize("empty", [False, True])
 @pytest.mark.parametrize("name", [STOCK_QUEUE, "Sales.With [x] \"and\" 'y'"])

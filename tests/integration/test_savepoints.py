@@ -69,6 +69,7 @@ def undo_receive(transaction: sb.JoinedTransaction, how: str) -> list[sb.Message
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.feature(68)
 @pytest.mark.parametrize("how", ["savepoint", "psycopg", "nested", "raw"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -143,6 +144,7 @@ def test_a_savepoint_needs_a_transaction(database: sb.Database) -> None:
         pass
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("autocommit", [True, False])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("then", ["verb", "other statements", "release", "close"])

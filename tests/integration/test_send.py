@@ -587,11 +587,11 @@ def test_sends_are_hot_updates(fresh_database: sb.Database) -> None:
 
 @pytest.mark.feature(54)
 def test_a_body_over_the_maximum_is_refused_before_anything_is_written(
-    make_url: Callable[[], str], clock: Clock
+    make_instance_url: Callable[..., str], clock: Clock
 ) -> None:
     with refused(402, "maximum_body"):
-        sb.open(make_url(), maximum_body=2**30)
-    with sb.open(make_url(), clock=clock, upkeep=None) as instance:
+        sb.open(make_instance_url(), maximum_body=2**30)
+    with sb.open(make_instance_url(), clock=clock, upkeep=None) as instance:
         assert instance.maximum_body == 512 * 1024 * 1024
     with sb.open(instance.url, clock=clock, upkeep=None, maximum_body=1000) as instance:
         database = define_standard_set(instance.database("Small", create=True))

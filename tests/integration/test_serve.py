@@ -47,7 +47,7 @@ ONLINE = ("LOGGED_IN", "ONLINE")
 
 
 @pytest.fixture
-def two(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Two]:
+def two(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[Two]:
     with two_sites(make_instance_url, tmp_path) as two:
         yield two
 
@@ -71,7 +71,7 @@ def test_messages_and_replies_travel_between_endpoints(two: Two) -> None:
     two.east.daemon.says("is now listening for connections at TCP://127.0.0.1")
 
 
-def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_url: Callable[[], str]) -> None:
+def test_the_daemon_plans_a_statement_once_and_reads_by_indexes(make_instance_url: Callable[..., str]) -> None:
     """Also where the tables are empty at that time; PostgreSQL would plan for each array anew, or read whole tables."""
     with connect(make_instance_url()) as connection:
         connection.execute("vacuum analyze")

@@ -40,10 +40,10 @@ def in_a_process(transaction, message):
 
 
 @pytest.fixture
-def site(make_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     (tmp_path / "stock_procedures.py").write_text(PROCEDURES)
     monkeypatch.setenv("STARTED", str(tmp_path / "started"))
-    made = Site("west", make_url(), tmp_path)
+    made = Site("west", make_instance_url(), tmp_path)
     made.database.alter_queue(STOCK_QUEUE, activation=sb.Activation("usp_Stock", 2, "OWNER", status=True))
     yield made
     made.close()

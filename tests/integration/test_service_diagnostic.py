@@ -29,11 +29,11 @@ from support import (
     ORDERS_QUEUE,
     STOCK,
     STOCK_QUEUE,
-    define_standard_set,
     errors,
     far_handle,
     query,
     refused,
+    standard_database,
     state,
 )
 
@@ -210,10 +210,10 @@ def test_in_t_sql(database: sb.Database) -> None:
     assert database.execute_tsql(script).rows == [("READY",)]
 
 
-def test_an_instance_of_an_older_version_gets_it(make_url: Callable[[], str]) -> None:
-    url = make_url()
+def test_an_instance_of_an_older_version_gets_it(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
     with sb.open(url, upkeep=None) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+        database = standard_database(instance)
         with instance.connection() as connection:
             connection.execute("delete from servicebroker.migrations where number = 76")
             connection.execute(

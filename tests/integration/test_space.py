@@ -23,11 +23,11 @@ from support import (
     Clock,
     begin,
     bodies,
-    define_standard_set,
     eventually,
     in_thread,
     query,
     queue_number,
+    standard_database,
     together,
     wait_until_blocked,
 )
@@ -85,9 +85,9 @@ def test_ten_times_through_a_queue_leaves_it_small(
 
 @pytest.mark.slow
 @pytest.mark.feature(211)
-def test_the_background_gives_back_what_this_process_has_drained(make_url: Callable[[], str]) -> None:
-    with sb.open(make_url(), upkeep=3600) as instance:
-        database = define_standard_set(instance.database("Test", create=True))
+def test_the_background_gives_back_what_this_process_has_drained(make_instance_url: Callable[..., str]) -> None:
+    with sb.open(make_instance_url(1), upkeep=3600) as instance:
+        database = standard_database(instance)
         fill(database, 20_000)
         assert drain(database) == 20_000
         eventually(lambda: size(database) < WORTH_GIVING_BACK)

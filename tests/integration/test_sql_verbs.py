@@ -448,10 +448,10 @@ def test_nobody_may_execute_them_by_default(database: sb.Database) -> None:
 
 @pytest.fixture
 def served(
-    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> Iterator[sb.Database]:
     """The standard set in an instance whose background runs, at a look every minute."""
-    with open_face(make_url(), upkeep=60) as instance:
+    with open_face(make_instance_url(), upkeep=60) as instance:
         yield define_standard_set(instance.database("Served", create=True))
 
 
@@ -477,9 +477,9 @@ def test_a_message_is_delivered_as_soon_as_it_is_committed(
 
 @pytest.mark.both_faces
 def test_what_was_sent_while_no_instance_was_open(
-    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> None:
-    url = make_url()
+    url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         define_standard_set(instance.database("Closed", create=True))
     with psycopg.connect(url, autocommit=True) as connection:
@@ -556,11 +556,11 @@ def test_the_background_warns_when_it_gives_way(
 
 @pytest.mark.both_faces
 def test_the_background_does_not_keep_an_instance_open(
-    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_url: Callable[[], str]
+    open_face: Callable[..., AbstractContextManager[sb.Instance]], make_instance_url: Callable[..., str]
 ) -> None:
     times = []
     for _ in range(3):
-        with open_face(make_url(), upkeep=60) as instance:
+        with open_face(make_instance_url(), upkeep=60) as instance:
             time.sleep(0.2)  # it listens
             began = time.monotonic()
         times.append(time.monotonic() - began)
@@ -618,9 +618,11 @@ def test_a_trigger_sends(served: sb.Database) -> None:
 
 
 @pytest.mark.slow
-def test_senders_of_both_kinds_and_the_background(make_url: Callable[[], str], seeded_random: random.Random) -> None:
+def test_senders_of_both_kinds_and_the_background(
+    make_instance_url: Callable[..., str], seeded_random: random.Random
+) -> None:
     """Nothing lost, doubled or out of order on conversations that are sent on from SQL and from Python."""
-    with sb.open(make_url(), upkeep=0.05) as instance:
+    with sb.open(make_instance_url(), upkeep=0.05) as instance:
         database = define_standard_set(instance.database("Both", create=True))
         handles = [begin(database) for _ in range(3)]
         seconds, stop, sent_all = 4.0, threading.Event(), threading.Event()

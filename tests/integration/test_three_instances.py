@@ -19,9 +19,9 @@ CONVERSATIONS = 4
 
 
 @pytest.fixture
-def three(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[Two, Site]]:
+def three(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Two, Site]]:
     """West and east, and the forwarder between them."""
-    west, middle, east = (Site(name, make_url(), tmp_path) for name in ("west", "middle", "east"))
+    west, middle, east = (Site(name, make_instance_url(), tmp_path) for name in ("west", "middle", "east"))
     try:
         two = Two(west, east)
         west.database.alter_route("ToStock", address=middle.address)

@@ -71,10 +71,10 @@ def told(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_a_script_from_a_file_makes_everything(make_url, tmp_path: Path):
+def test_a_script_from_a_file_makes_everything(make_instance_url, tmp_path: Path):
     script = tmp_path / "hello.sql"
     script.write_bytes(TWO_SIDES.encode("utf-16"))
-    result = run("sql", "--instance", make_url(), "-i", str(script), "--json")
+    result = run("sql", "--instance", make_instance_url(), "-i", str(script), "--json")
     assert result.exit_code == 0, result.stdout
     end_dialog = "http://schemas.microsoft.com/SQL/ServiceBroker/EndDialog"
     assert told(result)[-2:] == [
@@ -86,8 +86,8 @@ def test_a_script_from_a_file_makes_everything(make_url, tmp_path: Path):
     ]
 
 
-def test_a_refusal_is_said_in_the_familiar_form_and_the_next_batch_runs(make_url):
-    url = make_url()
+def test_a_refusal_is_said_in_the_familiar_form_and_the_next_batch_runs(make_instance_url):
+    url = make_instance_url()
     text = "PRINT 1\nSEND ON CONVERSATION '6d9a2f2e-8a4b-4b43-8f3e-0c9b3d0a4a52' (N'x')\nGO\nSELECT 2 AS two"
     result = run("sql", "--instance", url, "-d", "Made", "-Q", text)
     assert result.exit_code == 1
@@ -99,19 +99,19 @@ def test_a_refusal_is_said_in_the_familiar_form_and_the_next_batch_runs(make_url
     assert told(result) == [{"columns": ["d", "b", "n", "z"], "rows": [["Made", "0x0A", 2.5, None]]}]
 
 
-def test_an_error_inside_a_procedure_names_it(make_url):
+def test_an_error_inside_a_procedure_names_it(make_instance_url):
     text = "CREATE PROC Fails AS\nSELECT 1/0\nGO\nEXEC Fails"
-    result = run("sql", "--instance", make_url(), "-d", "P", "-Q", text, "--json")
+    result = run("sql", "--instance", make_instance_url(), "-d", "P", "-Q", text, "--json")
     (error,) = [line for line in told(result) if "message" in line]
     assert error["message"].startswith("Msg 8134, Level 16, State 1, Procedure Fails, Line 2\n")
     assert (error["number"], error["procedure"], error["line"]) == (8134, "Fails", 2)
 
 
-def test_a_script_may_be_one_of_sqlcmd(make_url, tmp_path: Path):
+def test_a_script_may_be_one_of_sqlcmd(make_instance_url, tmp_path: Path):
     (tmp_path / "names.sql").write_text(":setvar what Orders\n")
     script = tmp_path / "made.sql"
     script.write_text(":on error exit\n:r names.sql\nPRINT '$(what) $(who)'\nGO\nSELECT 1/0\nGO\nPRINT 'never'\n")
-    result = run("sql", "--instance", make_url(), "-i", str(script), "-v", "who=Ann", "--json")
+    result = run("sql", "--instance", make_instance_url(), "-i", str(script), "-v", "who=Ann", "--json")
     assert result.exit_code == 1
     first, error = told(result)
     assert first == {"message": "Orders Ann"}

@@ -46,9 +46,9 @@ SEND ON CONVERSATION @h (N'hello')
 
 
 @pytest.fixture
-def sql(make_url: Callable[[], str]) -> Callable[..., Any]:
+def sql(make_instance_url: Callable[..., str]) -> Callable[..., Any]:
     """Runs `servicebroker sql` with these arguments on one instance."""
-    url = make_url()
+    url = make_instance_url()
     return lambda *arguments: CliRunner().invoke(app, ["sql", "--instance", url, *map(str, arguments)])
 
 

@@ -50,6 +50,8 @@ def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_tsql_and_the_double_agree(
-    make_url: Callable[[], str], request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+    make_instance_url: Callable[..., str],
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
 ) -> None:
-    run_histories(TsqlModel, make_url(), request.config.option.tsql_steps, record_property)
+    run_histories(TsqlModel, make_instance_url(), request.config.option.tsql_steps, record_property)

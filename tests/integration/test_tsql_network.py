@@ -62,8 +62,11 @@ class Side:
 
 
 @pytest.fixture
-def sides(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[Side, Side]]:
-    west, east = Side("West", "East", make_url(), tmp_path), Side("East", "West", make_url(), tmp_path)
+def sides(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tuple[Side, Side]]:
+    west, east = (
+        Side("West", "East", make_instance_url(), tmp_path),
+        Side("East", "West", make_instance_url(), tmp_path),
+    )
     west.names["peer_port"], east.names["peer_port"] = east.names["port"], west.names["port"]
     yield west, east
     west.close()

@@ -103,8 +103,8 @@ def test_000_an_error_is_logged_and_ends_the_conversation(recycling, instance, c
     assert handles(recycling) == []
 
 
-def test_000_the_daemon_starts_the_procedure(make_url, tmp_path):
-    url = make_url()
+def test_000_the_daemon_starts_the_procedure(make_instance_url, tmp_path):
+    url = make_instance_url()
     with sb.open(url, upkeep=None) as instance:
         made = define_recycling(instance.database("Daemon", create=True))
         served = Served(url, tmp_path)
