@@ -68,7 +68,7 @@ types:
 	$(BIN)/mypy
 
 unit:
-	$(BIN)/python -m pytest -q tests/unit
+	$(PYTEST) -q -m "not slow" tests/unit
 
 conformance: install
 	$(PYTEST) --full -q -p conformance --conformance docs/conformance.md

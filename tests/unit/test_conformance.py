@@ -106,6 +106,7 @@ def test_a_test_that_was_left_out_proves_nothing(pytester: pytest.Pytester) -> N
     assert "test_two" in line(page, 1)
 
 
+@pytest.mark.slow
 def test_workers_tell_what_they_have(pytester: pytest.Pytester) -> None:
     """Also of what none of them ran."""
     tests = """

@@ -80,6 +80,7 @@ def test_every_outcome_of_chance_is_found() -> None:
     assert "Chance decides for each conversation which of these 4 it is:" in words(found, {})[1]
 
 
+@pytest.mark.slow
 def test_more_outcomes_than_anybody_reads_are_cut() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(5_000)]
     found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)

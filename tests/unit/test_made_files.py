@@ -10,6 +10,7 @@ import pytest
 import make_sync
 
 
+@pytest.mark.slow
 def test_the_made_files_are_up_to_date() -> None:
     checked = subprocess.run([sys.executable, make_sync.__file__, "--check"], capture_output=True, text=True)
     assert checked.returncode == 0, f"run `make sync`:\n{checked.stdout}{checked.stderr}"

@@ -74,6 +74,7 @@ def test_what_cannot_be_read_is_quarantined_with_its_bytes_and_its_reason(tmp_pa
     assert found.bad == []
 
 
+@pytest.mark.slow
 def test_a_body_of_100_mb_lands_whole(tmp_path):
     """In bronze and quarantine by the usual limit, and in its table where the rule allows as much."""
     body = b"%05d" % 12345 * 20_000_000

@@ -374,6 +374,7 @@ def a_target_that_ends_early(world: World, pool: type[sb.AsyncConversationPool])
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actors", [two_senders, two_recyclers, a_limit_and_a_timer, a_target_that_ends_early])
 def test_no_interleaving_loses_a_message_or_sends_one_after_the_end(actors: Actors) -> None:
     assert explore(actors) > 20
