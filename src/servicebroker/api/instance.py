@@ -8,9 +8,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -41,8 +40,8 @@ from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import execute, run, run_alone
-
-Clock = Callable[[], datetime]
+from servicebroker.store.server_clock import Clock, ServerClock, system_time
+from servicebroker.store.server_time import follow
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
 _LOG = logging.getLogger("servicebroker")
@@ -69,17 +68,12 @@ def _key_folder(target: str, given: str | os.PathLike[str] | None) -> Path | Non
     return None if is_url(target) else Path(target) / "keys"
 
 
-def utc_now() -> datetime:
-    """The clock of everyday use."""
-    return datetime.now(UTC)
-
-
 class Instance(Network):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
-        clock: gives every rule its time.
+        clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
     """
@@ -88,19 +82,19 @@ class Instance(Network):
         self,
         target: str | os.PathLike[str],
         *,
-        clock: Clock = utc_now,
+        clock: Clock | None = None,
         connections: int = 20,
         upkeep: float | None = UPKEEP,
         maximum_body: int = MAXIMUM_BODY,
         keys: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.clock = clock
+        self.clock: Clock = clock or ServerClock(time.monotonic, system_time, _LOG.warning)
         self.maximum_body = checked_maximum(maximum_body)
         self.tally = Tally()
         self.catalog = Catalog(enqueued=self.tally.enqueued)
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, clock, self.events, self.tally)
+        self.poison = PoisonDetector(self.connection, self.clock, self.events, self.tally)
         self.url = checked_target(target)
         self._keys = _key_folder(self.url, keys)
         self._connections = connections
@@ -126,7 +120,7 @@ class Instance(Network):
             self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
         try:
-            in_thread(prepare, self.url)
+            in_thread(prepare, self.url, self.clock)
             self.doorbell = Doorbell(self.url)
             self._pool = pool(self.url, self._connections)
             self._pool.open()
@@ -257,6 +251,7 @@ class Instance(Network):
                 "this instance are in use."
             ) from None
         try:
+            follow(self.clock, connection)
             yield connection
         finally:
             self._put(self._pool, connection)

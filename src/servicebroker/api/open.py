@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 
 from servicebroker.api.aio.instance import AsyncInstance
-from servicebroker.api.instance import UPKEEP, Clock, Instance, utc_now
+from servicebroker.api.instance import UPKEEP, Instance
 from servicebroker.model.arguments import MAXIMUM_BODY
+from servicebroker.store.server_clock import Clock
 
 
 def open_instance(
     target: str | os.PathLike[str],
     *,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     upkeep: float | None = UPKEEP,
     maximum_body: int = MAXIMUM_BODY,
     keys: str | os.PathLike[str] | None = None,
@@ -22,7 +23,8 @@ def open_instance(
     Every `upkeep` seconds a thread of it fires timers and ends lifetimes that are due in queues that nobody receives
     from, and removes closed endpoints; None for no such thread. A body of more than `maximum_body` bytes, 512 MB
     unless given and 900 MB at most, is refused by SEND (8459). `keys` is the folder of private keys; `keys` in the data
-    folder when it is not given, for a server one in the user's own data.
+    folder when it is not given, for a server one in the user's own data. Every rule goes by the time of the PostgreSQL
+    server; `clock` replaces it in tests (docs/how-to/testing.md).
 
     Raises:
         BrokerError: 402 an impossible `maximum_body`.
@@ -34,7 +36,7 @@ def open_instance(
 def open_async(
     target: str | os.PathLike[str],
     *,
-    clock: Clock = utc_now,
+    clock: Clock | None = None,
     upkeep: float | None = UPKEEP,
     maximum_body: int = MAXIMUM_BODY,
     keys: str | os.PathLike[str] | None = None,

@@ -28,6 +28,7 @@ from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
 from servicebroker.store.running import in_transaction, run
+from servicebroker.store.server_time import follow
 from servicebroker.store.statements import Steps
 from servicebroker.store.verbs import DELIVERY_CHANNEL
 
@@ -113,6 +114,7 @@ class Upkeep:
                 self._tries -= 1
                 if give_back(connection, self._closed.is_set):
                     self._tries = 0
+            follow(self._clock, connection)
             if time.monotonic() >= due:
                 upkeep(connection, self._clock(), self._closed.is_set)
                 due = time.monotonic() + self._interval

@@ -44,6 +44,7 @@ from servicebroker.store.hearing import Ear, hearing
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
+from servicebroker.store.server_time import follow
 from servicebroker.store.verbs import DELIVERY_CHANNEL
 
 PACE = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
@@ -231,6 +232,7 @@ class Daemon:
         if now < self._look_at:
             return
         self._look_at = now + LOOK
+        follow(self._clock, connection)
         self._proof.renew(connection)
         self._follow(connection)
         metrics.show_backlog(*self._network.backlog())

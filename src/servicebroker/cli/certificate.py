@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from servicebroker.api.instance import Instance, utc_now
+from servicebroker.api.instance import Instance
 from servicebroker.cli import user_certificate
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
@@ -123,7 +123,7 @@ def master_key(
 def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
     """Show the certificates of this instance and those of its peers; those of users are in sys.certificates."""
     with open_existing(instance) as opened, opened.connection() as connection:
-        found = run(connection, all_certificates())
+        found, now = run(connection, all_certificates()), opened.clock()
     if as_json:
         typer.echo(json.dumps([_told(one) for one in found]))
         return
@@ -134,7 +134,7 @@ def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fal
     for heading in ("name", "of", "valid until", "SHA-256"):
         table.add_column(heading, overflow="fold")
     for one in found:
-        expired = " (expired)" if one.facts.expiry_date <= utc_now() else ""
+        expired = " (expired)" if one.facts.expiry_date <= now else ""
         whose = "this instance" if one.is_own else "a peer"
         table.add_row(one.name, whose, _day(one.facts.expiry_date) + expired, one.facts.thumbprint.hex())
     Console().print(table)

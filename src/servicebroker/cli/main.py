@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -171,6 +171,7 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
         with opened.connection() as connection:
+            now = opened.clock()
             links, refused = run(connection, connections()), run(connection, refusals())
             mirrors = run(connection, is_standby())
     if as_json:
@@ -194,7 +195,7 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
             f"{queue.database}.{queue.queue}",
             "\n".join(queue.services),
             f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
-            _age(queue.oldest),
+            _age(queue.oldest, now),
             "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
         )
     console = Console()
@@ -257,11 +258,11 @@ def sql(
         raise typer.Exit(1)
 
 
-def _age(since: datetime | None) -> str:
+def _age(since: datetime | None, now: datetime) -> str:
     """How long ago, in the largest unit that fits."""
     if since is None:
         return ""
-    seconds = max(0, int((datetime.now(UTC) - since).total_seconds()))
+    seconds = max(0, int((now - since).total_seconds()))
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds // length} {unit}"

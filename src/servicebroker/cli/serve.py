@@ -16,7 +16,7 @@ from typing import Any
 from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
 from servicebroker.activation.output import captured
-from servicebroker.api.instance import Instance, utc_now
+from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
@@ -65,7 +65,7 @@ def serve(
         try:
             must_exist(target)
             with open_instance(target, keys=keys) as instance:
-                daemon = Daemon(instance.url, utc_now, listener=listener, keys=instance.key_folder())
+                daemon = Daemon(instance.url, instance.clock, listener=listener, keys=instance.key_folder())
                 stopping.stops(daemon)
                 with contextlib.ExitStack() as running:
                     running.enter_context(_measured(instance, metrics))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +15,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.frontier import Slice
 from servicebroker.store.running import execute, run
+from servicebroker.store.server_time import server_time
 from servicebroker.store.statements import Statement, Steps
 
 Ending = Callable[[psycopg.Connection[Any], UUID], None]
@@ -26,8 +26,8 @@ _NOTHING_TO_END = (8426, 8427)  # unknown handle; already ended by this side
 
 
 def end_now(connection: psycopg.Connection[Any], handle: UUID) -> None:
-    """END CONVERSATION of the engine, at the time of the clock."""
-    run(connection, end_conversation(handle, now=datetime.now(UTC)))
+    """END CONVERSATION of the engine, at the time of the server."""
+    run(connection, end_conversation(handle, now=server_time(connection)))
 
 
 def archive_conversation(handle: UUID) -> Steps[None]:

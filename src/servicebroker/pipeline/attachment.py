@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -18,6 +17,7 @@ from servicebroker.pipeline.instance import OpenDatabase, has_table
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
 from servicebroker.store.running import execute, run
+from servicebroker.store.server_time import server_time
 
 
 @dataclass
@@ -131,7 +131,7 @@ class Attachment:
         )
         told: dict[str, Any] = {"messagesBehind": drawn - offset.queuing_order if oldest else 0, "frontierLag": lag}
         if oldest:
-            told["oldestMessageSeconds"] = int((datetime.now(UTC) - oldest[0][0]).total_seconds())
+            told["oldestMessageSeconds"] = int((server_time(self.connection) - oldest[0][0]).total_seconds())
         for pid, seconds, application in execute(self.connection, frontier.BLOCKING)[:1]:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told

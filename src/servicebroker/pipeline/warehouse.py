@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -130,6 +129,7 @@ def _end(queue: QueueRule, bad: list[Bad]) -> None:
     from servicebroker.pipeline.instance import OpenDatabase
     from servicebroker.pipeline.options import source_options
     from servicebroker.store.running import run
+    from servicebroker.store.server_time import server_time
 
     archives = source_options(queue.source_options()).archives
     with closing(OpenDatabase.open(queue.instance, queue.database)) as database:
@@ -140,7 +140,9 @@ def _end(queue: QueueRule, bad: list[Bad]) -> None:
                 with database.connection.transaction():
                     if archives:
                         run(database.connection, archive_conversation(handle))
-                    run(database.connection, end_conversation(handle, now=datetime.now(UTC), error=error))
+                    run(
+                        database.connection, end_conversation(handle, now=server_time(database.connection), error=error)
+                    )
             except BrokerError as refused:
                 if refused.number not in _ENDED:
                     raise

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -116,6 +115,7 @@ def commit_rows(
     from servicebroker.pipeline.instance import OpenDatabase
     from servicebroker.pipeline.sending import Sender, send_staged
     from servicebroker.store.running import run
+    from servicebroker.store.server_time import server_time
 
     written = sorted((one for one in messages if isinstance(one, Written)), key=lambda one: one.partition)
     if not any(one.staged.messages for one in written):
@@ -125,4 +125,5 @@ def commit_rows(
         sender = Sender(written[0].writer, database.database_id, options, catalog)
         staged = [one.staged for one in written]
         with database.connection.transaction():
-            return run(database.connection, send_staged(sender, batch, staged, datetime.now(UTC), finish=finish))
+            now = server_time(database.connection)
+            return run(database.connection, send_staged(sender, batch, staged, now, finish=finish))

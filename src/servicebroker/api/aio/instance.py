@@ -7,9 +7,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,10 +37,10 @@ from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 from servicebroker.store.aio.running import execute, run, run_alone
+from servicebroker.store.aio.server_time import follow
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
-
-Clock = Callable[[], datetime]
+from servicebroker.store.server_clock import Clock, ServerClock, system_time
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
 _LOG = logging.getLogger("servicebroker")
@@ -68,17 +67,12 @@ def _key_folder(target: str, given: str | os.PathLike[str] | None) -> Path | Non
     return None if is_url(target) else Path(target) / "keys"
 
 
-def utc_now() -> datetime:
-    """The clock of everyday use."""
-    return datetime.now(UTC)
-
-
 class AsyncInstance(AsyncNetwork):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
-        clock: gives every rule its time.
+        clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
     """
@@ -87,19 +81,19 @@ class AsyncInstance(AsyncNetwork):
         self,
         target: str | os.PathLike[str],
         *,
-        clock: Clock = utc_now,
+        clock: Clock | None = None,
         connections: int = 20,
         upkeep: float | None = UPKEEP,
         maximum_body: int = MAXIMUM_BODY,
         keys: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.clock = clock
+        self.clock: Clock = clock or ServerClock(time.monotonic, system_time, _LOG.warning)
         self.maximum_body = checked_maximum(maximum_body)
         self.tally = Tally()
         self.catalog = Catalog(enqueued=self.tally.enqueued)
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, clock, self.events, self.tally)
+        self.poison = PoisonDetector(self.connection, self.clock, self.events, self.tally)
         self.url = checked_target(target)
         self._keys = _key_folder(self.url, keys)
         self._connections = connections
@@ -125,7 +119,7 @@ class AsyncInstance(AsyncNetwork):
             self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
         try:
-            await in_thread(prepare, self.url)
+            await in_thread(prepare, self.url, self.clock)
             self.doorbell = Doorbell(self.url)
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
@@ -256,6 +250,7 @@ class AsyncInstance(AsyncNetwork):
                 "this instance are in use."
             ) from None
         try:
+            await follow(self.clock, connection)
             yield connection
         finally:
             await finish(self._put(self._pool, connection))

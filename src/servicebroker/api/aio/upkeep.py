@@ -27,6 +27,7 @@ from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import in_transaction, run
+from servicebroker.store.aio.server_time import follow
 from servicebroker.store.statements import Steps
 from servicebroker.store.verbs import DELIVERY_CHANNEL
 
@@ -112,6 +113,7 @@ class Upkeep:
                 self._tries -= 1
                 if await give_back(connection, self._closed.is_set):
                     self._tries = 0
+            await follow(self._clock, connection)
             if time.monotonic() >= due:
                 await upkeep(connection, self._clock(), self._closed.is_set)
                 due = time.monotonic() + self._interval

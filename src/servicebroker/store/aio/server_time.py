@@ -1,0 +1,29 @@
+"""Asking the server for its time."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from servicebroker.store.aio.running import execute
+from servicebroker.store.server_clock import Clock, ServerClock
+
+
+async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> None:
+    """Ask the server for its time, when that is due; a clock that is not the server's is left alone.
+
+    A connection that is lost is found out by who uses it next.
+    """
+    if isinstance(clock, ServerClock) and (asked_at := clock.asks()) is not None:
+        with contextlib.suppress(psycopg.Error):
+            clock.note(asked_at, await server_time(connection))
+
+
+async def server_time(connection: psycopg.AsyncConnection[Any]) -> datetime:
+    """What the server's clock shows."""
+    rows = await execute(connection, "select clock_timestamp()")
+    now: datetime = rows[0][0]
+    return now

@@ -1,0 +1,58 @@
+"""A machine whose clock is wrong: lifetimes, timers and stored times go by the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import servicebroker as sb
+import servicebroker.api.aio.instance
+import servicebroker.api.instance
+from support import ORDER, STOCK_QUEUE, begin, errors, query, standard_database
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])
+def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> timedelta:
+    """How far this machine's clock is from the server's."""
+    for form in (servicebroker.api.instance, servicebroker.api.aio.instance):
+        monkeypatch.setattr(form, "system_time", lambda: datetime.now(UTC) + request.param)
+    off: timedelta = request.param
+    return off
+
+
+def test_a_wrong_clock_ends_nobodys_conversation_and_fires_no_timer(
+    make_instance_url: Callable[..., str], wrong: timedelta, caplog: pytest.LogCaptureFixture
+) -> None:
+    with sb.open(make_instance_url(1), upkeep=0.05) as instance:
+        database = standard_database(instance)
+        handle = begin(database, lifetime=1200)
+        database.begin_conversation_timer(handle, 600)
+        database.send(handle, ORDER, b"x")
+        text = (
+            "select lifetime - now(), dialog_timer - now() from servicebroker.conversation_endpoints where is_initiator"
+        )
+        ((life, timer),) = query(database, text)
+        assert 1190 < life.total_seconds() <= 1200
+        assert 590 < timer.total_seconds() <= 600
+        messages = database.receive(STOCK_QUEUE, wait=5)
+        assert errors(messages) == []
+        assert [message.message_body for message in messages] == [b"x"]
+        assert database.receive("OrdersQueue") == []
+        assert abs(instance.clock() - datetime.now(UTC)) < timedelta(seconds=5)
+    assert "The clock of this machine is 3,600 s" in caplog.text
+
+
+def test_a_lifetime_that_is_over_on_the_server_is_over(make_instance_url: Callable[..., str], wrong: timedelta) -> None:
+    with sb.open(make_instance_url(1), upkeep=None) as instance:
+        database = standard_database(instance)
+        handle = begin(database, lifetime=1200)
+        with instance.connection() as connection:
+            connection.execute("update servicebroker.conversation_endpoints set lifetime = now() - interval '1 s'")
+        assert errors(database.receive("OrdersQueue")) == [-8489]
+        with pytest.raises(sb.BrokerError) as refused:
+            database.send(handle, ORDER, b"x")
+        assert refused.value.number == 8429

@@ -1,0 +1,92 @@
+"""The server's clock, as a process carries it on between two looks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from servicebroker.store.server_clock import ServerClock
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class World:
+    """A machine with a steady clock and a clock that may be wrong, and a server."""
+
+    def __init__(self, ahead: float = 0.0) -> None:
+        self.passed, self.ahead, self.set_by = 0.0, timedelta(seconds=ahead), timedelta()
+        self.told: list[str] = []
+        self.clock = ServerClock(lambda: self.passed, lambda: self.true + self.ahead, self.told.append)
+
+    @property
+    def true(self) -> datetime:
+        return NOON + timedelta(seconds=self.passed)
+
+    @property
+    def server(self) -> datetime:
+        return self.true + self.set_by
+
+    def look(self, way: float = 0.0) -> bool:
+        """Ask, if it is time to; the question and the answer take `way` seconds each."""
+        asked_at = self.clock.asks()
+        if asked_at is None:
+            return False
+        self.passed += way
+        answer = self.server
+        self.passed += way
+        self.clock.note(asked_at, answer)
+        return True
+
+
+def test_the_servers_time_counts_whatever_the_machine_believes() -> None:
+    world = World(ahead=3600)
+    assert world.look()
+    assert world.clock() == NOON
+    world.passed += 7.5
+    assert world.clock() == world.true
+
+
+def test_the_machines_clock_may_be_set_meanwhile() -> None:
+    world = World()
+    world.look()
+    world.ahead = timedelta(hours=-5)
+    world.passed += 1
+    assert world.clock() == world.true
+
+
+def test_a_slow_answer_costs_half_of_the_way_at_most() -> None:
+    world = World()
+    world.look(way=2.0)
+    assert world.clock() == world.true
+
+
+def test_the_server_is_asked_again_and_followed_when_its_clock_was_set() -> None:
+    world = World()
+    assert world.look()
+    assert not world.look()
+    world.set_by = timedelta(hours=1)
+    world.passed += 11
+    assert world.look()
+    assert world.clock() == world.server
+
+
+def test_who_was_never_asked_stands_in() -> None:
+    world = World(ahead=60)
+    assert world.clock() == NOON + timedelta(seconds=60)
+
+
+def test_a_difference_is_told_once_and_again_when_it_has_changed() -> None:
+    world = World(ahead=3600)
+    for _ in range(3):
+        world.look()
+        world.passed += 11
+    assert len(world.told) == 1
+    assert "3,600 s ahead of" in world.told[0]
+    world.ahead = timedelta(seconds=-90)
+    world.look()
+    assert "90 s behind" in world.told[1]
+
+
+def test_four_seconds_are_nothing_to_tell() -> None:
+    world = World(ahead=4)
+    world.look()
+    assert world.told == []
