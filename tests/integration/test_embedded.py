@@ -541,3 +541,25 @@ def test_a_full_disk_is_said_when_starting(small_disk: Callable[[int], Path]) ->
     (disk / "ballast").unlink()
     with EmbeddedServer.start(disk) as server:
         assert ask(server.url, "SELECT 1") == 1
+
+
+def test_a_server_that_dies_is_started_again_by_those_who_have_it(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = EmbeddedServer.start(folder), opener(folder)
+    dead = postmaster(folder)
+    kill(folder)
+    eventually(lambda: postmaster(folder) not in (None, dead))
+    eventually(lambda: "is back" in caplog.text or second.poll() is None)
+    with psycopg.connect(EmbeddedServer.start(folder).url) as connection:
+        assert connection.execute("select 1").fetchone() == (1,)
+    assert first.url
+    first.close()
+    second.communicate("close\n")
+
+
+def test_a_server_that_was_left_stays_down(folder: Path) -> None:
+    with EmbeddedServer.start(folder):
+        pass
+    time.sleep(1.2)  # two looks
+    assert postmaster(folder) is None

@@ -49,7 +49,7 @@ class Doorbell:
         self._registrar: psycopg.Connection[Any] | None = None
         self._background: Background | None = None
         self._closed, self._listens = Event(), Event()
-        self._lost = False
+        self.losses = 0
 
     def hears(self, queue_id: int) -> bool:
         """Whether others of this process wait at the queue: then it costs nothing to listen before the first look."""
@@ -153,7 +153,7 @@ class Doorbell:
                 with connect(self._url, application_name="servicebroker doorbell") as connection:
                     connection.execute("listen servicebroker")
                     self._listens.set()
-                    if self._lost:
+                    if self.losses:
                         with self._lock:
                             self._register()  # a server that crashed has forgotten
                     while not self._closed.is_set():
@@ -163,7 +163,7 @@ class Doorbell:
                             self._notified(notice.payload)
                         self._look()
             except (psycopg.Error, InstanceError):
-                self._lost = True
+                self.losses += 1
                 self._rushes.clear()
                 self.service_changes.clear()
                 self._closed.wait(_LOOK)

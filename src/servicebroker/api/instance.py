@@ -100,6 +100,7 @@ class Instance(Network):
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
+        self._losses = 0  # of the doorbell's connection, after which those of the pool were looked at
         self._lent = 0  # connections so far: as long as the number rises, who waits has a turn coming
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
@@ -188,6 +189,12 @@ class Instance(Network):
     def connection(self) -> AbstractContextManager[DirectConnection]:
         """A connection of the pool, in autocommit mode, for the length of a `with` block."""
         return self._borrowed()
+
+    def renew(self) -> None:
+        """Replace the connections that were lost with the server, if it was lost since the last time."""
+        if self._pool is not None and self._losses != self.doorbell.losses:
+            self._losses = self.doorbell.losses
+            self._pool.check()
 
     def check_process(self) -> None:
         """Refuse what would go over connections of another process: each would read the other's answers.

@@ -30,7 +30,7 @@ from servicebroker.engine.network_endpoints import (
     SUPPORTED,
     NetworkEndpoint,
 )
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.protocol.activation import INTERVAL
 from servicebroker.store.connection import is_url
 
@@ -75,8 +75,8 @@ def serve(
                         running.enter_context(activate(instance, procedures=procedures, interval=interval))
                     daemon.run()
                 return
-        except InstanceError as problem:
-            if not is_url(target) or "Cannot connect" not in str(problem):
+        except Unreachable as problem:
+            if not is_url(target):
                 raise
             _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
             stopping.wait(RETRY)

@@ -19,6 +19,10 @@ class InstanceError(ServiceBrokerError):
     """The instance cannot be started, reached or used. The message says what to do."""
 
 
+class Unreachable(InstanceError):
+    """Its PostgreSQL cannot be connected to: nothing was asked of it."""
+
+
 class BrokerError(ServiceBrokerError):
     """A statement was refused. Nothing of it was done.
 

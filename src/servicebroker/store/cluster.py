@@ -38,6 +38,8 @@ ROOT_STAND_IN = "pgserver"  # who runs the server of a folder that belongs to ro
 START_TIMEOUT = 300  # seconds; a start after a crash replays up to max_wal_size
 SILENCE_TIMEOUT = 10  # seconds; a server that starts says so, one that says nothing is broken
 LOG = "postgresql.log"
+ORPHAN = "unexpected postmaster exit"  # what each of its processes says when the server itself was killed
+LAST_WORDS = 4096  # bytes at the end of the log in which the reason of a death is looked for
 LARGE_LOG = 10 * 1024 * 1024
 LONGEST_SOCKET = 107 if os.uname().sysname == "Linux" else 103  # bytes in sockaddr_un, without its final zero
 SOCKET = ".s.PGSQL.5432"
@@ -97,6 +99,37 @@ class Cluster:
                     f"PostgreSQL does not start in '{self.folder}': {problem}; mend what '{self.folder / LOG}' says."
                 )
         return url
+
+    def is_running(self) -> bool:
+        """Whether there is a server; also one that starts, or stops."""
+        server = self._recorded()
+        return server is not None and self._alive(server[0])
+
+    def obituary(self) -> str:
+        """What can be known of how the server ended, as a sentence."""
+        server, whose = self._recorded(), f"The PostgreSQL server of '{self.folder}'"
+        if server is None:  # it has put its affairs in order
+            return f"{whose} was stopped."
+        said = self._last_words()
+        if not said:
+            return f"{whose} (process {server[0]}) was killed: its log says nothing of an end."
+        return f"{whose} (process {server[0]}) died: {said}."
+
+    def _last_words(self) -> str:
+        """The last line of the log that tells of something fatal, if it was written by the server that has died."""
+        try:
+            began = (self.data / "postmaster.pid").stat().st_mtime
+            path = self.folder / LOG
+            if path.stat().st_mtime < began:
+                return ""
+            with open(path, "rb") as file:
+                file.seek(max(0, path.stat().st_size - LAST_WORDS))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        ends = ("PANIC:", "FATAL:", "terminated by signal")
+        fatal = [line for line in lines if any(word in line for word in ends) and ORPHAN not in line]
+        return fatal[-1].strip(" .") if fatal else ""
 
     def stop(self) -> None:
         """Stop the server, if there is one, with whatever is connected to it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.direct import DirectConnection, DirectPool
 
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
@@ -36,7 +36,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         connection = DirectConnection.connect(url, **_settings(application_name))
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
-        raise InstanceError(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
+        raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
     if connection.info.server_version < _MINIMUM_SERVER:
         version = connection.info.server_version // 10000
         connection.close()

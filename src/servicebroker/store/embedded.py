@@ -1,5 +1,7 @@
 """A private PostgreSQL in a data folder, shared by all processes of the folder's owner.
 
+Whoever has it open starts it again when it has died.
+
 What the folder holds:
 
     lock             held while the server is created, started or stopped
@@ -13,8 +15,10 @@ What is done to the cluster itself stands in `store/cluster.py`.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import stat
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +27,10 @@ from typing import Self
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.cluster import Cluster, server_user, unusable, user_name
+
+LOOK = 0.5  # seconds between two looks whether the server lives
+PAUSE = 5.0  # seconds after an attempt to start it that has failed
+_log = logging.getLogger("servicebroker")
 
 
 class EmbeddedServer:
@@ -38,7 +46,10 @@ class EmbeddedServer:
 
     def __init__(self, cluster: Cluster, in_use: int, url: str) -> None:
         self.url = url
-        self._leave = weakref.finalize(self, _leave, cluster, in_use, os.getpid())  # also runs at exit
+        left = threading.Event()
+        self._leave = weakref.finalize(self, _leave, cluster, in_use, os.getpid(), left)  # also runs at exit
+        name = f"servicebroker watches {cluster.folder.name}"
+        threading.Thread(target=_watch, args=(cluster, left), name=name, daemon=True).start()
 
     @classmethod
     def start(cls, folder: Path | str) -> Self:
@@ -78,7 +89,31 @@ class EmbeddedServer:
         self.close()
 
 
-def _leave(cluster: Cluster, in_use: int, opener: int) -> None:
+def _watch(cluster: Cluster, left: threading.Event) -> None:
+    """Start the server again whenever it has died, until we have left it; one of those who have it open does."""
+    pause = LOOK
+    while not left.wait(pause):
+        pause = LOOK
+        if cluster.is_running():
+            continue
+        try:
+            with _transition(cluster.folder):
+                if left.is_set() or cluster.is_running():
+                    continue
+                if not cluster.data.is_dir():  # somebody has deleted it
+                    return
+                _log.error("%s It is started again.", cluster.obituary())
+                cluster.bring_up()
+            _log.warning("The PostgreSQL server of '%s' is back.", cluster.folder)
+        except FileNotFoundError:  # the folder is gone
+            return
+        except (InstanceError, OSError) as problem:
+            pause = PAUSE
+            _log.error("%s It is tried again every %g seconds.", problem, PAUSE)
+
+
+def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) -> None:
+    left.set()
     if os.getpid() != opener:
         os.close(in_use)
         return

@@ -48,7 +48,7 @@ class Doorbell:
         self._registrar: psycopg.AsyncConnection[Any] | None = None
         self._background: Background | None = None
         self._closed, self._listens = Event(), Event()
-        self._lost = False
+        self.losses = 0
 
     def hears(self, queue_id: int) -> bool:
         """Whether others of this process wait at the queue: then it costs nothing to listen before the first look."""
@@ -152,7 +152,7 @@ class Doorbell:
                 async with await connect(self._url, application_name="servicebroker doorbell") as connection:
                     await connection.execute("listen servicebroker")
                     self._listens.set()
-                    if self._lost:
+                    if self.losses:
                         async with self._lock:
                             await self._register()  # a server that crashed has forgotten
                     while not self._closed.is_set():
@@ -162,7 +162,7 @@ class Doorbell:
                             await self._notified(notice.payload)
                         await self._look()
             except (psycopg.Error, InstanceError):
-                self._lost = True
+                self.losses += 1
                 self._rushes.clear()
                 self.service_changes.clear()
                 await self._closed.wait(_LOOK)

@@ -20,7 +20,7 @@ from servicebroker.engine.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
 from servicebroker.model.conversation_events import Deed, Happened, described
-from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
 from servicebroker.store.aio.concurrency import shelter
 from servicebroker.store.statements import Rows, Steps
@@ -355,7 +355,7 @@ class AsyncVerbs(ABC):
             return messages
 
         choosy = conversation_handle is not None or conversation_group_id is not None
-        messages = await self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy)
+        messages = await self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy) or []
         self.database.instance.tally.add(RECEIVES)
         return messages
 
@@ -414,28 +414,45 @@ class AsyncVerbs(ABC):
             return known
         return await self._do(find_queue(catalog, database_id, queue))
 
-    async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float, *, choosy: bool) -> T:
+    async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float, *, choosy: bool) -> T | None:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
         there = await self._find(queue)
         doorbell = self.database.instance.doorbell
+        found: T | None
         if (wait == 0 or not doorbell.hears(there.queue_id)) and ((found := await once()) or wait == 0):
             return found
         self.database.instance.check_process()
         deadline = time.monotonic() + wait
+
+        def changes() -> Awaitable[int]:
+            return self._do(receive.service_changes(there))
+
         async with doorbell.listening(there.queue_id, choosy=choosy) as bell:
             services = doorbell.service_changes.get(there.queue_id)
             if services is None:
-                services = await self._do(receive.service_changes(there))
+                services = await changes()
                 if not bell.is_ringing:  # it may be about a change
                     doorbell.service_changes[there.queue_id] = services
-            while not (found := await once()):
+            while not (found := await self._unless_away(once, deadline)):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 changed = await bell.wait(min(left, FALLBACK_POLL))
-                if changed and await self._do(receive.service_changes(there)) != services:
+                if changed and await self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found
+
+    async def _unless_away(self, look: Callable[[], Awaitable[T]], deadline: float) -> T | None:
+        """What `look` finds; None while the server is away, which a reader outside of a transaction sits out."""
+        if not self._is_alone():
+            return await look()
+        try:
+            await self.database.instance.renew()
+            return await look()
+        except Unreachable:
+            if time.monotonic() >= deadline:
+                raise
+            return None
 
     async def end_conversation(
         self, handle: UUID, *, error: tuple[int, str] | None = None, cleanup: bool = False
