@@ -89,7 +89,7 @@ class Database(
         """
         with (
             self.instance.connection() as connection,
-            translated(),
+            translated(also_theirs=True),
             Transaction(self, connection) as transaction,
         ):
             yield transaction

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import psycopg
-
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BrokerError, LockTimeout
 from servicebroker.store.concurrency import sleep
 from servicebroker.store.statements import Statement, Steps
 
@@ -34,13 +32,13 @@ def giving_way(attempt: Callable[[int], T], patience: float) -> T:
     `attempt` runs `hurried` steps, and holds nothing any more when it fails. `patience` is what `find_patience` says.
 
     Raises:
-        psycopg.errors.LockNotAvailable: all attempts together took longer than the patience.
+        LockTimeout: all attempts together took longer than the patience.
     """
     began, pause, number = time.monotonic(), _FIRST_PAUSE, 0
     while True:
         try:
             return attempt(number)
-        except psycopg.errors.LockNotAvailable:
+        except LockTimeout:
             if patience and time.monotonic() >= began + patience:
                 raise
         except BrokerError as refused:

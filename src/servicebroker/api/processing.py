@@ -59,7 +59,7 @@ def _drain(
         database.instance.doorbell.share(there.queue_id)
         procedure(transaction, messages)
 
-    with database.instance.connection() as connection, translated():
+    with database.instance.connection() as connection, translated(also_theirs=True):
 
         def take() -> int:
             if guard is not None:

@@ -19,6 +19,10 @@ class InstanceError(ServiceBrokerError):
     """The instance cannot be started, reached or used. The message says what to do."""
 
 
+class LockTimeout(InstanceError):
+    """PostgreSQL gave up waiting for a lock, as the session's lock_timeout wants."""
+
+
 class Unreachable(InstanceError):
     """Its PostgreSQL cannot be connected to: nothing was asked of it."""
 

@@ -42,6 +42,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
     _set_up(connection)
+    _unhurried(connection)
     return connection
 
 
@@ -57,6 +58,14 @@ def pool(url: str, size: int) -> DirectPool:
         configure=_set_up,
         open=False,
         name="servicebroker",
+    )
+
+
+def _unhurried(connection: DirectConnection) -> None:
+    """Our own sessions are idle and wait as long as they need, whatever the role's settings are for applications."""
+    connection.execute(
+        "select set_config(name, '0', false) from pg_settings where setting <> '0' and name in "
+        "('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"
     )
 
 

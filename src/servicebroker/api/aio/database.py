@@ -88,7 +88,7 @@ class AsyncDatabase(
         """
         async with (
             self.instance.connection() as connection,
-            translated(),
+            translated(also_theirs=True),
             AsyncTransaction(self, connection) as transaction,
         ):
             yield transaction

@@ -60,7 +60,7 @@ async def _drain(
         await database.instance.doorbell.share(there.queue_id)
         await procedure(transaction, messages)
 
-    async with database.instance.connection() as connection, translated():
+    async with database.instance.connection() as connection, translated(also_theirs=True):
 
         async def take() -> int:
             if guard is not None:

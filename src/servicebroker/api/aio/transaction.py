@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -19,13 +18,14 @@ from servicebroker.api.aio.verbs import AsyncVerbs
 from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
 from servicebroker.engine.totals import ROLLBACKS
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.connection import one_line
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, send_ahead
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.direct import Ahead, is_direct, is_idle
+from servicebroker.store.server_errors import in_our_words
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -256,31 +256,15 @@ async def _commit(connection: AsyncDirectConnection) -> None:
 
 
 @asynccontextmanager
-async def translated() -> AsyncIterator[None]:
-    """A deadlock, a lost connection and an aborted transaction in our own words; other errors as they are."""
+async def translated(*, also_theirs: bool = False) -> AsyncIterator[None]:
+    """What PostgreSQL refuses in our own words. `also_theirs`: statements of the application run here too.
+
+    Those keep their errors as they are, but for a deadlock and a transaction or connection that is lost.
+    """
     try:
         yield
-    except psycopg.errors.DeadlockDetected as deadlock:
-        raise BrokerError(1205, _victim(deadlock), "lock") from deadlock
-    except psycopg.errors.InFailedSqlTransaction:
-        raise InstanceError(
-            "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again."
-        ) from None
-    except psycopg.errors.ReadOnlySqlTransaction as problem:
-        raise InstanceError(
-            f"PostgreSQL changes nothing here ({one_line(problem)}): the server is a standby, which shows what its "
-            "primary has, or the transaction is read only. Open the instance on the primary."
-        ) from problem
-    except psycopg.OperationalError as problem:
-        if problem.sqlstate and not problem.sqlstate.startswith(("08", "57P")):
-            raise  # a timeout, a full disk: the connection lives
-        raise InstanceError(
-            f"PostgreSQL went away or refused ({one_line(problem)}): what was not committed is undone; "
-            "begin the transaction again."
-        ) from problem
-
-
-def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
-    """The server's process that gave way: PostgreSQL names it first."""
-    found = re.search(r"\d+", deadlock.diag.message_detail or "")
-    return found[0] if found else "unknown"
+    except psycopg.Error as problem:
+        said = in_our_words(problem, only_of_the_transaction=also_theirs)
+        if said is None:
+            raise
+        raise said from problem

@@ -41,6 +41,7 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         await connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
     await _set_up(connection)
+    await _unhurried(connection)
     return connection
 
 
@@ -56,6 +57,14 @@ def pool(url: str, size: int) -> AsyncDirectPool:
         configure=_set_up,
         open=False,
         name="servicebroker",
+    )
+
+
+async def _unhurried(connection: AsyncDirectConnection) -> None:
+    """Our own sessions are idle and wait as long as they need, whatever the role's settings are for applications."""
+    await connection.execute(
+        "select set_config(name, '0', false) from pg_settings where setting <> '0' and name in "
+        "('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"
     )
 
 

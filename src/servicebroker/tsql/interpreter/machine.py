@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from servicebroker.engine.databases import create_database
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import in_transaction
+from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
 from servicebroker.tsql.interpreter.functions import Functions, spid_of
@@ -168,6 +169,10 @@ class Machine:
             self._failed(from_broker(refused), statement)
         except psycopg.Error as problem:
             self._failed(from_postgres(problem, getattr(statement, "text", "")), statement)
+        except InstanceError as problem:  # of a verb: where the session lives, its number is that of the server's error
+            if not isinstance(problem.__cause__, psycopg.Error) or concerns_the_transaction(problem.__cause__):
+                raise
+            self._failed(from_postgres(problem.__cause__), statement)
         except UnicodeEncodeError:  # half of a surrogate pair
             self._failed(TsqlError(9402, "The text holds a character that cannot be stored."), statement)
         return None

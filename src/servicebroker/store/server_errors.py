@@ -1,0 +1,68 @@
+"""What PostgreSQL refuses, in our own words: what happened, that nothing was done, and what to do."""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+
+from servicebroker.model.errors import BrokerError, InstanceError, LockTimeout, ServiceBrokerError
+from servicebroker.store.connection import one_line
+
+_UNDONE = "what was not committed is undone"
+
+# By SQLSTATE, or by its first two or three characters. `{}` is what PostgreSQL says.
+_SENTENCES: dict[str, str] = {
+    "25P02": "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again.",
+    "25006": "PostgreSQL changes nothing here ({}): the server is a standby, which shows what its primary has, or the "
+    "transaction is read only. Open the instance on the primary.",
+    "25P03": "PostgreSQL has ended the session, whose transaction was idle for longer than "
+    f"idle_in_transaction_session_timeout allows: {_UNDONE}. Begin the transaction again, or raise that setting.",
+    "25P04": f"PostgreSQL has ended the transaction, which took longer than transaction_timeout allows: {_UNDONE}. "
+    "Begin it again, or raise that setting.",
+    "53100": f"The disk of the PostgreSQL server is full ({{}}): {_UNDONE}. Free some space there and begin again.",
+    "53200": f"The PostgreSQL server is out of memory ({{}}): {_UNDONE}. If it names max_locks_per_transaction, raise "
+    "that setting or do less in one transaction.",
+    "53300": "The PostgreSQL server has no connection left ({}): raise max_connections, or close what is not used.",
+    "57014": f"PostgreSQL has cancelled the statement ({{}}): {_UNDONE}. Where it says statement timeout, raise "
+    "statement_timeout or do less at once.",
+    "58": f"PostgreSQL cannot read or write its files ({{}}): {_UNDONE}. See the server's log.",
+    "08": f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again.",
+    "57P": f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again.",
+}
+_OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
+_LOST = _SENTENCES["08"]
+
+
+def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = False) -> ServiceBrokerError | None:
+    """The error to raise instead; None for one that has to keep its SQLSTATE, such as 40001.
+
+    `only_of_the_transaction`: None too for what concerns a single statement, which may be the application's.
+    """
+    state = problem.sqlstate or ""
+    if isinstance(problem, psycopg.errors.DeadlockDetected):
+        return BrokerError(1205, _victim(problem), "lock")
+    if only_of_the_transaction and not concerns_the_transaction(problem):
+        return None
+    if isinstance(problem, psycopg.errors.LockNotAvailable):
+        return LockTimeout(
+            "PostgreSQL gave up waiting for a lock that somebody else holds, as lock_timeout wants: nothing of the "
+            "statement was done. Begin the transaction again, or raise that setting."
+        )
+    for key in (state, state[:3], state[:2]):
+        if key in _SENTENCES:
+            return InstanceError(_SENTENCES[key].format(one_line(problem)))
+    if isinstance(problem, psycopg.OperationalError) and not state:  # the driver's own: the connection is lost
+        return InstanceError(_LOST.format(one_line(problem)))
+    return None
+
+
+def concerns_the_transaction(problem: psycopg.Error) -> bool:
+    """Whether the transaction or its connection is lost, and not a statement refused."""
+    return not problem.sqlstate or problem.sqlstate.startswith(_OF_THE_TRANSACTION)
+
+
+def _victim(deadlock: psycopg.errors.DeadlockDetected) -> str:
+    """The server's process that gave way: PostgreSQL names it first."""
+    found = re.search(r"\d+", deadlock.diag.message_detail or "")
+    return found[0] if found else "unknown"

@@ -1,0 +1,81 @@
+"""What PostgreSQL refuses under a verb, in our own words; under a statement of the application's, in its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+import servicebroker as sb
+from support import ORDER, STOCK_QUEUE, begin, eventually, open_dialog, query, standard_database
+
+pytestmark = pytest.mark.both_faces
+
+
+def test_a_lock_timeout_under_a_verb(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    with database.transaction() as holder:
+        holder.send(handle, ORDER, b"x")
+        with (
+            pytest.raises(sb.InstanceError, match=r"gave up waiting for a lock .* lock_timeout") as caught,
+            database.transaction() as waiter,
+        ):
+            waiter.connection.execute("set local lock_timeout = 50")
+            waiter.send(handle, ORDER, b"y")
+    assert isinstance(caught.value.__cause__, psycopg.errors.LockNotAvailable)
+
+
+def test_a_statement_timeout_under_a_verb(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    with database.transaction() as holder:
+        holder.send(handle, ORDER, b"x")
+        with (
+            pytest.raises(sb.InstanceError, match=r"cancelled the statement .* statement_timeout"),
+            database.transaction() as waiter,
+        ):
+            waiter.connection.execute("set local statement_timeout = 50")
+            waiter.send(handle, ORDER, b"y")
+
+
+def test_a_session_that_was_idle_for_too_long(database: sb.Database) -> None:
+    handle = begin(database)
+    with pytest.raises(sb.InstanceError, match="what was not committed is undone"), database.transaction() as tx:
+        tx.send(handle, ORDER, b"x")
+        pid = tx.connection.info.backend_pid
+        tx.connection.execute("set local idle_in_transaction_session_timeout = 50")
+        eventually(lambda: not query(database, "select from pg_stat_activity where pid = %s", pid))
+        tx.send(handle, ORDER, b"y")
+    assert database.send(handle, ORDER, b"z") == 0
+
+
+def test_the_applications_own_statements_keep_their_errors(database: sb.Database) -> None:
+    with database.transaction() as holder:
+        holder.connection.execute("create table mine ()")
+        with pytest.raises(psycopg.errors.QueryCanceled), database.transaction() as tx:
+            tx.connection.execute("set local statement_timeout = 20")
+            tx.connection.execute("select pg_sleep(5)")
+        holder.connection.execute("drop table mine")
+
+
+def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: Callable[..., str]) -> None:
+    """The upkeep, the doorbell and a migration wait as long as they need."""
+    url = make_instance_url(1)
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            connection.execute(f"alter database {name} set {setting} = 300")  # type: ignore[call-overload]
+    with sb.open(url, upkeep=0.05) as instance:
+        database = standard_database(instance)
+        listeners = {"servicebroker upkeep", "servicebroker doorbell"}
+        assert database.receive(STOCK_QUEUE, wait=0.01) == []
+        text = "select application_name, pid from pg_stat_activity where datname = current_database()"
+
+        def there() -> set[tuple[str, int]]:
+            return {row for row in query(database, text) if row[0] in listeners}
+
+        eventually(lambda: len(there()) == 2)
+        before = there()
+        time.sleep(0.5)  # longer than each of the timeouts
+        assert there() == before
