@@ -28,9 +28,11 @@ from servicebroker.store.embedded import EmbeddedServer
 from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
 
 _numbers = itertools.count(1)
+_databases: list[str] = []  # PostgreSQL databases that were made and not dropped
+_templates: set[str] = set()
 
 SECOND_TRIES = 2  # tests of a run that may be run once more
-STOCKS = (1, 8, 64)  # how many defined databases the templates of instances hold
+STOCKS = (1, 8, 32)  # how many defined databases the templates of instances hold
 _IN_MEMORY = "/dev/shm"
 _ENOUGH = 8 * 1024**3  # bytes; a run has used up to 4 GB
 
@@ -153,6 +155,7 @@ def server() -> Iterator[EmbeddedServer]:
         with EmbeddedServer.start(folder) as server:
             with psycopg.connect(server.url, autocommit=True) as connection:
                 connection.execute("alter system set fsync = off")  # nobody pulls the plug on it
+                connection.execute("alter system set max_wal_size = '256MB'")  # it may lie in memory
                 connection.execute("alter role all set servicebroker.allow_data_loss = on")
                 connection.execute("select pg_reload_conf()")
             yield server
@@ -169,9 +172,23 @@ def make_url(server: EmbeddedServer) -> Callable[..., str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             text = f"create database {name} template {template} strategy file_copy"
             connection.execute(text)  # type: ignore[call-overload]
+        _databases.append(name)
         return server.url.replace(":///servicebroker?", f":///{name}?")
 
     return make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_databases(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the tests of a module have made is dropped after them: a run would fill the memory."""
+    kept = len(_databases)
+    yield
+    mine = [name for name in _databases[kept:] if name not in _templates]
+    del _databases[kept:]
+    if mine:
+        with psycopg.connect(request.getfixturevalue("server").url, autocommit=True) as connection:
+            for name in mine:
+                connection.execute(f"drop database if exists {name} with (force)")  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="session")
@@ -186,13 +203,13 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
         if not stocked:
             url = make_url()
             sb.open(url, upkeep=None).close()
-            return _database_name(url)
+            return _kept(url)
         smaller = max(one for one in (0, *STOCKS) if one < stocked)
         url = make_url(template(smaller))
         with sb.open(url, upkeep=None) as instance:
             for number in range(smaller, stocked):
                 define_standard_set(instance.database(stocked_name(number), create=True))
-        return _database_name(url)
+        return _kept(url)
 
     def make(stocked: int = 0) -> str:
         url = make_url(template(stocked))
@@ -204,8 +221,11 @@ def make_instance_url(make_url: Callable[..., str]) -> Callable[..., str]:
     return make
 
 
-def _database_name(url: str) -> str:
-    return psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+def _kept(url: str) -> str:
+    """The name of its database, which is not dropped."""
+    name: str = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    _templates.add(name)
+    return name
 
 
 @pytest.fixture(scope="module")
