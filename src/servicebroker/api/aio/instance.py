@@ -206,9 +206,12 @@ class AsyncInstance(AsyncNetwork):
                 "open the instance in this process, after the fork."
             )
 
-    def took(self, queue_id: int, messages: int) -> None:
-        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
-        if self._upkeep is not None:
+    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
+        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained.
+
+        `choosy` is one of a certain conversation or group: when it finds nothing, the queue may have more.
+        """
+        if self._upkeep is not None and (messages or not choosy):
             self._upkeep.took(queue_id, messages)
 
     def looked(self, found: bool) -> None:
