@@ -201,7 +201,7 @@ class Model(RuleBasedStateMachine):
         which=number,
         others=st.lists(number, min_size=1, max_size=3),
         kind=st.sampled_from([PLAIN, PLAIN, PLAIN, DOCUMENT, MARK, ANSWER]),
-        body=st.sampled_from([b"x", b"", b"<a/>"]),
+        body=st.sampled_from([b"x", b"", b"<a/>", b"<a"]),
     )
     def send_to_several(self, which: int, others: list[int], kind: str, body: bytes) -> None:
         handles = [self.handle(other) for other in others]

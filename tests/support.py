@@ -16,6 +16,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
@@ -317,3 +318,28 @@ def surveying_always(text: str) -> str:
     for usual, eager in (("> 100", "> 0"), ("drawn - 50", "drawn - 2"), ("'10 ms'", "'0 ms'"), ("'100 ms'", "'3 ms'")):
         text = text.replace(usual, eager)
     return text
+
+
+class Counted:
+    """How many statements the verbs on a transaction take."""
+
+    def __init__(self, transaction: sb.Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        run = transaction._do
+
+        def counting(steps: Steps[Any]) -> Steps[Any]:
+            answer: Any = None
+            try:
+                while True:
+                    statement: Statement = steps.send(answer)
+                    self.count += 1
+                    answer = yield statement
+            except StopIteration as done:
+                return done.value
+
+        monkeypatch.setattr(transaction, "_do", lambda steps: run(counting(steps)))
+
+    def of(self, verb: Callable[[], Any]) -> int:
+        self.count = 0
+        verb()
+        return self.count

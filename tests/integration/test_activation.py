@@ -233,6 +233,63 @@ def test_the_states_of_the_monitor(active: sb.Database, seen: Seen) -> None:
     eventually(lambda: monitor(active) is not None)
 
 
+@pytest.mark.feature(170)
+def test_draining_a_group_with_where_keeps_no_further_reader_away(active: sb.Database, seen: Seen) -> None:
+    """That it is empty says nothing of the rest of the queue."""
+
+    @sb.procedure(PROCEDURE, form="database")
+    def stock(database: sb.Database) -> None:
+        with seen.one_more(), database.transaction() as transaction:
+            (message,) = transaction.receive(STOCK_QUEUE, top=1)
+            group, handle = message.conversation_group_id, message.conversation_handle
+            while not seen.go_on.wait(0.05):  # far more often than each interval
+                assert transaction.receive(STOCK_QUEUE, conversation_group_id=group) == []
+                assert transaction.receive(STOCK_QUEUE, conversation_handle=handle) == []
+
+    send(active, "x", conversations=2)
+    switch_on(active, max_queue_readers=2)
+    eventually(lambda: seen.running == 2)
+    found = monitor(active)
+    assert found is not None
+    assert found[1] is None
+    seen.go_on.set()
+    eventually(lambda: seen.running == 0)
+
+
+@pytest.mark.feature(172)
+def test_who_drains_a_group_with_where_and_exits_is_called_again(database: sb.Database, seen: Seen) -> None:
+    @sb.procedure(PROCEDURE, form="transaction")
+    def stock(transaction: sb.Transaction) -> None:
+        messages = transaction.receive(STOCK_QUEUE, top=1)
+        while messages:
+            seen.bodies += bodies(messages)
+            messages = transaction.receive(STOCK_QUEUE, conversation_group_id=messages[0].conversation_group_id)
+
+    send(database, "x", conversations=20)
+    with sb.activate(database.instance, interval=600):  # only what happened makes it start one
+        switch_on(database)
+        eventually(lambda: len(seen.bodies) == 20)
+
+
+@pytest.mark.feature(170)
+def test_which_empty_results_count(active: sb.Database) -> None:
+    """Of RECEIVE without WHERE and of GET CONVERSATION GROUP."""
+    active.send(begin(active), ORDER, b"x")
+    (message,) = active.receive(STOCK_QUEUE)
+    switch_on(active)
+    eventually(lambda: (monitor(active) or ("",))[0] == "INACTIVE")
+    queue = f"servicebroker.queue_{queue_number(active, STOCK_QUEUE)}"
+    text = "select r.is_called, r.last_value, e.is_called, e.last_value from {0}_receives r, {0}_empty_receives e"
+    assert active.receive(STOCK_QUEUE, conversation_handle=message.conversation_handle) == []
+    assert active.receive(STOCK_QUEUE, conversation_group_id=message.conversation_group_id) == []
+    assert query(active, text.format(queue)) == [(True, 2, False, 1)]
+    assert active.get_conversation_group(STOCK_QUEUE) is None
+    assert query(active, text.format(queue)) == [(True, 3, True, 1)]
+    assert active.receive(STOCK_QUEUE) == []
+    assert query(active, text.format(queue)) == [(True, 4, True, 2)]
+    eventually(lambda: (monitor(active) or (0, None))[1] is not None)
+
+
 def test_who_waits_in_receive_is_shown_and_served_first(active: sb.Database, seen: Seen) -> None:
     @sb.procedure(PROCEDURE)
     def stock(transaction: sb.Transaction, message: sb.Message) -> None:

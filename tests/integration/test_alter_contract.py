@@ -42,7 +42,7 @@ def test_alter_message_type(database: sb.Database) -> None:
             (b"thing", "N"),
             (b"<a/>", "X"),
         ]
-        theirs.send(handle, ORDER, b"no xml")
+        theirs.send(handle, ORDER, b"<no xml")
     assert errors(database.receive(ORDERS_QUEUE)) == [-9615]
     with refused(15151, "//no/such"):
         database.alter_message_type("//no/such", "NONE")

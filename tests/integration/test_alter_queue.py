@@ -247,7 +247,7 @@ def test_a_sender_that_finds_the_way_free_and_a_message_that_is_refused(database
     handle, _ = open_dialog(database)
     database.alter_queue(STOCK_QUEUE, status=False)
     with database.transaction() as transaction:
-        transaction.send(handle, ORDER, b"no xml")
+        transaction.send(handle, ORDER, b"<no xml")
         with database.instance.connection() as connection:
             connection.execute("update servicebroker.queues set is_enqueue_enabled = true, is_receive_enabled = true")
         database.alter_message_type(ORDER, "WELL_FORMED_XML")
@@ -316,7 +316,7 @@ def test_a_validation_altered_while_messages_wait(database: sb.Database) -> None
     bad, _ = open_dialog(database)
     database.alter_queue(STOCK_QUEUE, status=False)
     database.send_batch(good, ORDER, ["<a/>", "<b/>"])
-    database.send_batch(bad, ORDER, ["<c/>", "no xml", "<d/>"])
+    database.send_batch(bad, ORDER, ["<c/>", "<no xml", "<d/>"])
     database.alter_message_type(ORDER, "WELL_FORMED_XML")
     database.alter_queue(STOCK_QUEUE, status=True)
     assert [errors(database.receive(ORDERS_QUEUE, conversation_handle=handle)) for handle in (good, bad)] == [

@@ -335,6 +335,7 @@ def test_what_is_not_believed_is_audited_dropped_and_sent_again(
         east.create_user("Owner")
         east.alter_authorization("Owner", service=STOCK)
         east.grant("SEND", "Orders", service=STOCK)
+        east.deny("RECEIVE", "Owner", queue=STOCK_QUEUE)
     talk(pair, SECRET)
     pair.west.round([])
     with caplog.at_level(logging.INFO, "servicebroker.broker"):
@@ -343,12 +344,42 @@ def test_what_is_not_believed_is_audited_dropped_and_sent_again(
     assert [record.fields["event"] for record in audited] == ["Audit Broker Conversation"]  # type: ignore[attr-defined]
     if subclass == "Run As Target Failure":
         assert "does not have permission to receive from the queue" in caplog.text  # 8401
-        east.grant("RECEIVE", "Owner", queue=STOCK_QUEUE)
+        east.revoke("RECEIVE", "Owner", queue=STOCK_QUEUE)
     assert not pair.east.out.frames  # nobody is told
     assert query(east, "select count(*) from sys.conversation_endpoints") == [(0,)]
     pair.pass_time(6)
     pair.rounds()
     assert arrived(pair) == [SECRET.encode()]
+
+
+@pytest.mark.feature(167)
+def test_the_owner_of_the_target_must_only_not_be_denied_receive(
+    pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    introduce(pair, tmp_path)
+    east = pair.east.database
+    east.create_user("Owner")
+    east.create_role("Keepers")
+    east.add_role_member("Keepers", "Owner")
+    east.alter_authorization("Owner", service=STOCK)
+    east.grant("SEND", "Orders", service=STOCK)
+    talk(pair, "granted nothing")
+    pair.rounds()
+    assert arrived(pair) == [b"granted nothing"]
+    for denied in ("Keepers", "public"):
+        east.deny("RECEIVE", denied, queue=STOCK_QUEUE)
+        east.grant("RECEIVE", "Owner", queue=STOCK_QUEUE)  # a DENY counts more
+        caplog.clear()
+        handle = talk(pair, denied)
+        with caplog.at_level(logging.INFO, "servicebroker.broker"):
+            pair.rounds()
+        assert "does not have permission to receive from the queue" in caplog.text  # 8401
+        assert arrived(pair) == []
+        east.revoke("RECEIVE", denied, queue=STOCK_QUEUE)
+        pair.pass_time(6)
+        pair.rounds()
+        assert arrived(pair) == [denied.encode()]
+        assert status(pair, handle) == ""
 
 
 @pytest.mark.feature(136)

@@ -249,6 +249,20 @@ def test_refusals(watched: sb.Database, change: dict[str, Any], number: int) -> 
         watched.create_event_notification(given.pop("name"), **given)
 
 
+@pytest.mark.feature(33)
+def test_a_name_is_taken_on_its_queue_only(watched: sb.Database) -> None:
+    notify(watched, "Told", events=DISABLED)
+    watched.create_event_notification("TOLD", on_queue=WATCH_QUEUE, events=DISABLED, to_service=WATCHER)
+    for queue in (STOCK_QUEUE, WATCH_QUEUE):
+        with refused(2714):
+            watched.create_event_notification("told", on_queue=queue, events=DISABLED, to_service=WATCHER)
+    watched.drop_event_notification("told", on_queue=WATCH_QUEUE)
+    with refused(15151, "event notification"):
+        watched.drop_event_notification("told", on_queue=WATCH_QUEUE)
+    poison(watched)  # that of the other queue is still there
+    assert wait_for(watched)[0].object_name == STOCK_QUEUE
+
+
 def test_who_may_alter_the_queue_may_make_one(watched: sb.Database) -> None:
     watched.create_user(APP)
     app = as_user(watched, APP)

@@ -13,7 +13,6 @@ from uuid import UUID
 import pytest
 
 import servicebroker as sb
-from servicebroker.store.statements import Statement, Steps
 from support import (
     APP,
     CONTRACT,
@@ -23,6 +22,7 @@ from support import (
     REPLY,
     STOCK,
     STOCK_QUEUE,
+    Counted,
     as_user,
     begin,
     bodies,
@@ -189,31 +189,6 @@ def test_a_queue_that_is_dropped_under_a_restricted_reader(database: sb.Database
     database.create_queue("Gone")  # another one, on which nothing was granted
     with refused(229, "Gone"):
         app.receive("Gone")
-
-
-class Counted:
-    """How many statements the verbs on a transaction take."""
-
-    def __init__(self, transaction: sb.Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        run = transaction._do
-
-        def counting(steps: Steps[Any]) -> Steps[Any]:
-            answer: Any = None
-            try:
-                while True:
-                    statement: Statement = steps.send(answer)
-                    self.count += 1
-                    answer = yield statement
-            except StopIteration as done:
-                return done.value
-
-        monkeypatch.setattr(transaction, "_do", lambda steps: run(counting(steps)))
-
-    def of(self, verb: Callable[[], Any]) -> int:
-        self.count = 0
-        verb()
-        return self.count
 
 
 @pytest.mark.parametrize("name", ["dbo", APP])

@@ -262,7 +262,7 @@ def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, 
         write(feed, rows(b"<first/>"), **how)
         assert bodies(everything(feed)) == [b"<first/>"]
     good = [b"<a/>", b"<b/>"]
-    write(feed, rows(*good[:place], b"no xml", *good[place:]), batch=1, **how)
+    write(feed, rows(*good[:place], b"<no xml", *good[place:]), batch=1, **how)
     messages = everything(feed)
     assert errors(messages) == [-9616]
     assert [m.message_body for m in messages if not m.is_error] == good
@@ -274,7 +274,7 @@ def test_a_body_that_breaks_its_type_fails_its_conversation_alone(feed, caplog, 
 
 def test_every_body_breaks_its_type(feed):
     how = takes_xml(feed)
-    write(feed, rows(b"1", b"2", b"3"), writer="no xml", **how)
+    write(feed, rows(b"<1", b"<2", b"<3"), writer="no xml", **how)
     messages = everything(feed)
     assert errors(messages) == [-9616] * 3
     assert len(messages) == 3
@@ -296,7 +296,7 @@ def test_a_body_that_breaks_its_type_behind_others_that_wait(feed):
     write(feed, rows(b"<first/>"), **how)
     assert bodies(everything(feed)) == [b"<first/>"]
     feed.database.alter_queue(feed.queue, status=False)
-    write(feed, rows(b"<a/>", b"no xml"), batch=1, **how)
+    write(feed, rows(b"<a/>", b"<no xml"), batch=1, **how)
     feed.database.alter_queue(feed.queue, status=True)
     messages = everything(feed)
     assert [m.message_body for m in messages if not m.is_error] == [b"<a/>"]

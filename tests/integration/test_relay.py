@@ -136,7 +136,7 @@ def test_a_contract_that_the_target_has_never_heard_of(pair: Pair) -> None:
 def test_a_message_that_fails_validation_at_the_target(pair: Pair, times: int) -> None:
     """Nor is it in the queue later, when what waits beside queues is looked at."""
     handle = begin(pair)
-    pair.west.database.send(handle, DOCUMENT, b"no xml" * times)
+    pair.west.database.send(handle, DOCUMENT, b"<no xml" * times)
     pair.west.database.send(handle, ORDER, b"2" * times)
     pair.rounds()
     assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9615]

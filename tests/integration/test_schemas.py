@@ -72,8 +72,8 @@ def test_a_message_type_of_each_validation(database: sb.Database) -> None:
     accepted = {
         "//none": [b"any \0 bytes", None],
         "//empty": [None],
-        "//xml": [b"<a/>"],
-        "//valid": [VALID],
+        "//xml": [b"<a/>", b"<a/>text<b/>", b"text", None],
+        "//valid": [VALID, VALID + b"text" + VALID, None],
     }
     database.create_contract("//all", dict.fromkeys(accepted, "ANY"))
     database.create_service("//target", STOCK_QUEUE, ["//all"])
@@ -87,8 +87,10 @@ def test_a_message_type_of_each_validation(database: sb.Database) -> None:
         for body in bodies_:
             assert sent(message_type, body) == []
     assert sent("//empty", b"x") == [-8430]
-    assert sent("//xml", b"<a>") == sent("//xml", None) == [-9615]
-    assert sent("//valid", b"<a/>") == sent("//valid", INVALID) == sent("//valid", None) == [-9615]
+    for body in (b"<a>", b"<!DOCTYPE a><a/>", b"<a>" * 129 + b"</a>" * 129):
+        assert sent("//xml", body) == [-9615]
+    for body in (b"<a/>", INVALID, VALID + INVALID):
+        assert sent("//valid", body) == [-9615]
     for name in accepted:
         with refused(3716, name):
             database.drop_message_type(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import uuid4
 
@@ -10,7 +11,7 @@ import pytest
 import servicebroker as sb
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.results import ResultSet
-from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
+from support import CONTRACT, DOCUMENT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
 
 SENDING = f"""
 DECLARE @h UNIQUEIDENTIFIER;
@@ -45,6 +46,59 @@ def everything(database: sb.Database, script: str) -> list[Any]:
     with Session(database, told.append) as session:
         session.run(script)
     return told
+
+
+@pytest.mark.feature(9)
+@pytest.mark.parametrize(
+    ("text", "encoding", "number"),
+    [
+        ("<a/><b>é</b>", "utf-8", 0),
+        ("one <a/> two", "utf-16", 0),  # as a value of the type xml is sent
+        ("text é", "utf-16-le", 0),  # as a string is
+        ("<a>é€</a>", "utf-16-be", 0),
+        ("\ufeff<a>é€</a>", "utf-16-be", 0),
+        ('<?xml version="1.0" encoding="ISO-8859-1"?><a>é</a>t', "latin-1", 0),
+        ('<?xml version="1.0" encoding="ISO-8859-2"?><a>ł</a>', "iso-8859-2", 0),
+        ("", "utf-8", 0),
+        ("<a>" * 127 + "<b/>" + "</a>" * 127, "utf-8", 0),
+        ("<a>" * 128 + "<b/>" + "</a>" * 128, "utf-8", 6335),
+        ("<!DOCTYPE a><a/>", "utf-16", 6359),
+        ("<a>", "utf-8", 9400),
+    ],
+)
+def test_what_a_message_type_takes_as_xml_a_cast_takes_too(
+    database: sb.Database, text: str, encoding: str, number: int
+) -> None:
+    """In a variable and in a query; several roots, text and nothing are content, a DTD is not."""
+    body = text.encode(encoding)
+    handle = database.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+    database.send(handle, DOCUMENT, body)
+    (message,) = database.receive(STOCK_QUEUE)
+    assert message.is_error is bool(number)
+    for script in (
+        f"DECLARE @x XML = 0x{body.hex()}; SELECT CAST(@x AS NVARCHAR(MAX))",
+        f"SELECT CAST(CAST(c AS XML) AS NVARCHAR(MAX)) FROM (SELECT 0x{body.hex()} AS c) t",
+    ):
+        if number:
+            assert failing(database, script).number == number
+        else:
+            assert value(database, script) == re.sub(r"^\ufeff|<\?xml .*?\?>", "", text)
+
+
+def test_a_script_sends_what_the_type_xml_holds(database: sb.Database) -> None:
+    """A set of elements, as FOR XML PATH makes it without ROOT, and an empty value."""
+    script = f"""
+    DECLARE @h UNIQUEIDENTIFIER, @x XML = (SELECT name AS [@n] FROM (VALUES (N'a'), (N'b')) v (name)
+                                           FOR XML PATH('row'), TYPE), @none XML = N'';
+    BEGIN DIALOG @h FROM SERVICE [{ORDERS}] TO SERVICE '{STOCK}' ON CONTRACT [{CONTRACT}] WITH ENCRYPTION = OFF;
+    SEND ON CONVERSATION @h MESSAGE TYPE [{DOCUMENT}] (@x);
+    SEND ON CONVERSATION @h MESSAGE TYPE [{DOCUMENT}] (@none);
+    SEND ON CONVERSATION @h MESSAGE TYPE [{DOCUMENT}] (N'text');
+    SEND ON CONVERSATION @h MESSAGE TYPE [{DOCUMENT}];
+    RECEIVE message_type_name, CAST(message_body AS XML) AS body FROM {STOCK_QUEUE}
+    """
+    rows = database.execute_tsql(script).rows
+    assert rows == [(DOCUMENT, body) for body in ('<row n="a"/><row n="b"/>', "", "text", None)]
 
 
 def test_a_conversation_from_begin_to_end(database):

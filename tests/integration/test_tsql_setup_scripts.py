@@ -52,6 +52,20 @@ def test_current_database_in_small_letters(database: sb.Database) -> None:
     assert told(database, script) == [[("here", "DEFAULT")]]
 
 
+@pytest.mark.feature(33)
+def test_event_notifications_of_one_name_on_two_queues(database: sb.Database) -> None:
+    made = "CREATE EVENT NOTIFICATION Told ON QUEUE {} FOR QUEUE_ACTIVATION TO SERVICE N'//x', N'current database';"
+    script = f"""
+    CREATE QUEUE A; CREATE QUEUE B; {made.format("A")} {made.format("B")}
+    GO
+    {made.format("b")}
+    GO
+    DROP EVENT NOTIFICATION Told ON QUEUE A;
+    SELECT n.name, q.name FROM sys.event_notifications n JOIN sys.service_queues q ON q.object_id = n.parent_id
+    """
+    assert told(database, script) == [2714, [("Told", "B")]]
+
+
 def test_files_and_filegroups_are_noted_and_left_to_postgresql(instance: sb.Instance, database: sb.Database) -> None:
     name = database.name
     script = f"""

@@ -23,6 +23,7 @@ from servicebroker.model.permissions import (
     User,
     bringing,
     is_allowed,
+    is_denied,
     may_grant,
     refusal,
 )
@@ -90,6 +91,28 @@ def test_the_decision(permission: str, on: Securable, entries: list[Entry], allo
     assert is_allowed(ME, permission, on, entries) is allowed
     denied = [Entry(kind, OBJECTS[kind].major_id, OTHER, name, DENY) for kind, name in IMPLIED_BY]
     assert is_allowed(ME, permission, on, entries + denied) is allowed  # what others are denied is not ours
+
+
+@pytest.mark.feature(167)
+@pytest.mark.parametrize(
+    ("entries", "denied"),
+    [
+        ([], False),
+        ([entry("G", "RECEIVE", QUEUE)], False),
+        ([entry("D", "RECEIVE", QUEUE)], True),
+        ([entry("D", "RECEIVE", QUEUE, READERS), entry("G", "CONTROL", QUEUE)], True),
+        ([entry("D", "RECEIVE", QUEUE, PUBLIC)], True),
+        ([entry("D", "CONTROL", QUEUE)], True),
+        ([entry("D", "CONTROL", DATABASE)], True),
+        ([entry("D", "RECEIVE", QUEUE, OTHER)], False),
+        ([entry("D", "RECEIVE", QUEUE._replace(major_id=1))], False),
+        ([entry("D", "ALTER", QUEUE)], False),
+    ],
+)
+def test_what_was_denied(entries: list[Entry], denied: bool) -> None:
+    assert is_denied(ME, "RECEIVE", QUEUE, entries) is denied
+    assert not is_denied(ME | {OWNER}, "RECEIVE", QUEUE, entries)
+    assert not is_denied(ME | {DBO}, "RECEIVE", QUEUE, entries)
 
 
 def test_fixed_roles() -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lxml import etree
 
-from servicebroker.model.xml import XSD, SchemaCollection, SchemaDocument, read_schema, validation_failure
+from servicebroker.model.xml import (
+    XSD,
+    NotXml,
+    SchemaCollection,
+    SchemaDocument,
+    parse_content,
+    read_schema,
+    validation_failure,
+)
 
 
 @given(st.binary(min_size=1) | st.none())
@@ -23,25 +33,103 @@ def test_empty_takes_only_an_empty_body(body: bytes) -> None:
     assert validation_failure("E", body)
 
 
+DECLARED = '<?xml version="1.0" encoding="ISO-8859-1"?>'
+
+
+@pytest.mark.feature(9)
 @pytest.mark.parametrize(
     "body",
-    [b"<a/>", "<a>é</a>".encode("utf-16"), b'<?xml version="1.0" encoding="ISO-8859-1"?><a>\xe9</a>', b"<a>x</a>\n"],
+    [
+        *("<a/>", "<a>x</a>\n", "<a/><b/>", "one<a>é</a>two<a/>", "text alone", "", " \n", "&lt;", "<![CDATA[<]]>"),
+        *("<!-- said --><?do it?>", "<body/>", f"{DECLARED}é<a/>", '<?xml version="1.0"?>', "<a xml:lang='de'/>"),
+        "<a>" * 128 + "</a>" * 128,
+    ],
 )
-def test_xml_takes_well_formed_documents(body: bytes) -> None:
-    assert validation_failure("X", body) is None
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"])
+def test_xml_takes_content(body: str, encoding: str) -> None:
+    """Several roots, text and nothing, with a declaration or not, in every encoding that shows."""
+    if encoding == ("utf-8" if DECLARED in body else "latin-1"):
+        body = body.replace("é", "e")
+    content = body.encode(encoding)
+    assert validation_failure("X", content) is None
+    written = re.sub(r"^<\?xml .*?\?>", "", body).replace("&lt;", "<").replace("<![CDATA[<]]>", "<")
+    assert "".join(parse_content(content).itertext()) == "".join(re.sub(r"<[^ ].*?>", "", written))
+
+
+def test_nothing_at_all_is_content() -> None:
+    assert validation_failure("X", None) is None
+
+
+@pytest.mark.feature(9)
+@pytest.mark.parametrize(
+    ("body", "number", "problem"),
+    [
+        ("<a>", 9400, "line 1"),
+        ("<a/>\n</b>", 9400, "line 2, column 5"),
+        ("<a>&</a>", 9400, "line 1, column 5"),
+        ('<?xml version="1.0"?>\n<a>&</a>', 9400, "line 2, column 5"),
+        ("</body><body>", 9400, "line 1"),  # as what surrounds it here is called
+        ("</body><!--", 9400, "line 1"),
+        ("<a/>&b;", 9400, "Entity 'b' not defined"),
+        ("<p:a/>", 9400, "prefix p"),
+        ("a ]]> b", 9400, "]]>"),
+        ("\0", 9400, "line 1"),
+        ("<a>\0</a>", 9400, "line 1"),
+        (' <?xml version="1.0"?><a/>', 9400, "only at the start"),
+        ("<?xml ", 9400, "line 1"),
+        ("<!DOCTYPE a><a/>", 6359, "DTD"),
+        ('<?xml version="1.0"?> <!-- <!DOCTYPE --><?do?><!DOCTYPE a SYSTEM "a.dtd"><a/>', 6359, "DTD"),
+        ("<a/><!DOCTYPE a>", 9400, "line 1"),
+        ("<a>" * 129 + "</a>" * 129, 6335, "128"),
+        ("<a>" * 128 + "<b/>" + "</a>" * 128, 6335, "128"),
+        ("<a>" * 1000 + "</a>" * 1000, 9400, "depth"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
+def test_xml_refuses_what_is_no_content(body: str, number: int, problem: str, encoding: str) -> None:
+    with pytest.raises(NotXml, match=re.escape(problem)) as refused:
+        parse_content(body.encode(encoding))
+    assert refused.value.number == number
+    assert validation_failure("X", body.encode(encoding)) == str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "body", [None, b"", b"<a>", b"a", b"<a/><b/>", b"<a>\xff</a>", b'<?xml version="1.0" encoding="no-such"?><a/>']
+    ("body", "problem"),
+    [
+        (b"<a>\xff</a>", "line 1, column 4"),
+        (b"\xff", "line 1, column 1"),
+        (b"\xef\xbb\xbf\xe9", "line 1"),
+        ("<a/>".encode("utf-32"), "line 1"),
+        (b"\xff\xfe<", "line 1"),
+        (b'<?xml version="1.0" encoding="no-such"?><a/>', "no-such, line 1, column 39"),
+        (b'<?xml version="1.0" encoding="utf-16"?><a/>', "line 1, column 38"),
+    ],
 )
-def test_xml_refuses_what_is_not_well_formed(body: bytes | None) -> None:
-    assert validation_failure("X", body)
+def test_xml_refuses_what_is_not_in_its_encoding(body: bytes, problem: str) -> None:
+    assert problem in (validation_failure("X", body) or "")
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=50).map(lambda inner: b"<a>" + inner + b"</a>"))
 def test_validation_never_raises(body: bytes) -> None:
     failure = validation_failure("X", body)
     assert failure is None or isinstance(failure, str)
+
+
+@given(st.text("<>/!?-[]&;a \n", max_size=30))
+def test_content_is_what_an_element_may_contain(text: str) -> None:
+    """What nothing but the surroundings would close is no content."""
+    try:
+        etree.fromstring(f"<other>{text}</other>".encode())
+        fits = not text.lstrip().startswith("<?xml ")
+    except etree.XMLSyntaxError:
+        fits = False
+    assert (validation_failure("X", text.encode()) is None) is fits
+
+
+def test_a_long_way_to_what_might_be_a_dtd_takes_no_time() -> None:
+    began = time.monotonic()
+    assert validation_failure("X", b"<!---->" * 50_000 + b"<")
+    assert time.monotonic() - began < 2
 
 
 def test_entities_are_not_expanded() -> None:
@@ -117,6 +205,11 @@ PLAIN = schema(ELEMENT.format("plain"))
         ('<order xmlns="urn:order" xml:lang="de">7</order>', None),
         ('<more xmlns="urn:types">7</more>', None),
         ("<plain>7</plain>", None),
+        ('<plain>7</plain><more xmlns="urn:types">7</more> and <plain>8</plain>', None),
+        ("no root", None),
+        ("", None),
+        ("<plain>7</plain><plain>x</plain>", "xs:int"),
+        ("<plain>7</plain><nowhere/>", "No matching global declaration"),
         ('<order xmlns="urn:order">0</order>', "less than the minimum.*line 1"),
         ('<order xmlns="urn:order" wrong="1">7</order>', "wrong"),
         ("<plain>x</plain>", "xs:int"),

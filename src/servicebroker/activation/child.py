@@ -50,7 +50,9 @@ def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure,
         os.close(writing)
         assert process.stdin is not None
         with process.stdin as orders:
-            _tell(orders, {"url": instance.url, "order": order, "source": procedure.source})
+            folder = instance.keys.folder
+            keys = None if folder is None else str(folder.path)
+            _tell(orders, {"url": instance.url, "keys": keys, "order": order, "source": procedure.source})
             stop.when_asked(lambda: _tell(orders, {"stop": stop.reason}))
             outcome = _listen(instance, reports)
         process.wait()
@@ -143,12 +145,12 @@ def main(descriptor: int) -> None:
         given = json.loads(sys.stdin.readline())
         stop = Stop()
         threading.Thread(target=_obey, args=(stop,), daemon=True).start()
-        report(outcome=_run(given["url"], Order(*given["order"]), given["source"], stop, report))
+        report(outcome=_run(given["url"], given["keys"], Order(*given["order"]), given["source"], stop, report))
 
 
-def _run(url: str, order: Order, source: str, stop: Stop, report: Report) -> Outcome:
+def _run(url: str, keys: str | None, order: Order, source: str, stop: Stop, report: Report) -> Outcome:
     load([source])
-    with open_instance(url, upkeep=None) as instance:
+    with open_instance(url, upkeep=None, keys=keys) as instance:
         instance.poison = _Reported(report)
         database, *rest = names.name_parts("procedure", order.procedure, 3)
         found = registered(instance.database(database), ".".join(f"[{part.replace(']', ']]')}]" for part in rest))

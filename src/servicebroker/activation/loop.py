@@ -62,7 +62,9 @@ class AsyncTasks:
 
     async def _open(self) -> AsyncInstance:
         if self._opened is None:
-            opened = AsyncInstance(self._instance.url, clock=self._instance.clock, upkeep=None)
+            folder = self._instance.keys.folder
+            keys = None if folder is None else folder.path
+            opened = AsyncInstance(self._instance.url, clock=self._instance.clock, upkeep=None, keys=keys)
             opened.share(self._instance)
             self._opened = opened
             await opened.open()

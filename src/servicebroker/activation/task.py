@@ -121,7 +121,7 @@ def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop
             if stop.reason is not None:
                 _LOG.warning("%s", BrokerError(stop.reason))
             return Outcome.ENDED
-        if observed.found_nothing or not observed.has_received:
+        if observed.found_nothing or not observed.has_taken:
             return Outcome.ENDED
 
 

@@ -7,8 +7,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
 from servicebroker.engine import master_keys
-from servicebroker.engine.master_keys import ABOUT, MasterKey
+from servicebroker.engine.master_keys import MasterKey
 from servicebroker.model.arguments import check_switch, checked_password
+from servicebroker.model.certificates import MASTER_KEY
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.concurrency import in_thread
@@ -44,9 +45,11 @@ class MasterKeys(ABC):
         """
         checked_password("PASSWORD", password, is_new=True)
         key = new_key()
-        by_password = in_thread(seal_by_password, password, key, ABOUT)
+        by_password = in_thread(seal_by_password, password, key, MASTER_KEY)
         service_key = in_thread((self.instance.key_folder()).ensure_service_master_key)
-        self._alone(master_keys.create_master_key(self.user, MasterKey(by_password, seal(service_key, key, ABOUT))))
+        self._alone(
+            master_keys.create_master_key(self.user, MasterKey(by_password, seal(service_key, key, MASTER_KEY)))
+        )
 
     def open_master_key(self, password: str) -> None:
         """OPEN MASTER KEY DECRYPTION BY PASSWORD: this object can use it until `close_master_key`.
@@ -56,7 +59,7 @@ class MasterKeys(ABC):
         """
         checked_password("PASSWORD", password)
         found = self._alone(master_keys.require_master_key(self.user))
-        key = in_thread(unseal_by_password, password, found.by_password, ABOUT)
+        key = in_thread(unseal_by_password, password, found.by_password, MASTER_KEY)
         if key is None:
             raise BrokerError(15313)
         self._opened = (found.by_password, key)
@@ -84,7 +87,7 @@ class MasterKeys(ABC):
         sealed = None
         if service_master_key:
             folder = self.instance.key_folder()
-            sealed = seal(in_thread(folder.ensure_service_master_key), key, ABOUT)
+            sealed = seal(in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
         self._alone(master_keys.set_service_encryption(self.user, sealed))
 
     def drop_master_key(self) -> None:
@@ -103,7 +106,7 @@ class MasterKeys(ABC):
             return self._opened[1]
         service_key = in_thread((self.instance.key_folder()).service_master_key)
         if service_key is not None and found.by_service_master_key is not None:
-            key = unseal(service_key, found.by_service_master_key, ABOUT)
+            key = unseal(service_key, found.by_service_master_key, MASTER_KEY)
             if key is not None:
                 return key
         raise BrokerError(15581)

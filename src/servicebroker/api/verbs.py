@@ -327,6 +327,7 @@ class Verbs(ABC):
         check_wait(wait)
         catalog, database_id = self.database.catalog, self.database.database_id
         found = self._find(queue)
+        choosy = conversation_handle is not None or conversation_group_id is not None
 
         def look() -> Steps[tuple[int, receive.Received]]:
             there = yield from find_queue(catalog, database_id, queue)
@@ -351,10 +352,9 @@ class Verbs(ABC):
                 messages = self._named(rows, alone=alone)
                 if tracing.receives():
                     self._trace(found.name, messages, alone=alone)
-            self.database.instance.took(queue_id, len(messages))
+            self.database.instance.took(queue_id, len(messages), choosy=choosy)
             return messages
 
-        choosy = conversation_handle is not None or conversation_group_id is not None
         messages = self._waiting(queue, once, 0 if top == 0 else wait, choosy=choosy) or []
         self.database.instance.tally.add(RECEIVES)
         return messages

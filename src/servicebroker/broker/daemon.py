@@ -42,6 +42,7 @@ from servicebroker.store.connection import connect
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.hearing import Ear, hearing
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_time import follow
@@ -84,6 +85,7 @@ class Daemon:
     ) -> None:
         self._url = url
         self._clock = clock
+        self._keys = OpenedKeys(keys)
         self._stopped = threading.Event()
         self._inbox = Inbox()
         self._names: frozenset[Address] = frozenset()
@@ -255,11 +257,12 @@ class Daemon:
 
     def _take_answers(self, connection: psycopg.Connection[Any]) -> None:
         """What the dynamic routing service has answered takes effect."""
-        answers = run_alone(connection, take_answers(Catalog(), self._clock()))
+        catalog = Catalog(keys=self._keys)
+        answers = run_alone(connection, take_answers(catalog, self._clock()))
         for failure in answers.failures:
             _log.error("%s", failure)
         for handle in answers.left:
-            run_alone(connection, deliver_conversation(Catalog(), handle, self._clock()))
+            run_alone(connection, deliver_conversation(catalog, handle, self._clock()))
             self._inbox.bell.set()
 
     def _answer(self, connection: psycopg.Connection[Any]) -> None:

@@ -18,26 +18,24 @@ from servicebroker.broker import journal
 from servicebroker.broker.key_exchange import is_signed, public_key, sign, unwrap, wrap
 from servicebroker.broker.transaction import Do, alone
 from servicebroker.engine import admission, dialog_security
-from servicebroker.engine.certificates import BY_MASTER_KEY, NONE, Certificate
+from servicebroker.engine.certificates import BY_MASTER_KEY, Certificate
 from servicebroker.engine.dialog_security import Beginning, Keys
-from servicebroker.engine.master_keys import ABOUT, PRIVATE_KEY, SESSION_KEY, MasterKey, find_master_key
+from servicebroker.engine.master_keys import MasterKey, find_master_key
 from servicebroker.engine.missing_routes import ask_for_binding
 from servicebroker.engine.remote import Remote
 from servicebroker.engine.site import Home
-from servicebroker.model.dialog_security import NO_BINDING, TABLE, Security, choose
-from servicebroker.model.errors import RULES, BrokerError, InstanceError
+from servicebroker.model.certificates import SESSION_KEY
+from servicebroker.model.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
+from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.permissions import PUBLIC
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Exchange, Failure, Header, Kind, pack_exchange, refusal
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.security import KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.session import UNSECURED, Session, bound
-from servicebroker.store.certificates import PrivateKey, load_key
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.sealing import seal, unseal
-
-REMEMBERED = 1_000  # private keys
-NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
 
 
 class Secured(NamedTuple):
@@ -72,17 +70,15 @@ class DialogSecurity:
     """Makes and opens session keys. `keys` has the service master key; without it no secure conversation goes."""
 
     def __init__(self, keys: KeyFolder | None, clock: Callable[[], datetime]) -> None:
-        self._folder = keys
+        self._keys = OpenedKeys(keys, journal.trouble)
         self._clock = clock
-        self._master_keys: dict[bytes, bytes] = {}  # in clear, by how they are stored
-        self._private_keys: dict[bytes, PrivateKey] = {}  # by how they are stored
 
     def session(self, endpoint: Remote) -> Session | None:
         """The keys of a conversation that has them; None while its master key cannot be opened."""
         keys = endpoint.keys
         if endpoint.security in (None, Security.NONE) or keys is None:
             return UNSECURED if endpoint.security in (None, Security.NONE) else None
-        master = self._master_key(endpoint.by_service_master_key)
+        master = self._keys.master_key(endpoint.by_service_master_key)
         if master is None:
             return None
         sealed = [keys.first_key] if keys.second_key is None else [keys.first_key, keys.second_key]
@@ -125,11 +121,12 @@ class DialogSecurity:
             raise BrokerError(decision, one.owner_id)
         if decision is Security.NONE:
             return PLAIN
-        theirs = self._chosen(remote, one.remote_id)
-        ours = self._signer(own, one.owner_id) if decision is Security.FULL else None
+        now = self._clock()
+        theirs = dialog_security.chosen(remote, one.remote_id, now)
+        ours = dialog_security.signer(own, one.owner_id, now) if decision is Security.FULL else None
         if one.master_key is None:
             raise BrokerError(28050 if decision is Security.FULL else 28051)
-        master = self._master_key(one.master_key.by_service_master_key)
+        master = self._keys.master_key(one.master_key.by_service_master_key)
         if master is None:
             raise BrokerError(28054, one.database, NO_SERVICE_MASTER_KEY)
         key, key_id = os.urandom(KEY_SIZE), uuid4()
@@ -143,18 +140,6 @@ class DialogSecurity:
             exchange=pack_exchange(exchange),
         )
         return Secured(decision, Session(_session_key(key), None, decision is Security.FULL), keys, exchange)
-
-    def _chosen(self, certificates: list[Certificate], owner_id: int | None) -> Certificate:
-        found = choose(certificates, self._clock())
-        if isinstance(found, int):
-            raise BrokerError(found, owner_id)
-        return found
-
-    def _signer(self, certificates: list[Certificate], owner_id: int) -> Certificate:
-        found = self._chosen(certificates, owner_id)
-        if found.key.encryption != BY_MASTER_KEY:
-            raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
-        return found
 
     def renew(
         self, do: Do, introductions: Sequence[tuple[Remote, Exchange]]
@@ -195,13 +180,14 @@ class DialogSecurity:
         own: list[Certificate],
         remote: list[Certificate],
     ) -> Exchange:
-        theirs = self._chosen(remote, keys.far_principal_id)
-        ours = self._signer(own, keys.principal_id) if exchange.source else None
+        now = self._clock()
+        theirs = dialog_security.chosen(remote, keys.far_principal_id, now)
+        ours = dialog_security.signer(own, keys.principal_id, now) if exchange.source else None
         source = b"" if ours is None else ours.facts.thumbprint
         if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):
             return exchange
         master_key: MasterKey | None = do(find_master_key(endpoint.database_id))
-        master = None if master_key is None else self._master_key(master_key.by_service_master_key)
+        master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
         sealed = keys.first_key if endpoint.is_initiator else keys.second_key
         if master is None or sealed is None:
             return exchange
@@ -301,7 +287,7 @@ class DialogSecurity:
         exchange = Exchange(key_id, source, theirs.facts.thumbprint, capsule, wrapped, b"")
         if ours is None:
             return exchange
-        secret = self._private_key(ours, master)
+        secret = self._keys.private_key(ours.key.private_key, master)
         if secret is None:
             raise BrokerError(9733, ours.owner_id)
         return msgspec.structs.replace(exchange, signature=sign(exchange, secret, about))
@@ -323,8 +309,8 @@ class DialogSecurity:
             journal.conversation("Bad Signature", header)
             return None
         master_key: MasterKey | None = do(find_master_key(database_id))
-        master = None if master_key is None else self._master_key(master_key.by_service_master_key)
-        secret = None if master is None else self._private_key(own, master)
+        master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
+        secret = None if master is None else self._keys.private_key(own.key.private_key, master)
         if master is None or secret is None:
             _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
@@ -333,35 +319,6 @@ class DialogSecurity:
             journal.corrupted(CorruptedMessage(11230))
             return None
         return _Opened(own, peer, master, key)
-
-    def _master_key(self, sealed: bytes | None) -> bytes | None:
-        """A master key in clear; None when the service master key does not open it, or is not here."""
-        if sealed is None or self._folder is None:
-            return None
-        if sealed not in self._master_keys:
-            try:
-                service_key = self._folder.service_master_key()
-            except InstanceError as problem:
-                journal.trouble(str(problem))
-                return None
-            opened = None if service_key is None else unseal(service_key, sealed, ABOUT)
-            if opened is None:
-                return None
-            self._master_keys[sealed] = opened
-        return self._master_keys[sealed]
-
-    def _private_key(self, certificate: Certificate, master: bytes) -> PrivateKey | None:
-        sealed = certificate.key.private_key
-        if sealed is None:
-            return None
-        if sealed not in self._private_keys:
-            opened = unseal(master, sealed, PRIVATE_KEY)
-            if opened is None:
-                return None
-            if len(self._private_keys) >= REMEMBERED:
-                self._private_keys.clear()
-            self._private_keys[sealed] = load_key(opened)
-        return self._private_keys[sealed]
 
 
 def _session_key(key: bytes) -> SessionKey:

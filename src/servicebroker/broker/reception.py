@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.dialog_security import NO_SERVICE_MASTER_KEY, Denied, DialogSecurity
+from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.memory import Memory
 from servicebroker.broker.transaction import LATER, SOON, Do
@@ -17,6 +17,7 @@ from servicebroker.engine import dialog_security, remote, remote_opening
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.remote_opening import BEING_ALTERED, Place, Unroutable
 from servicebroker.model.conversation_events import CREATED, Deed
+from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State
 from servicebroker.protocol.dialog import Dropped

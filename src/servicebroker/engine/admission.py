@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.authorization import find_rights
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, Kind, Need, Securable
+from servicebroker.model.permissions import DBO, Kind, Need, Securable, is_denied
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -48,11 +48,14 @@ def refused_keeper(target: Target, principal_id: int) -> Steps[BrokerError | Non
 
 
 def refused_owner(target: Target) -> Steps[BrokerError | None]:
-    """8401 when the owner of the target service may not RECEIVE from its queue."""
+    """8401 when RECEIVE on its queue was denied to the owner of the target service; it need not have been granted."""
     owner_id = target.service.owner_id
-    if (yield from _has(target, owner_id, "RECEIVE", target.queue)):
+    if owner_id == DBO:
         return None
-    return BrokerError(8401, owner_id, target.database_id, target.queue.name)
+    rights = yield from find_rights(target.database_id, owner_id, target.queue.name)
+    if is_denied(rights.identities, "RECEIVE", target.queue, rights.entries):
+        return BrokerError(8401, owner_id, target.database_id, target.queue.name)
+    return None
 
 
 def _has(target: Target, principal_id: int, permission: str, on: Securable) -> Steps[bool]:

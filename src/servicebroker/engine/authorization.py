@@ -105,23 +105,28 @@ def demand(user: User, statement: str, *subject: object) -> Steps[None]:
 def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError | None]:
     """Why the owner of the initiating service may not send to this target service; None when it may.
 
-    In another database that is the principal of the same PostgreSQL role, or guest; dbo is dbo everywhere.
+    In another database that is who a remote service binding has proved it to be (`engine/acting.py`); without one the
+    principal of the same PostgreSQL role, or guest, and dbo is dbo everywhere.
     """
-    if initiator.owner_id == DBO:
+    if initiator.owner_id == DBO and initiator.acts_as is None:
         return None
     rows = yield Statement(
-        "select s.database_id, s.owner_id, s.name, case when s.database_id = $3 then $2 else coalesce(("
+        "select s.database_id, s.owner_id, s.name, "
+        "case when $4::int is not null then $4 when s.database_id = $3 then $2 else coalesce(("
         "select there.principal_id from servicebroker.principals here "
         "join servicebroker.principals there on there.postgres_role = here.postgres_role "
         f"where here.database_id = $3 and here.principal_id = $2 and there.database_id = s.database_id), {GUEST}) end "
         "from servicebroker.services s where s.service_id = $1",
-        (service_id, initiator.owner_id, initiator.database_id),
+        (service_id, initiator.owner_id, initiator.database_id, initiator.acts_as),
     )
     if not rows:
         return None  # dropped: the statement that asks finds out
     database_id, owner_id, name, principal_id = rows[0]
-    rights = yield from find_rights(database_id, principal_id, initiator.far_service)
     (need,) = NEEDS["ARRIVE"]
+    try:
+        rights = yield from find_rights(database_id, principal_id, initiator.far_service)
+    except BrokerError:  # who it was proved to be was dropped
+        return BrokerError(need.number, name)
     if rights.has(need, Securable(Kind.SERVICE, service_id, owner_id, name)):
         return None
     return BrokerError(need.number, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
@@ -17,6 +17,9 @@ from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
 from servicebroker.store.queue import queue_objects
 from servicebroker.store.statements import Rows, Statement, Steps
+
+if TYPE_CHECKING:
+    from servicebroker.store.opened_keys import OpenedKeys  # loads the ciphers
 
 _CHANNELS_KEPT = 10_000
 _USAGES_KEPT = 1_000  # of contracts; every change of permissions makes new versions
@@ -79,11 +82,13 @@ class Catalog:
 
     `user` is the principal that it was looked up for, with its permissions; None for dbo. `receivable` holds the
     catalog version under which that principal may receive from a queue, by the queue's number. `enqueued` is told of
-    messages that a SEND has put into a queue: their priority, and how many.
+    messages that a SEND has put into a queue: their priority, and how many. `keys` opens what remote service bindings
+    inside the instance need; without it their conversations wait for a process that has it.
     """
 
     user: User | None = None
     enqueued: Callable[[int, int], None] = _uncounted
+    keys: OpenedKeys | None = None
     receivable: dict[int, int] = field(default_factory=dict)
     usages: dict[tuple[int, int, int], Usages] = field(default_factory=dict)
     labels: dict[int, Labels] = field(default_factory=dict)

@@ -1,17 +1,20 @@
-"""The security of conversations with other instances, as it is stored: who has which certificates, session keys.
+"""The security of conversations, as it is stored: who has which certificates, session keys.
 
-What follows from it is decided by `model/dialog_security.py`; keys are opened and used by `broker/dialog_security.py`.
+What follows from it is decided by `model/dialog_security.py`; keys are opened and used by `broker/dialog_security.py`,
+and between databases of this instance by `engine/acting.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.certificates import SELECT, Certificate, certificate_of
+from servicebroker.engine.certificates import BY_MASTER_KEY, NONE, SELECT, Certificate, certificate_of
 from servicebroker.engine.master_keys import MasterKey
-from servicebroker.model.dialog_security import Binding
+from servicebroker.model.dialog_security import Binding, choose
+from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -76,6 +79,30 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
     found: dict[tuple[int, int], list[Certificate]] = {one: [] for one in wanted}
     for row in rows:
         found[row[-1], row[1]].append(certificate_of(row))
+    return found
+
+
+def chosen(certificates: Sequence[Certificate], owner_id: int | None, now: datetime) -> Certificate:
+    """The certificate of a user that a conversation uses which begins.
+
+    Raises:
+        BrokerError: 9731, 9767 there is none.
+    """
+    found = choose(certificates, now)
+    if isinstance(found, int):
+        raise BrokerError(found, owner_id)
+    return found
+
+
+def signer(certificates: Sequence[Certificate], owner_id: int, now: datetime) -> Certificate:
+    """The same, where its private key is needed.
+
+    Raises:
+        BrokerError: as `chosen`, 9733 it has no private key, 9737 that is under a password.
+    """
+    found = chosen(certificates, owner_id, now)
+    if found.key.encryption != BY_MASTER_KEY:
+        raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
     return found
 
 

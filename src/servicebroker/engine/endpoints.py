@@ -18,7 +18,8 @@ class Endpoint(NamedTuple):
     """The row of a conversation endpoint, and what its peer in this instance says (0 and '' where there is none).
 
     Of its own queue: `retains` and `is_queue_enabled` are its options RETENTION and STATUS, `keeps_retained` says that
-    it may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service.
+    it may hold retained messages, from now or from earlier. `owner_id` is the principal that owns its service. Of an
+    initiator, `acts_as` is who it is in the target's database, where a remote service binding says so.
     """
 
     conversation_handle: UUID
@@ -50,6 +51,7 @@ class Endpoint(NamedTuple):
     far_service_id: int
     is_remote: bool
     far_priority: int
+    acts_as: int | None
 
     @property
     def obstacle(self) -> str:
@@ -89,7 +91,8 @@ _SELECT = (
     "case when not own.is_broker_enabled then 9791 when not far.is_broker_enabled then 28012 "
     "when not q.is_enqueue_enabled then 9749 else 0 end, "
     "mine.is_retention_enabled, mine.keeps_retained, mine.is_enqueue_enabled, coalesce(s.owner_id, 1), "
-    "coalesce(e.far_service_id, 0), e.is_remote, coalesce(e.far_priority, 0) "
+    "coalesce(e.far_service_id, 0), e.is_remote, coalesce(e.far_priority, 0), "
+    "case when e.is_initiator then p.far_principal_id end "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases own on own.database_id = e.database_id "
     "join servicebroker.queues mine on mine.queue_id = e.queue_id "

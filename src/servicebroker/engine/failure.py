@@ -46,7 +46,7 @@ def fail_conversation(endpoint: Endpoint, error: BrokerError, at_peer: BrokerErr
 
 def fail_endpoints(handles: list[UUID], error: BrokerError) -> Steps[None]:
     """An Error on each of these endpoints, as `fail_with`."""
-    yield from fail_with(handles, error_body(-error.number, error.text))
+    yield from fail_with(handles, error_body(-error.number, f"{error.text} {error.hint}".rstrip()))
 
 
 def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:

@@ -1,7 +1,7 @@
 """CREATE, ALTER and DROP MASTER KEY: the key of a database under which its private keys and session keys are kept.
 
 Here it is always encrypted; who opens it has the password, or the service master key of the instance
-(`api/aio/master_keys.py`, `broker/secrets.py`).
+(`api/aio/master_keys.py`, `store/opened_keys.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,6 @@ from servicebroker.engine.authorization import demand
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Statement, Steps
-
-ABOUT = "master key"  # what it is sealed for
-PRIVATE_KEY, SESSION_KEY = "private key", "session key"  # and what is sealed with it
 
 
 class MasterKey(NamedTuple):

@@ -24,9 +24,9 @@ from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, 
 from servicebroker.model.states import State
 from servicebroker.store.statements import Statement, Steps
 
-# whether a peer takes this message, by what it says of the message type, the sender's owner and the peer's service;
-# only an initiator's owner is asked about
-Verdicts = dict[tuple[Usage | None, bool, int, int], bool]
+# whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
+# the peer's service; only an initiator's owner is asked about
+Verdicts = dict[tuple[Usage | None, bool, int, int | None, int], bool]
 
 
 def send_multicast(
@@ -135,7 +135,7 @@ def _accepted(
 ) -> Steps[bool]:
     """Whether the peer takes the message; it is validated once for peers that say the same of its type."""
     usage = (yield from far_usages(catalog, endpoint)).get(message_type)
-    key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.far_service_id
+    key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id
     if key not in verdicts:
         verdicts[key] = (yield from rejected(catalog, endpoint, message_type, [content])) is None
     return verdicts[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
+from servicebroker.engine.acting import Actor, find_actor
 from servicebroker.engine.authorization import refused_arrival
 from servicebroker.engine.catalog import Catalog, find_labels
 from servicebroker.engine.endpoints import Endpoint, never_opened
@@ -57,7 +58,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if initiator.obstacle:
         return Outcome(waits=initiator.obstacle)
     contract = yield from _contract_name(catalog, initiator)
-    located = yield from find_site([initiator.far_service], now, contract=contract)
+    located = yield from find_site([initiator.far_service], now, contract=contract, database_id=initiator.database_id)
     own = located.find(initiator.database_id)
     decision = classify(
         Conversation(initiator.far_service, initiator.far_broker_instance, own.broker),
@@ -79,8 +80,13 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if not isinstance(destination, Local):
         return Outcome(waits=RULES[destination.number].text.format(initiator.far_service))
     home = located.homes[initiator.far_service, destination.broker_instance]
-    if refused := (yield from refused_arrival(initiator, home.service_id)):
-        return Outcome(refusal=refused)
+    actor = None
+    if home.is_bound and home.database_id != initiator.database_id:
+        actor = yield from find_actor(catalog, initiator, home, now)
+    if actor is not None and actor.waits:
+        return Outcome(waits=actor.waits)
+    if refused := (yield from refused_arrival(_acting(initiator, actor), home.service_id)):
+        return Outcome(refusal=_explained(refused, actor))
     if home.contract_id is None:
         return Outcome(refusal=BrokerError(8425, contract))
     if not home.accepted:
@@ -92,12 +98,12 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
         "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
         "far_service, far_broker_instance, far_handle, far_group_id, far_queue_id, far_service_id, "
-        "far_contract_id, far_priority) "
+        "far_contract_id, far_priority, principal_id, far_principal_id) "
         f"select e.conversation_id, false, $2, $3, $4, gen_random_uuid(), $5, "
         f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='s.name')}, "
         "'CO', e.encryption, e.lifetime, "
         "s.name, d.service_broker_guid::text, e.conversation_handle, e.conversation_group_id, e.queue_id, "
-        "e.service_id, e.service_contract_id, e.priority "
+        "e.service_id, e.service_contract_id, e.priority, $6::int, $7::int "
         "from servicebroker.conversation_endpoints e "
         "join servicebroker.services s on s.service_id = e.service_id "
         "join servicebroker.databases d on d.database_id = e.database_id where e.conversation_handle = $1 "
@@ -107,12 +113,26 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
         "update servicebroker.conversation_endpoints e set state = case e.state when 'SO' then 'CO' else e.state end, "
         "far_handle = t.conversation_handle, "
         "far_group_id = t.conversation_group_id, far_queue_id = t.queue_id, far_service_id = t.service_id, "
-        "far_contract_id = t.service_contract_id, far_priority = t.priority, far_broker_instance = "
+        "far_contract_id = t.service_contract_id, far_priority = t.priority, "
+        "principal_id = $8, far_principal_id = $9, far_broker_instance = "
         "(select service_broker_guid::text from servicebroker.databases where database_id = $2) "
         "from target t where e.conversation_handle = $1",
-        (initiator.conversation_handle, home.database_id, home.service_id, home.contract_id, home.queue_id),
+        (
+            *(initiator.conversation_handle, home.database_id, home.service_id, home.contract_id, home.queue_id),
+            *((None,) * 4 if actor is None else (actor.keeper_id, actor.principal_id, actor.owner_id, actor.bound_id)),
+        ),
     )
     return Outcome()
+
+
+def _acting(initiator: Endpoint, actor: Actor | None) -> Endpoint:
+    return initiator if actor is None else initiator._replace(acts_as=actor.principal_id)
+
+
+def _explained(refused: BrokerError, actor: Actor | None) -> BrokerError:
+    if actor is not None and actor.why_public:
+        refused.hint = f"The remote service binding proves nothing, and it acts as public. {actor.why_public}"
+    return refused
 
 
 def _contract_name(catalog: Catalog, initiator: Endpoint) -> Steps[str]:

@@ -251,7 +251,7 @@ def _dispatch(
             left = [content for portion in portions for content in portion]
             yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
             return first
-    is_checked = catalog.user is not None or endpoint.owner_id != DBO
+    is_checked = catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
     if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
         channel = Channel(
             endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority

@@ -36,7 +36,10 @@ class Database(NamedTuple):
 
 
 class Home(NamedTuple):
-    """A service of this instance. `contract_id` is that of the contract asked for; `accepted`: the service takes it."""
+    """A service of this instance. `contract_id` is that of the contract asked for; `accepted`: the service takes it.
+
+    `is_bound`: the database that asks has a remote service binding for a service of that name.
+    """
 
     service_id: int
     queue_id: int
@@ -44,6 +47,7 @@ class Home(NamedTuple):
     is_open: bool
     contract_id: int | None
     accepted: bool
+    is_bound: bool
 
 
 class Located(NamedTuple):
@@ -82,11 +86,16 @@ class Located(NamedTuple):
 
 
 def find_site(
-    services: Sequence[str], now: datetime, here: Here | None = None, contract: str | None = None
+    services: Sequence[str],
+    now: datetime,
+    here: Here | None = None,
+    contract: str | None = None,
+    database_id: int | None = None,
 ) -> Steps[Located]:
     """Which databases have these services, and what routing asks besides. One statement.
 
-    Without `here` the stored endpoint says where the instance is reached.
+    Without `here` the stored endpoint says where the instance is reached. `database_id` is that of the database that
+    asks, where its remote service bindings matter.
     """
     rows = yield Statement(
         "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
@@ -95,7 +104,9 @@ def find_site(
         "  and (r.answered is null or r.answered > $3)), "
         "random(), coalesce(n.ip_address, ''), n.port, n.is_message_forwarding_enabled, "
         "s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled, "
-        "c.service_contract_id, u.service_id is not null "
+        "c.service_contract_id, u.service_id is not null, "
+        "exists (select from servicebroker.remote_service_bindings b "
+        "  where b.database_id = $4 and b.remote_service_name = s.name) "
         "from servicebroker.databases d "
         "left join servicebroker.network_endpoints n on n.state <> 1 "  # STOPPED
         "left join (servicebroker.services s join servicebroker.queues q on q.queue_id = s.queue_id) "
@@ -103,7 +114,7 @@ def find_site(
         "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = $2 "
         "left join servicebroker.service_contract_usages u "
         "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id",
-        (list(services), contract, now - ASK_AGAIN),
+        (list(services), contract, now - ASK_AGAIN, database_id),
     )
     databases = list({row[0]: Database._make([*row[:5], tuple(row[5])]) for row in rows}.values())
     homes = {(row[10], row[2]): Home(*row[11:]) for row in rows if row[10] is not None and row[3]}

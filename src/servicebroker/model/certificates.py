@@ -1,9 +1,11 @@
-"""What a certificate says of itself."""
+"""What a certificate says of itself; and what keys are sealed for."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import NamedTuple
+
+MASTER_KEY, PRIVATE_KEY, SESSION_KEY = "master key", "private key", "session key"  # each opens in no other's place
 
 
 class Facts(NamedTuple):

@@ -1,7 +1,8 @@
 """How a conversation with another instance is secured: the decision of reference 03 section 9, as a table.
 
-Inside an instance nothing is encrypted. The reference says of some cells that the conversation fails, and elsewhere
-that its messages wait; here they wait, and transmission_status says for what (docs/decisions/086).
+Inside an instance nothing is encrypted, and a binding says only who acts (`engine/acting.py`). The reference says of
+some cells that the conversation fails, and elsewhere that its messages wait; here they wait, and transmission_status
+says for what (docs/decisions/086).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Binding(StrEnum):
 
 
 NO_BINDING, NO_CERTIFICATE = 9727, 9731  # of the reasons why messages wait
+NO_SERVICE_MASTER_KEY = 32  # the code that 28054 shows
 
 # (whether the owner of the initiating service has a certificate, ENCRYPTION, binding)
 TABLE: dict[tuple[bool, bool, Binding], Security | int] = {

@@ -184,7 +184,7 @@ def is_allowed(identities: frozenset[int], permission: str, on: Securable, entri
     `identities` are the principal, the roles that it is in, directly or not, and public. dbo and the owner have
     every permission; else a DENY to any of the identities counts more than what was granted to any of them.
     """
-    if DBO in identities or (on.kind is not Kind.DATABASE and on.owner_id in identities):
+    if _owns(identities, on):
         return True
     rights = bringing(on.kind, permission)
     states = {entry.state for entry in entries if _concerns(entry, identities, rights, on)}
@@ -196,6 +196,17 @@ def is_allowed(identities: frozenset[int], permission: str, on: Securable, entri
     return bool(states) or bool(of_roles & rights)
 
 
+def is_denied(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
+    """Whether a permission on an object, or one that brings it, was denied to somebody; dbo and the owner never are.
+
+    Who was not denied it need not have it: `is_allowed`.
+    """
+    rights = bringing(on.kind, permission)
+    return not _owns(identities, on) and any(
+        entry.state == DENY and _concerns(entry, identities, rights, on) for entry in entries
+    )
+
+
 def may_grant(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
     """Whether somebody may grant, deny and revoke: with CONTROL, or with the permission and its GRANT OPTION."""
     entries = list(entries)
@@ -204,6 +215,10 @@ def may_grant(identities: frozenset[int], permission: str, on: Securable, entrie
         is_allowed(identities, permission, on, entries)
         and any(e.state == GRANT_WITH_GRANT_OPTION and _concerns(e, identities, rights, on) for e in entries)
     )
+
+
+def _owns(identities: frozenset[int], on: Securable) -> bool:
+    return DBO in identities or (on.kind is not Kind.DATABASE and on.owner_id in identities)
 
 
 def _concerns(entry: Entry, identities: frozenset[int], rights: frozenset[Right], on: Securable) -> bool:

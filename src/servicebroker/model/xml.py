@@ -3,7 +3,9 @@ documents of an XML schema collection."""
 
 from __future__ import annotations
 
+import codecs
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +21,13 @@ _XML_ATTRIBUTES = "".join(
 )
 _SCHEMA = '<xs:schema xmlns:xs="{xsd}"{target}>{content}</xs:schema>'
 
+MAXIMUM_DEPTH = 128  # of elements in the type xml
+_CONTENT = "body"  # what surrounds content while it is parsed; the parser's messages name it
+_DTD = re.compile(
+    r"\ufeff?(?:\s|<!--.*?-->|<\?.*?\?>)*+<!DOCTYPE", re.DOTALL
+)  # what was passed once is not tried again
+_is_too_deep = etree.XPath(f"boolean({'/*' * (MAXIMUM_DEPTH + 2)})")
+
 
 def parse(content: bytes) -> etree._Element:
     """The root of a document. Its encoding is what its mark or declaration says; UTF-16 is known without either.
@@ -26,22 +35,58 @@ def parse(content: bytes) -> etree._Element:
     Raises:
         etree.XMLSyntaxError: it is not well-formed, or too large or deep for libxml2's usual limits.
     """
-    return etree.fromstring(content, _parser(_unmarked_utf_16(content)))
+    return etree.fromstring(content, _parser(_coding(content).unmarked))
+
+
+class NotXml(ValueError):
+    """What the type xml does not take; `number` is its error: 9400, 6359 for a DTD, 6335 nested too deeply."""
+
+    def __init__(self, number: int, problem: str) -> None:
+        super().__init__(problem)
+        self.number = number
+
+
+def parse_content(body: bytes) -> etree._Element:
+    """What the type xml of the server takes as content: one root, several, text between them, or nothing.
+
+    The encoding is found as by `parse`. Returns an element that has the content inside.
+
+    Raises:
+        NotXml: it is not well-formed, has a DTD, or elements are nested more than 128 deep.
+    """
+    coding = _coding(body)
+    start = _begin(body, coding)
+    opened, closed = f"<{_CONTENT}>".encode(coding.codec), f"</{_CONTENT}>".encode(coding.codec)
+    try:
+        content = etree.fromstring(b"".join((body[:start], opened, body[start:], closed)), _parser(coding.unmarked))
+    except etree.XMLSyntaxError as problem:
+        if _DTD.match(body.decode(coding.codec, "replace")):
+            raise NotXml(6359, "A DTD is not allowed.") from None
+        raise NotXml(9400, _in_body(problem, body[:start].decode(coding.codec, "replace"))) from None
+    if body.count(b"<") > MAXIMUM_DEPTH and _is_too_deep(content):
+        raise NotXml(6335, f"Elements are nested more than {MAXIMUM_DEPTH} deep.")
+    return content
+
+
+def content_text(content: etree._Element) -> str:
+    """What `parse_content` has returned, as text without a declaration."""
+    return etree.tostring(content, encoding="unicode")[len(f"<{_CONTENT}>") : -len(f"</{_CONTENT}>")]
 
 
 def validation_failure(validation: str, body: bytes | None, schemas: SchemaCollection | None = None) -> str | None:
     """Why `body` breaks its message type's validation letter, None when it holds.
 
-    N takes anything, E only an empty body, X a well-formed XML document, with `schemas` one that is valid by them.
+    N takes anything, E only an empty body, X what the type xml takes, with `schemas` only roots that are valid by them.
     """
     if validation == "E":
         return None if body is None else "The body must be empty."
     if validation == "X":
         try:
-            root = parse(body or b"")
-        except etree.XMLSyntaxError as problem:
+            content = parse_content(body or b"")
+        except NotXml as problem:
             return str(problem)
-        return schemas.failure(root) if schemas else None
+        failures = (schemas.failure(root) for root in content.iterchildren("*")) if schemas else ()
+        return next((failure for failure in failures if failure), None)
     return None
 
 
@@ -79,9 +124,7 @@ class SchemaCollection:
         self._documents = documents
 
     def failure(self, root: etree._Element) -> str | None:
-        """Why a document is not valid by any of the schemas, None when it is."""
-        if _has_dtd(root):
-            return "The document has a DTD."
+        """Why a root, of what has no DTD, is not valid by any of the schemas; None when it is."""
         try:
             self._compiled.assertValid(root)
         except etree.DocumentInvalid as problem:
@@ -170,9 +213,51 @@ def _has_dtd(root: etree._Element) -> bool:
     return root.getroottree().docinfo.internalDTD is not None
 
 
-def _unmarked_utf_16(content: bytes) -> str | None:
-    """A document cannot begin with a NUL, nor have one behind its <: then each character has two bytes."""
-    return {b"<\0": "UTF-16LE", b"\0<": "UTF-16BE"}.get(content[:2])
+class _Coding(NamedTuple):
+    """How a body writes ASCII: the codec, the length of its byte order mark, and what tells the parser without one."""
+
+    codec: str
+    mark: int = 0
+    unmarked: str | None = None
+
+
+_MARKED = {
+    mark: _Coding(codec, len(mark))
+    for mark, codec in (
+        (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+    )
+}  # fmt: skip
+
+
+def _coding(body: bytes) -> _Coding:
+    """XML has no NUL: where one of the first two bytes is, each character has two."""
+    for mark, coding in _MARKED.items():
+        if body.startswith(mark):
+            return coding
+    if body[1:2] == b"\0":
+        return _Coding("utf-16-le", unmarked="UTF-16LE")
+    return _Coding("utf-16-be", unmarked="UTF-16BE") if body[:1] == b"\0" else _Coding("latin-1")
+
+
+def _begin(body: bytes, coding: _Coding) -> int:
+    """Where content begins: behind the mark, and behind a declaration."""
+    codec, mark, _ = coding
+    declaration, end = "<?xml".encode(codec), "?>".encode(codec)
+    behind = mark + len(declaration)
+    if not body.startswith(declaration, mark) or not body[behind : behind + 2].decode(codec, "ignore")[:1].isspace():
+        return mark
+    found = body.find(end, behind)
+    return found + len(end) if found >= 0 else mark
+
+
+def _in_body(problem: etree.XMLSyntaxError, before: str) -> str:
+    """What the parser says, at its place in the body, without the tag that we have put behind `before`."""
+    line, column = problem.position
+    said = (problem.msg or "").removesuffix(f", line {line}, column {column}").strip()
+    *lines, last = before.split("\n")
+    if line == len(lines) + 1 and column > len(last):
+        column = max(1, column - len(f"<{_CONTENT}>"))
+    return f"{said}, line {line}, column {column}"
 
 
 def _parser(encoding: str | None = None) -> etree.XMLParser:

@@ -47,7 +47,7 @@ class Seen(NamedTuple):
         receivable: whether a message waits in a group that nobody has locked.
         arrivals: messages that have come.
         receives: RECEIVE and GET CONVERSATION GROUP that were executed.
-        empty: how many of those returned nothing.
+        empty: how many of those returned nothing, but for RECEIVE WHERE: who drains a group has not seen the queue.
         waiting: sessions that wait for a message.
         running: activated procedures.
     """
@@ -65,11 +65,11 @@ class Monitor(NamedTuple):
 
     Attributes:
         seen: the last look.
-        quiet_since: since when no RECEIVE came back empty while messages were receivable.
-        found_nothing: whether the last RECEIVE that was noticed returned nothing.
+        quiet_since: since when `empty` has not risen while messages were receivable.
+        found_nothing: whether `empty` rose when `receives` was last seen to.
         activated_at: how many messages had come when a reader was last asked for.
         retry_at: when what could not be started is tried again.
-        last_empty: when a RECEIVE was last seen to come back empty.
+        last_empty: when `empty` was last seen to rise.
         last_activated: when a reader was last asked for.
     """
 

@@ -57,7 +57,7 @@ create table if not exists servicebroker.retained_{id} (
 create index if not exists retained_{id}_conversation on servicebroker.retained_{id} (conversation_handle);
 
 -- name: receives
--- How often RECEIVE was executed while the queue is monitored, and how often it found nothing. A sequence, because it
+-- How often RECEIVE was executed while the queue is monitored, and how often one without WHERE found nothing. A sequence, because it
 -- counts what is rolled back too; unlogged, so that drawing from it assigns no transaction id.
 create unlogged sequence if not exists servicebroker.queue_{id}_receives cache 1;
 
@@ -371,10 +371,13 @@ begin
     end loop;
 
     if places = '{}' then
+        if handle is not null or in_group is not null then  -- there may be more elsewhere in the queue
+            return;
+        end if;
         if monitored then
             perform nextval('servicebroker.queue_{id}_empty_receives');
         end if;
-        if handle is null and in_group is null and not only_lock then
+        if not only_lock then
             return query select null::smallint, null::bytea, null::bigint, null::bigint, null::bigint, null::"char",
                 null::bytea, null::timestamptz, null::uuid, null::integer, null::xid8, null::boolean;
         end if;

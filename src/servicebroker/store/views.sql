@@ -183,8 +183,8 @@ select e.conversation_handle,
        end as state_desc,
        e.far_service,
        e.far_broker_instance,
-       coalesce(keys.principal_id, 0) as principal_id,  -- 0: nobody's certificate is used
-       coalesce(keys.far_principal_id, 0) as far_principal_id,
+       coalesce(keys.principal_id, e.principal_id, 0) as principal_id,  -- 0: nobody's certificate is used
+       coalesce(keys.far_principal_id, e.far_principal_id, 0) as far_principal_id,
        coalesce(case when e.is_initiator or e.security = 'A' then keys.first_key_id else keys.second_key_id end,
                 '00000000-0000-0000-0000-000000000000') as outbound_session_key_identifier,
        coalesce(case when e.is_initiator and e.security = 'F' then keys.second_key_id else keys.first_key_id end,

@@ -9,9 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
-from lxml import etree
-
-from servicebroker.model.xml import parse
+from servicebroker.model.xml import NotXml, content_text, parse_content
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, SqlType
 
@@ -204,24 +202,19 @@ def _read_time(text: str) -> datetime:
 
 
 def _to_xml(value: object, source: SqlType | None, target: SqlType) -> str:
-    """The text of well-formed XML, without a declaration; fragments and an empty text are allowed."""
+    """The text of XML content, without a declaration; white space alone is nothing."""
     if not isinstance(value, str | bytes | bytearray | memoryview):
         raise _clash(source, "xml")
-    data: str | bytes = value if isinstance(value, str) else bytes(value)
-    if isinstance(data, bytes) and not data.startswith((b"\xff\xfe", b"\xfe\xff")) and data[1:2] == b"\0":
-        data = data.decode("utf-16-le", "replace")
-    if isinstance(data, str):
-        data = re.sub(r"^\ufeff?\s*<\?xml[^>]*\?>", "", data).encode()
-    if not data.strip():
-        return ""
+    data = (
+        re.sub(r"^\ufeff?\s*<\?xml[^>]*\?>", "", value).encode("utf-8", "replace")
+        if isinstance(value, str)
+        else bytes(value)
+    )
     try:
-        return etree.tostring(parse(data), encoding="unicode")
-    except etree.XMLSyntaxError as problem:
-        try:
-            whole = etree.tostring(parse(b"<r>" + data + b"</r>"), encoding="unicode")
-        except etree.XMLSyntaxError:
-            raise TsqlError(9400, f"XML parsing: {problem.msg}") from None
-        return whole[3:-4] if whole.endswith("</r>") else ""
+        text = content_text(parse_content(data))
+    except NotXml as problem:
+        raise TsqlError(problem.number, f"XML parsing: {problem}") from None
+    return text if text.strip() else ""
 
 
 def _failed(value: str, source: SqlType | None, target: SqlType) -> TsqlError:

@@ -11,9 +11,8 @@ from servicebroker.api.aio.master_keys import AsyncMasterKeys
 from servicebroker.engine import authorization as rights
 from servicebroker.engine import certificates, principals
 from servicebroker.engine.certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
-from servicebroker.engine.master_keys import PRIVATE_KEY
 from servicebroker.model.arguments import check_switch, checked_password
-from servicebroker.model.certificates import Facts
+from servicebroker.model.certificates import PRIVATE_KEY, Facts
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.certificates import (

@@ -43,7 +43,7 @@ class AsyncEventNotifications(ABC):
         The message is of the type EventNotification; `sb.read_event` reads its body.
 
         Args:
-            name: unique in the database, compared without case.
+            name: unique among those on the queue, compared without case.
             on_queue: a queue of this database.
             events: QUEUE_ACTIVATION, when the queue wants a reader; BROKER_QUEUE_DISABLED, when it was switched off by
                 itself; or both.

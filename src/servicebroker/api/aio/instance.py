@@ -40,6 +40,7 @@ from servicebroker.store.aio.running import execute, run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
@@ -61,10 +62,10 @@ def checked_target(target: object) -> str:
     return target
 
 
-def _key_folder(target: str, given: str | os.PathLike[str] | None) -> Path | None:
+def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder | None:
     if given is not None:
-        return Path(given)
-    return None if is_url(target) else Path(target) / "keys"
+        return KeyFolder(Path(given))
+    return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
 
 class AsyncInstance(AsyncNetwork):
@@ -72,6 +73,7 @@ class AsyncInstance(AsyncNetwork):
 
     Attributes:
         url: where its PostgreSQL is reached, for any libpq client of the same user.
+        keys: opens master keys and private keys, with the service master key of the instance.
         clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
@@ -90,12 +92,12 @@ class AsyncInstance(AsyncNetwork):
         self.clock: Clock = clock or ServerClock(time.monotonic, system_time, _LOG.warning)
         self.maximum_body = checked_maximum(maximum_body)
         self.tally = Tally()
-        self.catalog = Catalog(enqueued=self.tally.enqueued)
+        self.url = checked_target(target)
+        self.keys = OpenedKeys(_key_folder(self.url, keys))
+        self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
         self.poison = PoisonDetector(self.connection, self.clock, self.events, self.tally)
-        self.url = checked_target(target)
-        self._keys = _key_folder(self.url, keys)
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
@@ -125,7 +127,7 @@ class AsyncInstance(AsyncNetwork):
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
             if self._interval:
-                self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally)
+                self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             await finish(self.close())
             raise
@@ -151,16 +153,18 @@ class AsyncInstance(AsyncNetwork):
 
         For a server by URL it is a folder of the instance's own in the user's data.
         """
-        if self._keys is None:
-            async with self.connection() as connection:
-                ((identifier,),) = await execute(connection, "select instance_id from servicebroker.instance")
-            data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-            self._keys = Path(data) / "servicebroker" / str(identifier) / "keys"
-        return KeyFolder(self._keys)
+        if self.keys.folder is not None:
+            return self.keys.folder
+        async with self.connection() as connection:
+            ((identifier,),) = await execute(connection, "select instance_id from servicebroker.instance")
+        return self.keys.locate(identifier)
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""
-        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, Catalog(user, self.tally.enqueued))
+        return self.catalog if user.is_dbo else self._catalogs.setdefault(user, self._new_catalog(user))
+
+    def _new_catalog(self, user: User | None = None) -> Catalog:
+        return Catalog(user, self.tally.enqueued, self.keys)
 
     async def drop_database(self, name: str, *, rollback_after: float | None = None) -> None:
         """DROP DATABASE: the broker database with its conversations and objects. Verbs on it get 8442 from now on.
@@ -207,9 +211,12 @@ class AsyncInstance(AsyncNetwork):
                 "open the instance in this process, after the fork."
             )
 
-    def took(self, queue_id: int, messages: int) -> None:
-        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained."""
-        if self._upkeep is not None:
+    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
+        """A RECEIVE took so many messages: the background gives back the space of a queue that was drained.
+
+        `choosy` is one of a certain conversation or group: when it finds nothing, the queue may have more.
+        """
+        if self._upkeep is not None and (messages or not choosy):
             self._upkeep.took(queue_id, messages)
 
     def looked(self, found: bool) -> None:

@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
 from servicebroker.engine import master_keys
-from servicebroker.engine.master_keys import ABOUT, MasterKey
+from servicebroker.engine.master_keys import MasterKey
 from servicebroker.model.arguments import check_switch, checked_password
+from servicebroker.model.certificates import MASTER_KEY
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.aio.concurrency import in_thread
@@ -43,10 +44,10 @@ class AsyncMasterKeys(ABC):
         """
         checked_password("PASSWORD", password, is_new=True)
         key = new_key()
-        by_password = await in_thread(seal_by_password, password, key, ABOUT)
+        by_password = await in_thread(seal_by_password, password, key, MASTER_KEY)
         service_key = await in_thread((await self.instance.key_folder()).ensure_service_master_key)
         await self._alone(
-            master_keys.create_master_key(self.user, MasterKey(by_password, seal(service_key, key, ABOUT)))
+            master_keys.create_master_key(self.user, MasterKey(by_password, seal(service_key, key, MASTER_KEY)))
         )
 
     async def open_master_key(self, password: str) -> None:
@@ -57,7 +58,7 @@ class AsyncMasterKeys(ABC):
         """
         checked_password("PASSWORD", password)
         found = await self._alone(master_keys.require_master_key(self.user))
-        key = await in_thread(unseal_by_password, password, found.by_password, ABOUT)
+        key = await in_thread(unseal_by_password, password, found.by_password, MASTER_KEY)
         if key is None:
             raise BrokerError(15313)
         self._opened = (found.by_password, key)
@@ -85,7 +86,7 @@ class AsyncMasterKeys(ABC):
         sealed = None
         if service_master_key:
             folder = await self.instance.key_folder()
-            sealed = seal(await in_thread(folder.ensure_service_master_key), key, ABOUT)
+            sealed = seal(await in_thread(folder.ensure_service_master_key), key, MASTER_KEY)
         await self._alone(master_keys.set_service_encryption(self.user, sealed))
 
     async def drop_master_key(self) -> None:
@@ -104,7 +105,7 @@ class AsyncMasterKeys(ABC):
             return self._opened[1]
         service_key = await in_thread((await self.instance.key_folder()).service_master_key)
         if service_key is not None and found.by_service_master_key is not None:
-            key = unseal(service_key, found.by_service_master_key, ABOUT)
+            key = unseal(service_key, found.by_service_master_key, MASTER_KEY)
             if key is not None:
                 return key
         raise BrokerError(15581)

@@ -27,12 +27,20 @@ class Observed:
     """What a task has done since it began, or since `begin`."""
 
     has_received: bool = False
-    found_nothing: bool = False  # its last RECEIVE
+    has_taken: bool = False  # messages, or a group
+    found_nothing: bool = False  # its last RECEIVE or GET CONVERSATION GROUP, but for RECEIVEs WHERE that found nothing
     left_open: bool = False  # a transaction that it neither committed nor rolled back
 
     def begin(self) -> None:
         """Another call of the procedure begins."""
-        self.has_received = self.found_nothing = self.left_open = False
+        self.has_received = self.has_taken = self.found_nothing = self.left_open = False
+
+    def note(self, *, took: bool, choosy: bool = False) -> None:
+        """A RECEIVE or GET CONVERSATION GROUP was executed. `choosy`: of a certain conversation or group only."""
+        self.has_received = True
+        self.has_taken |= took
+        if took or not choosy:
+            self.found_nothing = not took
 
 
 class AsyncSession(AsyncInstance):
@@ -111,16 +119,14 @@ class AsyncSession(AsyncInstance):
     def _refuse(self) -> NoReturn:
         raise BrokerError(15247, hint=_NO_SERVER_RIGHTS)
 
-    def took(self, queue_id: int, messages: int) -> None:
-        """A RECEIVE took so many messages."""
-        self.observed.has_received = True
-        self.observed.found_nothing = messages == 0
-        super().took(queue_id, messages)
+    def took(self, queue_id: int, messages: int, *, choosy: bool) -> None:
+        """A RECEIVE took so many messages; `choosy`: of a certain conversation or group."""
+        self.observed.note(took=messages > 0, choosy=choosy)
+        super().took(queue_id, messages, choosy=choosy)
 
     def looked(self, found: bool) -> None:
         """A GET CONVERSATION GROUP has found one, or none."""
-        self.observed.has_received = True
-        self.observed.found_nothing = not found
+        self.observed.note(took=found)
 
     @contextlib.asynccontextmanager
     async def _borrowed(self) -> AsyncIterator[AsyncDirectConnection]:

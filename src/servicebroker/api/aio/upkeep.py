@@ -50,10 +50,18 @@ class Upkeep:
     second or so. A round that fails, because the server is down or restarts, is made up for by the next one.
     """
 
-    def __init__(self, url: str, clock: Callable[[], datetime], interval: float, tally: Tally) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Callable[[], datetime],
+        interval: float,
+        tally: Tally,
+        catalog: Callable[[], Catalog],
+    ) -> None:
         self._url = url
         self._clock = clock
         self._tally = tally
+        self._catalog = catalog
         self._interval = interval
         self._closed = Event()
         self._taken: Counter[int] = Counter()  # messages by queue, since it was empty
@@ -115,7 +123,7 @@ class Upkeep:
                     self._tries = 0
             await follow(self._clock, connection)
             if time.monotonic() >= due:
-                await upkeep(connection, self._clock(), self._closed.is_set)
+                await upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
             left = heard and await self._deliver(connection)
             if time.monotonic() >= told:
@@ -131,7 +139,7 @@ class Upkeep:
         if unfinished < self._since:  # another server, or one that has crashed: it gives these numbers out again
             self._since = 0
         try:
-            left = await deliver(connection, self._clock(), self._tally, self._since)
+            left = await deliver(connection, self._clock(), self._catalog, self._since)
         except psycopg.errors.QueryCanceled:
             self._since = self._since or unfinished  # the rest is for `upkeep`
             raise
@@ -163,19 +171,18 @@ async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
 
 
 async def deliver(
-    connection: psycopg.AsyncConnection[Any], now: datetime, tally: Tally | None = None, since: int = 0
+    connection: psycopg.AsyncConnection[Any], now: datetime, catalog: Callable[[], Catalog] = Catalog, since: int = 0
 ) -> bool:
     """Deliver what waits and need not; the built-in service answers. True when something is left over, for soon.
 
     With `since`, of what waits only that which this transaction and later ones have sent.
     """
-    catalog = Catalog() if tally is None else Catalog(enqueued=tally.enqueued)
-    answers = await in_transaction(connection, take_answers(Catalog(), now))
+    answers = await in_transaction(connection, take_answers(catalog(), now))
     for failure in answers.failures:
         _LOG.error("%s", failure)
     for handle in answers.left:
-        await in_transaction(connection, deliver_conversation(Catalog(), handle, now))
-    is_left = await in_transaction(connection, deliver_left_over(catalog, now, since))
+        await in_transaction(connection, deliver_conversation(catalog(), handle, now))
+    is_left = await in_transaction(connection, deliver_left_over(catalog(), now, since))
     is_left |= await in_transaction(connection, answer_built_in(now))
     return is_left or answers.again
 
@@ -195,7 +202,10 @@ async def give_back(connection: psycopg.AsyncConnection[Any], stopped: Callable[
 
 
 async def upkeep(
-    connection: psycopg.AsyncConnection[Any], now: datetime, stopped: Callable[[], bool] = lambda: False
+    connection: psycopg.AsyncConnection[Any],
+    now: datetime,
+    stopped: Callable[[], bool] = lambda: False,
+    catalog: Callable[[], Catalog] = Catalog,
 ) -> None:
     """Everything that is due at `now`, in small transactions. `connection` is in autocommit mode."""
     for _ in range(_ROUNDS):
@@ -213,5 +223,5 @@ async def upkeep(
             if stopped() or not await in_transaction(connection, piece()):
                 break
     if not stopped():
-        await deliver(connection, now)
+        await deliver(connection, now, catalog)
         await give_back(connection, stopped)

@@ -66,9 +66,6 @@ declare
     below record;
     piece text;
 begin
-    if depth > 128 then
-        perform tsql.refuse(6335, 'XML datatype instance has too many levels of nested nodes. Maximum allowed depth is 128 levels.');
-    end if;
     nodes := '{}'; said := ''; has_elements := false;
     while place <= cardinality(tokens) loop
         token := tokens[place];
@@ -94,6 +91,9 @@ begin
         elsif left(token, 2) = '<!' then
             perform tsql.xml_refuse(6359, 'Parsing XML with internal subset DTDs not allowed. Leave the DTD out.', tokens, place);
         else
+            if depth > 128 then
+                perform tsql.refuse(6335, 'XML datatype instance has too many levels of nested nodes. Maximum allowed depth is 128 levels.');
+            end if;
             written := substring(token from '^<([A-Za-z_\u0080-\uffff][\w.\-:\u0080-\uffff]*)');
             if written is null or token !~ '^<[^\s/>]+(\s+[^\s=/>]+\s*=\s*("[^"<]*"|''[^''<]*''))*\s*/?>$' then
                 perform tsql.xml_refuse(9455, 'illegal qualified name character', tokens, place);
@@ -167,13 +167,29 @@ create or replace function tsql.xml_tree(node jsonb) returns jsonb language sql 
 create or replace function tsql.to_xml(value text) returns text language sql immutable strict parallel safe
 return (select case when tsql.xml_tree(value) is not null then regexp_replace(ltrim(value, chr(65279)), '^\s*<\?xml\s(?:(?!\?>).)*\?>\s*', '') end);
 create or replace function tsql.to_xml(value text, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
+
+-- The text of XML: its mark says how it is encoded, or a NUL where none can be, or its declaration; else it is UTF-8.
+create or replace function tsql.xml_decoded(value bytea) returns text language plpgsql immutable strict parallel safe as $$
+declare
+    declared text := coalesce(lower(substring(encode(substring(value, 1, 200), 'escape')
+                                              from '(?i)^<\?xml\s[^>]*encoding\s*=\s*["'']([\w.-]+)["'']')), 'utf-8');
+begin
+    if substring(value, 1, 2) = '\xfffe' then return tsql.utf16_decoded(substring(value, 3)); end if;
+    if substring(value, 1, 2) = '\xfeff' then return tsql.utf16_decoded(tsql.swapped(substring(value, 3))); end if;
+    if substring(value, 1, 3) = '\xefbbbf' then return convert_from(substring(value, 4), 'UTF8'); end if;
+    if substring(value, 2, 1) = '\x00' then return tsql.utf16_decoded(value); end if;
+    if substring(value, 1, 1) = '\x00' then return tsql.utf16_decoded(tsql.swapped(value)); end if;
+    if declared in ('iso-8859-1', 'windows-1252') then return tsql.single_decoded(value); end if;
+    if pg_char_to_encoding(declared) < 0 then
+        perform tsql.refuse(9402, 'XML parsing: line 1, character 1, unable to switch the encoding');
+    end if;
+    return convert_from(value, declared);
+end $$;
+create or replace function tsql.swapped(bytes bytea) returns bytea language sql immutable strict parallel safe
+return decode(regexp_replace(encode(bytes, 'hex'), '(..)(..)', '\2\1', 'g'), 'hex');
+
 create or replace function tsql.to_xml(value bytea) returns text language sql immutable strict parallel safe
-return tsql.to_xml(case
-    when substring(value, 1, 2) = '\xfffe' then tsql.utf16_decoded(substring(value, 3))
-    when substring(value, 1, 3) = '\xefbbbf' then convert_from(substring(value, 4), 'UTF8')
-    when get_byte(value || '\x0000'::bytea, 1) = 0 and octet_length(value) > 1 then tsql.utf16_decoded(value)
-    when encode(substring(value, 1, 200), 'escape') ~* 'encoding=.(iso-8859-1|windows-1252)' then tsql.single_decoded(value)
-    else convert_from(value, 'UTF8') end);
+return tsql.to_xml(tsql.xml_decoded(value));
 create or replace function tsql.to_xml(value bytea, style integer) returns text language sql immutable strict parallel safe return tsql.to_xml(value);
 
 -- --- what is in a node ---

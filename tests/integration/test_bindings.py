@@ -1,0 +1,422 @@
+"""Remote service bindings between two databases of one instance: who a conversation acts as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK_QUEUE,
+    Clock,
+    Counted,
+    bodies,
+    define_standard_set,
+    errors,
+    eventually,
+    query,
+    state,
+)
+
+PASSWORD = "correct horse"
+
+
+class Sides(NamedTuple):
+    """The databases of the initiator and of the target, the name of its service, and where certificates are passed on.
+
+    The initiator's service belongs to Seller, the target's to Keeper, and each database has a user with the name of the
+    other's owner, who has its certificate. The users Seller there and public have no SEND.
+    """
+
+    near: sb.Database
+    far: sb.Database
+    service: str
+    folder: Path
+
+    def begin(self) -> UUID:
+        return self.near.begin_dialog(ORDERS, self.service, contract=CONTRACT)
+
+    def talk(self) -> str:
+        """What becomes of a first message: 'Seller' or 'public', who it acted as, or the text of its Error."""
+        handle = self.begin()
+        self.near.send(handle, ORDER, b"x")
+        arrived = self.far.receive(STOCK_QUEUE)
+        if not arrived:
+            (error,) = self.near.receive(ORDERS_QUEUE)
+            assert sb.read_error(error.message_body)[0] == -8494
+            assert state(self.near, handle) == "ER"
+            self.near.end_conversation(handle)
+            return sb.read_error(error.message_body)[1]
+        assert bodies(arrived) == [b"x"]
+        _, actor = self.certificates(self.far)[-1]
+        self.near.end_conversation(handle)
+        self.far.end_conversation(arrived[0].conversation_handle)
+        return actor
+
+    def certificates(self, database: sb.Database) -> list[tuple[Any, ...]]:
+        """Of each endpoint: whose certificate its side uses, and whose the other one."""
+        return query(
+            database,
+            "select a.name, b.name from sys.conversation_endpoints e join sys.database_principals a "
+            "on a.broker_database = e.broker_database and a.principal_id = e.principal_id "
+            "join sys.database_principals b "
+            "on b.broker_database = e.broker_database and b.principal_id = e.far_principal_id "
+            "where e.broker_database = %s order by e.lifetime",
+            database.name,
+        )
+
+    def pass_on(self, giver: sb.Database, name: str, taker: sb.Database, user: str) -> None:
+        """A certificate of one database is that of a user of the other one too."""
+        file = self.folder / f"{giver.name}-{name}.pem"
+        giver.backup_certificate(name, file)
+        taker.create_certificate(f"of {name}", file=file, authorization=user)
+
+    def belongs_to_dbo(self) -> None:
+        """The initiator's service, with a certificate of dbo's, which is one of Seller's there."""
+        self.near.alter_authorization("dbo", service=ORDERS)
+        self.near.create_certificate("dbo")
+        self.pass_on(self.near, "dbo", self.far, "Seller")
+
+    @contextmanager
+    def granted(self, whom: str) -> Iterator[None]:
+        self.far.grant("SEND", whom, service=self.service)
+        yield
+        self.far.revoke("SEND", whom, service=self.service)
+
+
+@pytest.fixture
+def sides(database: sb.Database, tmp_path: Path) -> Sides:
+    far = define_standard_set(database.instance.database(f"{database.name}Far", create=True))
+    found = Sides(database, far, f"//{far.name}/Stock", tmp_path)
+    far.create_service(found.service, STOCK_QUEUE, [CONTRACT])
+    for one, owner, other in ((database, "Seller", "Keeper"), (far, "Keeper", "Seller")):
+        one.create_master_key(PASSWORD)
+        one.create_user(owner)
+        one.create_user(other)
+        one.create_certificate(owner, authorization=owner)
+    database.alter_authorization("Seller", service=ORDERS)
+    far.alter_authorization("Keeper", service=found.service)
+    database.create_remote_service_binding("ToStock", to_service=found.service, user="Keeper")
+    found.pass_on(database, "Seller", far, "Seller")
+    found.pass_on(far, "Keeper", database, "Keeper")
+    return found
+
+
+@pytest.mark.both_faces
+@pytest.mark.feature(158, 163)
+def test_with_a_full_binding_it_acts_as_the_user_who_has_the_certificate(sides: Sides) -> None:
+    near, far = sides.near, sides.far
+    assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
+    far.grant("SEND", "Seller", service=sides.service)  # all it needs
+    handle = sides.begin()
+    near.send(handle, ORDER, b"one")
+    near.send(handle, ORDER, b"two")
+    arrived = far.receive(STOCK_QUEUE)
+    assert bodies(arrived) == [b"one", b"two"]
+    assert sides.certificates(near) == [("Seller", "Keeper")]
+    assert sides.certificates(far) == [("Keeper", "Seller")]
+    far.send(arrived[0].conversation_handle, REPLY, b"answer")
+    assert bodies(near.receive(ORDERS_QUEUE)) == [b"answer"]
+    near.end_conversation(handle)
+    assert [message.is_end_dialog for message in far.receive(STOCK_QUEUE)] == [True]
+    far.deny("SEND", "public", service=sides.service)  # everybody is public
+    assert "permission" in sides.talk()
+
+
+@pytest.mark.feature(158, 162)
+def test_whatever_is_missing_it_acts_as_public(sides: Sides) -> None:
+    """The Error says what is. SEND for public is enough then; that of the user helps nobody else."""
+    near, far, folder = sides.near, sides.far, sides.folder
+    far.create_user("Other")
+
+    def renew(database: sb.Database, name: str, **how: Any) -> Callable[[], None]:
+        """The certificate as it was, with its key; what a case does is undone so."""
+        files = {"file": folder / f"{name}.kept", "private_key_file": folder / f"{name}.key"}
+
+        def restored() -> None:
+            database.drop_certificate(name)
+            database.create_certificate(name, authorization=name, **files, decryption_password=PASSWORD)
+
+        if not files["file"].exists():
+            database.backup_certificate(name, **files, encryption_password=PASSWORD)
+        return restored
+
+    restore_seller, restore_keeper = renew(near, "Seller"), renew(far, "Keeper")
+    keeper_pem, seller_pem = folder / f"{far.name}-Keeper.pem", folder / f"{near.name}-Seller.pem"
+
+    def close_key() -> None:
+        near.open_master_key(PASSWORD)
+        near.alter_master_key(service_master_key=False)
+
+    cases: list[tuple[str, Callable[[], None], Callable[[], None]]] = [
+        (
+            "disabled for use with BEGIN DIALOG",
+            lambda: near.alter_certificate("Seller", active_for_begin_dialog=False),
+            lambda: near.alter_certificate("Seller", active_for_begin_dialog=True),
+        ),
+        (
+            "is password protected",
+            lambda: near.alter_certificate("Seller", encryption_password=PASSWORD),
+            lambda: near.alter_certificate("Seller", decryption_password=PASSWORD),
+        ),
+        (
+            "There is no private key for the security certificate",
+            lambda: near.alter_certificate("Seller", remove_private_key=True),
+            restore_seller,
+        ),
+        (
+            "no security certificate bound to the database principal",
+            lambda: near.alter_authorization("dbo", certificate="Seller"),
+            lambda: near.alter_authorization("Seller", certificate="Seller"),
+        ),
+        (
+            "no security certificate bound to the database principal",
+            lambda: near.drop_certificate("of Keeper"),
+            lambda: near.create_certificate("of Keeper", file=keeper_pem, authorization="Keeper"),
+        ),
+        (
+            "The database master key is required",
+            close_key,
+            lambda: near.alter_master_key(service_master_key=True),
+        ),
+        (
+            "no valid certificate of the owner of the initiating service",
+            lambda: far.drop_certificate("of Seller"),
+            lambda: far.create_certificate("of Seller", file=seller_pem, authorization="Seller"),
+        ),
+        (
+            "no valid certificate, with its private key",
+            lambda: far.alter_certificate("Keeper", remove_private_key=True),
+            restore_keeper,
+        ),
+        (
+            "does not have control permission on the service",
+            lambda: far.alter_authorization("Other", certificate="Keeper"),
+            lambda: far.alter_authorization("Keeper", certificate="Keeper"),
+        ),
+        (
+            "the binding proves nothing",  # it is somebody else whom the certificate names
+            lambda: far.alter_authorization("Other", certificate="of Seller"),
+            lambda: far.alter_authorization("Seller", certificate="of Seller"),
+        ),
+    ]
+    with sides.granted("Seller"):
+        assert sides.talk() == "Seller"
+        for words, spoil, mend in cases[:-1]:
+            spoil()
+            said = sides.talk()
+            assert "it acts as public" in said
+            assert words in said
+            with sides.granted("public"):
+                assert sides.talk() == "public"
+            mend()
+            assert sides.talk() == "Seller"
+        _, spoil, mend = cases[-1]
+        spoil()
+        assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
+        with sides.granted("Other"):
+            assert sides.talk() == "Other"
+
+
+@pytest.mark.feature(159)
+def test_an_anonymous_binding_acts_as_public(sides: Sides) -> None:
+    sides.near.alter_remote_service_binding("ToStock", anonymous=True)
+    with sides.granted("Seller"):
+        assert sides.talk() == f"You do not have permission to access the service '{sides.service}'."
+    with sides.granted("public"):
+        assert sides.talk() == "public"
+
+
+@pytest.mark.feature(158)
+def test_a_service_of_dbo_acts_as_its_certificate_says_too(sides: Sides) -> None:
+    """Without a binding dbo is dbo everywhere; who makes one asks to be somebody."""
+    near, far = sides.near, sides.far
+    near.alter_authorization("dbo", service=ORDERS)
+    assert "it acts as public. Dialog security is unavailable" in sides.talk()
+    sides.belongs_to_dbo()
+    assert "You do not have permission" in sides.talk()
+    with sides.granted("Seller"):
+        assert sides.talk() == "Seller"
+    near.drop_remote_service_binding("ToStock")
+    handle = sides.begin()
+    near.send(handle, ORDER, b"dbo")
+    assert bodies(far.receive(STOCK_QUEUE)) == [b"dbo"]
+    assert sides.certificates(far)[-1][1] == "public"  # nobody's certificate was used
+
+
+def test_in_one_database_a_binding_says_nothing(sides: Sides) -> None:
+    near = sides.near
+    near.create_service("//here", STOCK_QUEUE, [CONTRACT])
+    near.create_remote_service_binding("Here", to_service="//here", user="Keeper")
+    near.grant("SEND", "Seller", service="//here")
+    handle = near.begin_dialog(ORDERS, "//here", contract=CONTRACT)
+    near.send(handle, ORDER, b"x")
+    assert bodies(near.receive(STOCK_QUEUE)) == [b"x"]
+
+
+@pytest.mark.feature(163, 165)
+def test_it_is_proved_once_and_the_permission_asked_again(sides: Sides, clock: Clock) -> None:
+    near, far = sides.near, sides.far
+    far.grant("SEND", "Seller", service=sides.service)
+    handle = sides.begin()
+    near.send(handle, ORDER, b"0")
+    near.drop_remote_service_binding("ToStock")
+    near.drop_certificate("Seller")
+    near.drop_certificate("of Keeper")
+    clock.jump(days=400)  # and the others have expired
+    for number in range(1, 4):
+        near.send(handle, ORDER, str(number))
+    assert bodies(far.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3"]
+    far.revoke("SEND", "Seller", service=sides.service)
+    near.send(handle, ORDER, b"no more")
+    assert errors(near.receive(ORDERS_QUEUE)) == errors(far.receive(STOCK_QUEUE)) == [-8494]
+
+
+@pytest.mark.feature(163)
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_it_acts_as_may_be_dropped(sides: Sides, waits: bool) -> None:
+    near, far = sides.near, sides.far
+    far.grant("SEND", "Seller", service=sides.service)
+    handle = sides.begin()
+    near.send(handle, ORDER, b"0")
+    assert len(far.receive(STOCK_QUEUE)) == 1
+    if waits:
+        far.alter_queue(STOCK_QUEUE, status=False)
+        near.send(handle, ORDER, b"1")
+    far.drop_certificate("of Seller")
+    far.drop_user("Seller")
+    if waits:
+        far.alter_queue(STOCK_QUEUE, status=True)
+    else:
+        near.send(handle, ORDER, b"1")
+    assert errors(near.receive(ORDERS_QUEUE)) == [-8494]
+
+
+@pytest.mark.feature(163)
+@pytest.mark.parametrize("owner", ["Seller", "dbo"])
+def test_what_waits_is_judged_when_its_target_is_made(sides: Sides, owner: str) -> None:
+    near, far = sides.near, sides.far
+    if owner == "dbo":
+        sides.belongs_to_dbo()
+    far.drop_service(sides.service)
+    late, refused = sides.begin(), sides.begin()
+    near.send(late, ORDER, b"late")
+    far.create_service(sides.service, STOCK_QUEUE, [CONTRACT], authorization="Keeper")
+    assert errors(near.receive(ORDERS_QUEUE)) == [-8494]  # nothing was granted on this one
+    far.grant("SEND", "Seller", service=sides.service)
+    far.alter_queue(STOCK_QUEUE, status=False)
+    near.send(refused, ORDER, b"refused")
+    accepted = sides.begin()
+    near.send(accepted, ORDER, b"accepted")
+    far.alter_queue(STOCK_QUEUE, status=True)
+    assert [bodies(far.receive(STOCK_QUEUE)) for _ in range(2)] == [[b"refused"], [b"accepted"]]
+    far.alter_queue(STOCK_QUEUE, status=False)
+    near.send(accepted, ORDER, b"too late")
+    far.revoke("SEND", "Seller", service=sides.service)
+    far.alter_queue(STOCK_QUEUE, status=True)
+    assert errors(near.receive(ORDERS_QUEUE)) == [-8494]
+
+
+@pytest.mark.feature(52, 163)
+def test_one_message_to_several_of_whom_each_acts_as_somebody(sides: Sides) -> None:
+    near, far = sides.near, sides.far
+    far.create_service(f"{sides.service}/unbound", STOCK_QUEUE, [CONTRACT])
+    far.grant("SEND", "Seller", service=sides.service)
+    handles = [
+        near.begin_dialog(ORDERS, to, contract=CONTRACT)
+        for to in (sides.service, f"{sides.service}/unbound", sides.service)
+    ]
+    near.send(handles, ORDER, b"x")
+    assert [bodies(far.receive(STOCK_QUEUE)) for _ in range(3)] == [[b"x"], [b"x"], []]
+    (error,) = near.receive(ORDERS_QUEUE)
+    assert error.conversation_handle == handles[1]  # Seller is guest there without a binding
+    near.send([handles[0], handles[2]], ORDER, b"y")
+    far.revoke("SEND", "Seller", service=sides.service)
+    near.send([handles[0], handles[2]], ORDER, b"z")
+    assert [errors(near.receive(ORDERS_QUEUE)) for _ in range(2)] == [[-8494], [-8494]]
+
+
+# ---------------------------------------------------------------- processes
+
+
+@pytest.mark.feature(162)
+def test_a_process_without_the_service_master_key_leaves_it_to_one_that_has_it(
+    sides: Sides, tmp_path: Path, clock: Clock
+) -> None:
+    """It cannot tell who it is: public would be wrong."""
+    far = sides.far
+    far.grant("SEND", "Seller", service=sides.service)
+    with sb.open(sides.near.instance.url, keys=tmp_path / "empty", upkeep=None, clock=clock) as stranger:
+        near = stranger.database(sides.near.name)
+        handle = near.begin_dialog(ORDERS, sides.service, contract=CONTRACT)
+        for number in range(3):
+            near.send(handle, ORDER, str(number))
+        assert "needs to access the master key in the database" in near.get_transmission_status(handle)  # 28054
+        assert far.receive(STOCK_QUEUE) == []
+        assert near.receive(ORDERS_QUEUE) == []
+        with sb.open(near.instance.url, upkeep=0.1, clock=clock):
+            eventually(lambda: near.get_transmission_status(handle) == "")
+        near.send(handle, ORDER, b"3")  # the permission is all that is asked from now on
+    assert bodies(far.receive(STOCK_QUEUE)) == [b"0", b"1", b"2", b"3"]
+    assert sides.certificates(far) == [("Keeper", "Seller")]
+
+
+@pytest.mark.feature(163)
+def test_what_the_server_s_own_send_has_put_down(sides: Sides, clock: Clock) -> None:
+    near, far = sides.near, sides.far
+    far.grant("SEND", "Seller", service=sides.service)
+    with sb.open(near.instance.url, upkeep=0.1, clock=clock):
+        query(
+            near,
+            "select servicebroker.send(servicebroker.begin_dialog("
+            "%s, %s, %s, contract => %s, encryption => false), %s, 'x')",
+            *(near.name, ORDERS, sides.service, CONTRACT, ORDER),
+        )
+        assert bodies(far.receive(STOCK_QUEUE, wait=20)) == [b"x"]
+
+
+@pytest.mark.feature(163)
+@pytest.mark.parametrize("owner", ["Seller", "dbo"])
+def test_the_usual_send_is_one_statement_and_notices_a_revoke(
+    sides: Sides, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = sides.near, sides.far
+    if owner == "dbo":
+        sides.belongs_to_dbo()
+    far.grant("SEND", "Seller", service=sides.service)
+    handle = sides.begin()
+    for _ in range(2):
+        near.send(handle, ORDER, b"x")
+    with near.transaction() as transaction:
+        assert Counted(transaction, monkeypatch).of(lambda: transaction.send(handle, ORDER, b"x")) == 1
+    far.revoke("SEND", "Seller", service=sides.service)
+    near.send(handle, ORDER, b"x")
+    assert errors(near.receive(ORDERS_QUEUE)) == [-8494]
+
+
+@pytest.mark.feature(52)
+def test_without_a_binding_a_first_send_costs_no_statement_more(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Than inside of one database, where bindings are never asked about."""
+    near = sides.near
+    near.drop_remote_service_binding("ToStock")
+    near.alter_authorization("dbo", service=ORDERS)
+    near.create_service("//here", STOCK_QUEUE, [CONTRACT])
+
+    def cost(to: str) -> int:
+        for _ in range(2):  # the first looks up names
+            handle = near.begin_dialog(ORDERS, to, contract=CONTRACT)
+            with near.transaction() as transaction:
+                found = Counted(transaction, monkeypatch).of(lambda: transaction.send(handle, ORDER, b"x"))  # noqa: B023
+        return found
+
+    assert cost(sides.service) == cost("//here")
