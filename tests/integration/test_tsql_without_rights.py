@@ -198,7 +198,10 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ],
     ("DROP", "BROKER PRIORITY"): [("DROP BROKER PRIORITY First", 15247)],
     ("CREATE", "EVENT NOTIFICATION"): [
-        ("CREATE EVENT NOTIFICATION N ON QUEUE Inbox FOR QUEUE_ACTIVATION TO SERVICE 'Desk', 'current database'", 15151),
+        (
+            "CREATE EVENT NOTIFICATION N ON QUEUE Inbox FOR QUEUE_ACTIVATION TO SERVICE 'Desk', 'current database'",
+            15151,
+        ),
     ],
     ("DROP", "EVENT NOTIFICATION"): [("DROP EVENT NOTIFICATION Tell ON QUEUE Inbox", 15151)],
     ("CREATE", "XML SCHEMA COLLECTION"): [
