@@ -31,7 +31,14 @@ def test_every_database_has_its_fixed_principals(database: sb.Database, instance
         ("dbo", 1, "S", 0),
         ("guest", 2, "S", 0),
         ("db_owner", 16384, "R", 1),
+        ("db_accessadmin", 16385, "R", 1),
+        ("db_securityadmin", 16386, "R", 1),
         ("db_ddladmin", 16387, "R", 1),
+        ("db_backupoperator", 16389, "R", 1),
+        ("db_datareader", 16390, "R", 1),
+        ("db_datawriter", 16391, "R", 1),
+        ("db_denydatareader", 16392, "R", 1),
+        ("db_denydatawriter", 16393, "R", 1),
     }
     assert set(query(database, text, database.name)) == set(query(database, text, "msdb")) == fixed
     assert (database.user.name, database.user.principal_id) == ("dbo", 1)

@@ -66,7 +66,7 @@ def url(shop: sb.Database) -> str:
 
 
 def test_it_may_not_drop_the_database(shop: sb.Database, url: str) -> None:
-    with sb.open(url, upkeep=None) as instance, refused(15151, "drop the database 'Shop'"):
+    with sb.open(url, upkeep=None) as instance, refused(3701, "drop the database 'Shop'"):
         instance.drop_database("Shop", rollback_after=0)
 
 

@@ -615,7 +615,7 @@ def test_defaults_ask_who_works(database):
     """A table outlives the session that made it, and its defaults see each later one."""
     database.execute_tsql(
         "CREATE TABLE Audit (n INT, who sysname DEFAULT USER_NAME(), login sysname NOT NULL DEFAULT (SUSER_SNAME()))"
-        " CREATE USER clerk WITHOUT LOGIN"
+        " CREATE USER clerk WITHOUT LOGIN GRANT INSERT ON Audit TO clerk"
     )
     script = """
         INSERT Audit (n) VALUES (1)

@@ -11,11 +11,13 @@ from servicebroker.model.permissions import (
     DB_DDLADMIN,
     DB_OWNER,
     DBO,
+    DBO_SCHEMA,
     DENY,
     GRANT,
     GRANT_WITH_GRANT_OPTION,
     IMPLIED_BY,
     NEEDS,
+    NOBODY,
     PUBLIC,
     Entry,
     Kind,
@@ -32,15 +34,22 @@ from support import refused
 APP, READERS, OTHER, OWNER = 70_000, 70_001, 70_002, 70_003  # users, but READERS, a role
 ME = frozenset({APP, READERS, PUBLIC})
 DATABASE = Securable(Kind.DATABASE, 0, DBO, "Shop")
-QUEUE = Securable(Kind.QUEUE, 65_536, OWNER, "Orders")
+QUEUE = Securable(Kind.QUEUE, 65_536, OWNER, "Orders", DBO_SCHEMA)
 SERVICE = Securable(Kind.SERVICE, 65_537, OWNER, "//shop")
 CONTRACT = Securable(Kind.CONTRACT, 65_538, OWNER, "//contract")
 TYPE = Securable(Kind.MESSAGE_TYPE, 65_539, OWNER, "//type")
 ROUTE = Securable(Kind.ROUTE, 65_540, OWNER, "AutoCreatedLocal")
 BINDING = Securable(Kind.REMOTE_SERVICE_BINDING, 65_541, OWNER, "ToStock")
 CERTIFICATE = Securable(Kind.CERTIFICATE, 65_542, OWNER, "stock")
+SCHEMA = Securable(Kind.SCHEMA, DBO_SCHEMA, DBO, "dbo", DBO_SCHEMA)
+TABLE = Securable(Kind.OBJECT, 65_543, OWNER, "Parcels", DBO_SCHEMA)
+USER = Securable(Kind.USER, OTHER, NOBODY, "Other")
+SERVER = Securable(Kind.SERVER, 0, NOBODY, "")
+LOGIN = Securable(Kind.LOGIN, 65_544, NOBODY, "boss")
 BUILT_IN = Securable(Kind.CONTRACT, 6, DBO, "DEFAULT")
-OBJECTS = {one.kind: one for one in (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE, BINDING, CERTIFICATE)}
+_ALL = (DATABASE, QUEUE, SERVICE, CONTRACT, TYPE, ROUTE, BINDING, CERTIFICATE, SCHEMA, TABLE, USER, SERVER, LOGIN)
+OF_LOGINS = (Kind.SERVER, Kind.LOGIN)  # what no principal of a database has
+OBJECTS = {one.kind: one for one in _ALL}
 
 
 def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Entry:
@@ -85,6 +94,31 @@ def entry(state: str, permission: str, on: Securable, grantee: int = APP) -> Ent
         ("REFERENCES", BUILT_IN, [], True),
         ("REFERENCES", BUILT_IN, [entry("D", "REFERENCES", DATABASE)], False),
         ("ALTER", BUILT_IN, [], False),
+        ("IMPERSONATE", USER, [entry("G", "IMPERSONATE", USER)], True),
+        ("IMPERSONATE", USER, [entry("G", "IMPERSONATE", USER._replace(major_id=APP))], False),
+        ("IMPERSONATE", USER, [entry("G", "ALTER ANY USER", DATABASE)], False),
+        ("ALTER", USER, [entry("G", "ALTER ANY USER", DATABASE)], True),
+        ("IMPERSONATE", USER, [entry("G", "CONTROL", DATABASE)], True),
+        ("IMPERSONATE", USER, [entry("G", "CONTROL", DATABASE), entry("D", "IMPERSONATE", USER)], False),
+        ("SELECT", TABLE, [], False),
+        ("SELECT", TABLE, [entry("G", "SELECT", TABLE)], True),
+        ("SELECT", TABLE, [entry("G", "SELECT", SCHEMA)], True),
+        ("SELECT", TABLE, [entry("G", "SELECT", SCHEMA._replace(major_id=7))], False),
+        ("SELECT", TABLE, [entry("G", "SELECT", DATABASE)], True),
+        ("SELECT", TABLE, [entry("G", "SELECT", DATABASE), entry("D", "SELECT", SCHEMA, PUBLIC)], False),
+        ("SELECT", TABLE, [entry("G", "SELECT", TABLE), entry("D", "SELECT", SCHEMA)], False),
+        ("INSERT", TABLE, [entry("G", "SELECT", TABLE)], False),
+        ("SELECT", QUEUE, [entry("G", "SELECT", QUEUE)], True),
+        ("SELECT", QUEUE, [entry("G", "RECEIVE", QUEUE)], False),
+        ("RECEIVE", QUEUE, [entry("G", "SELECT", QUEUE)], False),
+        ("SELECT", QUEUE, [entry("G", "SELECT", SCHEMA)], True),
+        ("ALTER", TABLE, [entry("G", "ALTER", SCHEMA)], True),
+        ("CREATE SCHEMA", DATABASE, [entry("G", "ALTER ANY SCHEMA", DATABASE)], True),
+        ("IMPERSONATE", LOGIN, [entry("G", "IMPERSONATE", LOGIN)], True),
+        ("IMPERSONATE", LOGIN, [entry("G", "IMPERSONATE ANY LOGIN", SERVER)], True),
+        ("IMPERSONATE", LOGIN, [entry("G", "ALTER ANY LOGIN", SERVER)], False),
+        ("CREATE ANY DATABASE", SERVER, [entry("G", "CONTROL SERVER", SERVER)], True),
+        ("CREATE ANY DATABASE", SERVER, [entry("G", "ALTER ANY LOGIN", SERVER)], False),
     ],
 )
 def test_the_decision(permission: str, on: Securable, entries: list[Entry], allowed: bool) -> None:
@@ -118,7 +152,7 @@ def test_what_was_denied(entries: list[Entry], denied: bool) -> None:
 def test_fixed_roles() -> None:
     owner, ddl = frozenset({APP, PUBLIC, DB_OWNER}), frozenset({APP, PUBLIC, DB_DDLADMIN})
     for kind, permission in IMPLIED_BY:
-        assert is_allowed(owner, permission, OBJECTS[kind], [])
+        assert is_allowed(owner, permission, OBJECTS[kind], []) is (kind not in OF_LOGINS)
     for on in (QUEUE, SERVICE, CONTRACT, TYPE, ROUTE):
         assert is_allowed(ddl, "ALTER", on, [])
         assert not is_allowed(ddl, "CONTROL", on, [])
@@ -126,6 +160,19 @@ def test_fixed_roles() -> None:
     assert not is_allowed(ddl, "RECEIVE", QUEUE, [])
     assert not is_allowed(ddl, "ALTER", DATABASE, [])
     assert not is_allowed(owner, "RECEIVE", QUEUE, [entry("D", "RECEIVE", QUEUE)])
+
+
+def test_fixed_roles_of_tables() -> None:
+    reader, denied = frozenset({APP, PUBLIC, 16_390}), frozenset({APP, PUBLIC, 16_390, 16_392})
+    assert is_allowed(reader, "SELECT", TABLE, [])
+    assert is_allowed(reader, "SELECT", QUEUE, [])
+    assert not is_allowed(reader, "INSERT", TABLE, [])
+    assert not is_allowed(denied, "SELECT", TABLE, [])
+    assert not is_allowed(denied, "SELECT", TABLE, [entry("G", "CONTROL", DATABASE)])
+    writer = frozenset({APP, PUBLIC, 16_391})
+    assert is_allowed(writer, "DELETE", TABLE, [])
+    assert not is_allowed(writer, "SELECT", TABLE, [])
+    assert not is_allowed(writer | {16_393}, "DELETE", TABLE, [])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +232,10 @@ def test_the_decision_is_what_each_entry_brings(entries: list[Entry], right: tup
         for e in entries
         if e.grantee_id in ME
         and right in brings(e.kind, e.permission)
-        and (e.kind is Kind.DATABASE or (e.kind, e.major_id) == (on.kind, on.major_id))
+        and (
+            e.kind in (Kind.DATABASE, Kind.SERVER)
+            or (e.kind, e.major_id) in ((on.kind, on.major_id), (Kind.SCHEMA, on.schema_id))
+        )
     }
     assert is_allowed(ME, permission, on, entries) == (bool(states) and DENY not in states)
 
@@ -197,14 +247,14 @@ def test_a_deny_beats_everything_but_ownership(entries: list[Entry], right: tupl
         denied = [*entries, entry(DENY, source, OBJECTS[source_kind], grantee)]
         assert not is_allowed(ME, permission, OBJECTS[kind], denied)
         assert is_allowed(ME | {DBO}, permission, OBJECTS[kind], denied)
-        if kind is not Kind.DATABASE:
+        if OBJECTS[kind].owner_id == OWNER:
             assert is_allowed(ME | {OWNER}, permission, OBJECTS[kind], denied)
 
 
 @given(some_entries, some_right)
 def test_who_may_grant_has_the_permission(entries: list[Entry], right: tuple[Kind, str]) -> None:
     kind, permission = right
-    if may_grant(ME, permission, OBJECTS[kind], entries):
+    if kind is not Kind.SERVER and may_grant(ME, permission, OBJECTS[kind], entries):
         assert is_allowed(ME, permission, OBJECTS[kind], entries) or is_allowed(ME, "CONTROL", OBJECTS[kind], entries)
 
 
@@ -216,8 +266,8 @@ def test_every_need_can_be_granted_and_has_an_error(statement: str) -> None:
     user = User(1, "Shop", APP, "App")
     for need in NEEDS[statement]:
         assert (need.kind, need.permission) in IMPLIED_BY
-        assert not need.or_on_database or (Kind.DATABASE, need.or_on_database) in IMPLIED_BY
-        subject = {28006: ("end", "handle", "DO"), 15517: ("Other",)}.get(need.number, ())
+        assert need.or_else is None or need.or_else in IMPLIED_BY
+        subject = {28006: ("end", "handle", "DO")}.get(need.number, ())
         error = refusal(statement, need, OBJECTS[need.kind], user, subject)
         assert error.number == need.number
         assert error.severity == RULES[need.number].severity
@@ -225,6 +275,6 @@ def test_every_need_can_be_granted_and_has_an_error(statement: str) -> None:
 
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_permission_that_a_kind_does_not_have(kind: Kind) -> None:
-    for permission in ("EXECUTE", "receive", "", "SEND" if kind is not Kind.SERVICE else "RECEIVE"):
+    for permission in ("SHUTDOWN", "receive", "", "SEND" if kind is not Kind.SERVICE else "RECEIVE"):
         with refused(4606, permission):
             bringing(kind, permission)

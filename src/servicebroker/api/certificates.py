@@ -76,6 +76,7 @@ class Certificates(MasterKeys):
                 it should be, 15465 wrong password, 15581 there is no master key, or it is not open, 15116 the password
                 is too short, 15151 no such user, 262, 402.
         """
+        self._alone(rights.authorize(self.user, "CREATE CERTIFICATE"))  # before a file is looked at
         if file is None:
             if private_key_file is not None or decryption_password is not None:
                 raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
@@ -90,7 +91,6 @@ class Certificates(MasterKeys):
             kept = self._read_key(facts, private_key_file, decryption_password, encryption_password)
 
         def steps() -> Steps[None]:
-            yield from rights.authorize(self.user, "CREATE CERTIFICATE")
             owner = yield from principals.find_owner(self.user, authorization)
             yield from certificates.create_certificate(
                 self.user.database_id, name, owner, facts, kept, is_active=active_for_begin_dialog

@@ -145,10 +145,11 @@ class Database(
         new_broker: bool = False,
         error_broker_conversations: bool = False,
         honor_broker_priority: bool | None = None,
+        trustworthy: bool | None = None,
         no_wait: bool = False,
         rollback_after: float | None = None,
     ) -> None:
-        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY ON or OFF, or both.
+        """ALTER DATABASE SET: one of the first four, HONOR_BROKER_PRIORITY and TRUSTWORTHY ON or OFF, or several.
 
         Args:
             enable_broker: deliver; what waited in the transmission queue goes out.
@@ -156,16 +157,18 @@ class Database(
             new_broker: another identifier, and every conversation is removed without telling its peer.
             error_broker_conversations: every conversation gets the Error -9719, its side elsewhere -9720.
             honor_broker_priority: whether transmission to other instances follows the priorities.
+            trustworthy: whether T-SQL that works as a user of the database (EXECUTE AS USER, modules, activation) is in
+                other databases who the user's login is, and dbo is dbo; else it is guest there. For administrators.
             no_wait: `enable_broker` and `new_broker` need the database for themselves. They wait until no transaction
                 that runs has sent into it or received from it; with this they are refused instead.
             rollback_after: seconds after which the sessions of those transactions are ended; 0 is ROLLBACK IMMEDIATE.
 
         Raises:
             BrokerError: 5070 the database is in use, with `no_wait`; 9772 an enabled database has the same identifier;
-                402 for two of the four at once, or of the two last; 5011 no permission.
+                402 for two of the four at once, or of the two last; 5011 no permission, 15247 none for TRUSTWORTHY.
         """
         check_broker_options(enable_broker, disable_broker, new_broker, error_broker_conversations)
-        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority)
+        check_changes(HONOR_BROKER_PRIORITY=honor_broker_priority, TRUSTWORTHY=trustworthy)
         number, statement = self.database_id, "ALTER DATABASE"
         termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
         if disable_broker:
@@ -184,6 +187,8 @@ class Database(
             self._deliver(enabling, statement)
         if honor_broker_priority is not None:
             self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
+        if trustworthy is not None:
+            self._define(brokers.set_trustworthy(number, trustworthy), statement)
 
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError

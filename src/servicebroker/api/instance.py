@@ -80,6 +80,8 @@ class Instance(Network):
         maximum_body: how many bytes the body of a message may have that is sent here.
     """
 
+    works_as_user = False  # whether its databases are those of one user of one of them, as in an activated task
+
     def __init__(
         self,
         target: str | os.PathLike[str],

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from servicebroker.api.certificates import File, read_file, write_file
-from servicebroker.engine import logins, network_endpoints, transport_certificates
+from servicebroker.engine import logins, network_endpoints, server_grants, transport_certificates
 from servicebroker.engine.alter import lock_catalog
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.certificates import DAYS, as_pem, key_pem, make, read, read_key
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Network(ABC):
-    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and CONNECT ON ENDPOINT.
+    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and what is granted to them.
 
     All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
     within a second.
@@ -148,6 +148,32 @@ class Network(ABC):
             BrokerError: as `grant_connect`.
         """
         self._administer(logins.set_connect(endpoint, login, None))
+
+    def grant(self, permission: str, principal: str, *, login: str | None = None) -> None:
+        """GRANT permission TO a login, which may be public: on the instance, or ON LOGIN::login. It takes back a DENY.
+
+        What a login is granted counts where T-SQL works as that login (EXECUTE AS LOGIN).
+
+        Raises:
+            BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
+        """
+        self._administer(server_grants.set_permission(permission, principal, login, logins.GRANT))
+
+    def deny(self, permission: str, principal: str, *, login: str | None = None) -> None:
+        """DENY permission TO a login: counts more than any GRANT, to it or to public.
+
+        Raises:
+            BrokerError: as `grant`.
+        """
+        self._administer(server_grants.set_permission(permission, principal, login, logins.DENY))
+
+    def revoke(self, permission: str, principal: str, *, login: str | None = None) -> None:
+        """REVOKE permission FROM a login, granted or denied; nothing there is no error.
+
+        Raises:
+            BrokerError: as `grant`.
+        """
+        self._administer(server_grants.set_permission(permission, principal, login, None))
 
     def create_certificate(
         self,

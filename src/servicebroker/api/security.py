@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TypeVar
 
 from servicebroker.engine import authorization, grants, principals
+from servicebroker.engine.authorization import Lookup
 from servicebroker.engine.grants import Target
+from servicebroker.engine.tsql_objects import registered
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind, User
 from servicebroker.store.statements import Steps
@@ -19,7 +22,8 @@ class Security(ABC):
     """CREATE and DROP of users and roles; GRANT, DENY, REVOKE; ALTER AUTHORIZATION.
 
     The object of a permission is named by one of the keywords `service`, `queue`, `contract`, `message_type`,
-    `route`, `remote_service_binding` and `certificate`; without any it is the database.
+    `route`, `remote_service_binding`, `certificate` and `user`; without any it is the database. Of T-SQL there are
+    `schema`, and `tsql_object`: a table, view, sequence, procedure or function, as `name` or `schema.name`.
     """
 
     user: User
@@ -43,7 +47,8 @@ class Security(ABC):
         """DROP USER. What somebody does as the user from now on is refused with 15517.
 
         Raises:
-            BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something.
+            BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a
+                procedure or a trigger works as it.
         """
         self._alone(principals.drop_user(self.user, name))
 
@@ -91,6 +96,9 @@ class Security(ABC):
         route: str | None = None,
         remote_service_binding: str | None = None,
         certificate: str | None = None,
+        user: str | None = None,
+        schema: str | None = None,
+        tsql_object: str | None = None,
         with_grant_option: bool = False,
     ) -> None:
         """GRANT permission ON object TO principal; it takes back a DENY.
@@ -98,7 +106,18 @@ class Security(ABC):
         Raises:
             BrokerError: 4606 no such permission on such an object, 4613, 4617, 4624, 9663, 15151.
         """
-        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
+        target = _target(
+            service=service,
+            queue=queue,
+            contract=contract,
+            message_type=message_type,
+            route=route,
+            remote_service_binding=remote_service_binding,
+            certificate=certificate,
+            user=user,
+            schema=schema,
+            tsql_object=tsql_object,
+        )
         self._alone(grants.grant(self.user, permission, principal, target, with_grant_option=with_grant_option))
 
     def deny(
@@ -113,6 +132,9 @@ class Security(ABC):
         route: str | None = None,
         remote_service_binding: str | None = None,
         certificate: str | None = None,
+        user: str | None = None,
+        schema: str | None = None,
+        tsql_object: str | None = None,
         cascade: bool = False,
     ) -> None:
         """DENY permission ON object TO principal: counts more than any GRANT, to it or to a role that it is in.
@@ -122,7 +144,18 @@ class Security(ABC):
         Raises:
             BrokerError: as `grant`, and 4611 the principal may grant it and `cascade` is not set.
         """
-        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
+        target = _target(
+            service=service,
+            queue=queue,
+            contract=contract,
+            message_type=message_type,
+            route=route,
+            remote_service_binding=remote_service_binding,
+            certificate=certificate,
+            user=user,
+            schema=schema,
+            tsql_object=tsql_object,
+        )
         self._alone(grants.deny(self.user, permission, principal, target, cascade=cascade))
 
     def revoke(
@@ -137,6 +170,9 @@ class Security(ABC):
         route: str | None = None,
         remote_service_binding: str | None = None,
         certificate: str | None = None,
+        user: str | None = None,
+        schema: str | None = None,
+        tsql_object: str | None = None,
         cascade: bool = False,
         grant_option_for: bool = False,
     ) -> None:
@@ -147,7 +183,18 @@ class Security(ABC):
         Raises:
             BrokerError: as `deny`.
         """
-        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
+        target = _target(
+            service=service,
+            queue=queue,
+            contract=contract,
+            message_type=message_type,
+            route=route,
+            remote_service_binding=remote_service_binding,
+            certificate=certificate,
+            user=user,
+            schema=schema,
+            tsql_object=tsql_object,
+        )
         self._alone(
             grants.revoke(self.user, permission, principal, target, cascade=cascade, grant_option_for=grant_option_for)
         )
@@ -169,30 +216,36 @@ class Security(ABC):
         Raises:
             BrokerError: 15151 unknown names or no right, 9663 built-in, 15405 public or guest, 402 no object given.
         """
-        target = _target(service, queue, contract, message_type, route, remote_service_binding, certificate)
+        target = _target(
+            service=service,
+            queue=queue,
+            contract=contract,
+            message_type=message_type,
+            route=route,
+            remote_service_binding=remote_service_binding,
+            certificate=certificate,
+        )
         self._alone(grants.alter_authorization(self.user, target, owner))
 
 
-def _target(
-    service: str | None,
-    queue: str | None,
-    contract: str | None,
-    message_type: str | None,
-    route: str | None,
-    binding: str | None,
-    certificate: str | None,
-) -> Target:
+_LOOKUPS: dict[str, tuple[Kind, Callable[[str], Lookup]]] = {
+    "service": (Kind.SERVICE, authorization.service),
+    "queue": (Kind.QUEUE, authorization.queue),
+    "contract": (Kind.CONTRACT, lambda name: authorization.contracts([name])),
+    "message_type": (Kind.MESSAGE_TYPE, lambda name: authorization.message_types([name])),
+    "route": (Kind.ROUTE, authorization.route),
+    "remote_service_binding": (Kind.REMOTE_SERVICE_BINDING, authorization.remote_service_binding),
+    "certificate": (Kind.CERTIFICATE, authorization.certificate),
+    "user": (Kind.USER, authorization.user_named),
+    "schema": (Kind.SCHEMA, authorization.schema),
+    "tsql_object": (Kind.OBJECT, registered),
+}
+
+
+def _target(**given: str | None) -> Target:
     targets = [
-        Target(kind, name, lookup)
-        for kind, name, lookup in (
-            (Kind.SERVICE, service, authorization.service(service)),
-            (Kind.QUEUE, queue, authorization.queue(queue)),
-            (Kind.CONTRACT, contract, authorization.contracts([contract])),
-            (Kind.MESSAGE_TYPE, message_type, authorization.message_types([message_type])),
-            (Kind.ROUTE, route, authorization.route(route)),
-            (Kind.REMOTE_SERVICE_BINDING, binding, authorization.remote_service_binding(binding)),
-            (Kind.CERTIFICATE, certificate, authorization.certificate(certificate)),
-        )
+        Target(_LOOKUPS[keyword][0], name, _LOOKUPS[keyword][1](name))
+        for keyword, name in given.items()
         if name is not None
     ]
     if len(targets) > 1:

@@ -53,6 +53,8 @@ class Session(Instance):
         observed: what the task has done.
     """
 
+    works_as_user = True
+
     def __init__(self, instance: Instance, connection: DirectConnection, observed: Observed) -> None:
         self.__dict__.update(instance.__dict__)
         self.own = connection

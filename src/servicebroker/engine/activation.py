@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from servicebroker.engine.alter import RENEW_MONITOR, find_user_queue, ring_monitors
-from servicebroker.engine.authorization import demand
+from servicebroker.engine.authorization import authorize, user_named
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
@@ -114,5 +114,5 @@ def _principal(user: User, execute_as: object) -> Steps[int]:
         raise BrokerError(9611, name)
     (principal_id,) = rows[0]
     if principal_id != user.principal_id:
-        yield from demand(user, "EXECUTE AS", name)
+        yield from authorize(user, "EXECUTE AS USER", user_named(name))
     return int(principal_id)

@@ -11,16 +11,21 @@ from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from servicebroker.engine.endpoints import Endpoint
+from servicebroker.engine.logins import PUBLIC as PUBLIC_LOGIN
+from servicebroker.engine.logins import find_login
 from servicebroker.model.arguments import check_handle
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import is_encodable, split_queue_name
 from servicebroker.model.permissions import (
     DBO,
+    DBO_SCHEMA,
     GUEST,
     NEEDS,
+    NOBODY,
     PUBLIC,
     Entry,
     Kind,
+    Login,
     Need,
     Securable,
     User,
@@ -34,6 +39,8 @@ T = TypeVar("T")
 
 Lookup = Callable[[User], Steps[list[Securable]]]
 
+_QUEUE = "select queue_id, owner_id, name, schema_id, schema_name from servicebroker.queues"
+
 
 class Rights(NamedTuple):
     """What decides for one principal: who it is, with its roles, and what they were granted and denied."""
@@ -45,17 +52,20 @@ class Rights(NamedTuple):
         """Whether the need is met."""
         if is_allowed(self.identities, need.permission, on, self.entries):
             return True
-        if not need.or_on_database:
+        if need.or_else is None:
             return False
-        database = Securable(Kind.DATABASE, 0, DBO, "")
+        kind, permission = need.or_else
+        around = Securable(kind, on.schema_id if kind is Kind.SCHEMA else 0, DBO, "", on.schema_id)
         # it brings ALTER on the object, unless that was denied
-        return is_allowed(self.identities, need.or_on_database, database, self.entries) and is_allowed(
+        return is_allowed(self.identities, permission, around, self.entries) and is_allowed(
             self.identities, "ALTER", on, self.entries
         )
 
 
-def authorize(user: User, statement: str, *objects: Lookup) -> Steps[None]:
+def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[object, ...] = ()) -> Steps[None]:
     """Refuse a statement that the user may not do with these objects. One that does not exist is left to the statement.
+
+    `subject` is what the refusal names, where that is none of the objects.
 
     Raises:
         BrokerError: the refusal that `NEEDS` names, 15517 when the user was dropped.
@@ -69,7 +79,67 @@ def authorize(user: User, statement: str, *objects: Lookup) -> Steps[None]:
     for need in NEEDS[statement]:
         for securable in found:
             if securable.kind is need.kind and not rights.has(need, securable):
-                raise refusal(statement, need, securable, user)
+                raise refusal(statement, need, securable, user, subject)
+
+
+def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[None]:
+    """`authorize` for several statements, each with the object that it is done with.
+
+    Raises:
+        BrokerError: as `authorize`.
+    """
+    if user.is_dbo:
+        return
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    for statement, on in wanted:
+        around = Securable(Kind.SCHEMA, on.schema_id, DBO, on.schema, on.schema_id, on.schema)
+        for need in NEEDS[statement]:
+            for securable in (on, around, Securable(Kind.DATABASE, 0, DBO, user.database)):
+                if securable.kind is need.kind and not rights.has(need, securable):
+                    raise refusal(statement, need, securable, user)
+
+
+def authorize_login(login: Login, statement: str, *subject: object, on: Securable | None = None) -> Steps[None]:
+    """Refuse what somebody may not do with the instance, or with the login `on`. Administrators are asked for nothing.
+
+    `subject` is what the refusal names.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names.
+    """
+    if login.is_administrator:
+        return
+    entries = yield from _find_server_entries(login)
+    identities = frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id})
+    for need in NEEDS[statement]:
+        securable = on if on is not None and on.kind is need.kind else _INSTANCE
+        if not is_allowed(identities, need.permission, securable, entries):
+            raise refusal(statement, need, securable, User(0, "master", NOBODY, login.name), subject)
+
+
+def authorize_on_login(login: Login, statement: str, name: str) -> Steps[None]:
+    """`authorize_login` for a statement about another login, by its name.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names, 15151 there is no such login.
+    """
+    verb = statement.split()[0].lower()
+    number = yield from find_login("alter" if verb == "alter" else "find", name)
+    yield from authorize_login(login, statement, "login", name, on=Securable(Kind.LOGIN, number, NOBODY, name))
+
+
+_INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
+
+
+def _find_server_entries(login: Login) -> Steps[list[Entry]]:
+    rows = yield Statement(
+        "select class, major_id, grantee_id, permission, state::text from servicebroker.server_permissions "
+        "where grantee_id in ($1, $2)",
+        (PUBLIC_LOGIN, login.login_id),
+    )
+    return [
+        Entry(Kind(number), major, grantee, permission, state) for number, major, grantee, permission, state in rows
+    ]
 
 
 def authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) -> Steps[T]:
@@ -220,8 +290,7 @@ def queue(name: object) -> Lookup:
 
     def look(user: User) -> Steps[list[Securable]]:
         rows = yield Statement(
-            "select queue_id, owner_id, name from servicebroker.queues "
-            "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+            f"{_QUEUE} where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
             (user.database_id, *split_queue_name(name)),
         )
         return [Securable(Kind.QUEUE, *row) for row in rows]
@@ -233,10 +302,40 @@ def queue_number(queue_id: int) -> Lookup:
     """The queue that was found already."""
 
     def look(user: User) -> Steps[list[Securable]]:
-        rows = yield Statement(
-            "select queue_id, owner_id, name from servicebroker.queues where queue_id = $1", (queue_id,)
-        )
+        rows = yield Statement(f"{_QUEUE} where queue_id = $1", (queue_id,))
         return [Securable(Kind.QUEUE, *row) for row in rows]
+
+    return look
+
+
+def user_named(name: object) -> Lookup:
+    """The user of this name, compared without case."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        if not _can_be_a_name(name):
+            return []
+        rows = yield Statement(
+            "select principal_id, name from servicebroker.principals "
+            "where database_id = $1 and lower(name) = lower($2) and not is_role",
+            (user.database_id, name),
+        )
+        return [Securable(Kind.USER, number, NOBODY, own) for number, own in rows]
+
+    return look
+
+
+def schema(name: object) -> Lookup:
+    """The schema of T-SQL of this name, compared without case."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        if not _can_be_a_name(name):
+            return []
+        rows = yield Statement(
+            "select schema_id, name from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
+            f"union all select {DBO_SCHEMA}, 'dbo' where lower($2) = 'dbo'",
+            (user.database_id, name),
+        )
+        return [Securable(Kind.SCHEMA, number, DBO, own, number, own) for number, own in rows]
 
     return look
 
@@ -248,7 +347,7 @@ def queue_of(service_name: object) -> Lookup:
         if not _can_be_a_name(service_name):
             return []
         rows = yield Statement(
-            "select q.queue_id, q.owner_id, s.name from servicebroker.services s "
+            "select q.queue_id, q.owner_id, s.name, q.schema_id from servicebroker.services s "
             "join servicebroker.queues q using (queue_id) where s.database_id = $1 and s.name = $2",
             (user.database_id, service_name),
         )
@@ -267,7 +366,7 @@ def conversation(*handles: UUID) -> Lookup:
         for handle in handles:
             check_handle(handle)
         rows = yield Statement(
-            "select e.conversation_handle, s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id "
+            "select e.conversation_handle, s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id, q.schema_id "
             "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
             "join servicebroker.queues q on q.queue_id = e.queue_id "
             "where e.conversation_handle = any ($1) and e.database_id = $2",
@@ -278,9 +377,9 @@ def conversation(*handles: UUID) -> Lookup:
         for handle in handles:
             if handle not in found:
                 raise BrokerError(8426, handle)
-            service_id, service_owner, name, queue_id, queue_owner = found[handle]
+            service_id, service_owner, name, queue_id, queue_owner, schema_id = found[handle]
             objects[Securable(Kind.SERVICE, service_id, service_owner, name)] = None
-            objects[Securable(Kind.QUEUE, queue_id, queue_owner, name)] = None
+            objects[Securable(Kind.QUEUE, queue_id, queue_owner, name, schema_id)] = None
         return list(objects)
 
     return look

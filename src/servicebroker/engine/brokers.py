@@ -9,6 +9,7 @@ from servicebroker.engine.alter import lock_conversations, renew_versions
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import remove_endpoints
 from servicebroker.engine.failure import drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.logins import demand_administrator
 from servicebroker.engine.retention import purge_queue
 from servicebroker.engine.transmission import deliver_everything, lock_delivery
 from servicebroker.model.errors import BrokerError
@@ -96,6 +97,18 @@ def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:
     yield Statement(
         "update servicebroker.databases set is_honor_broker_priority_on = $2 where database_id = $1",
         (database_id, honor),
+    )
+
+
+def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
+    """TRUSTWORTHY: whether who works as a user of the database is more than guest in others, see `api/database.py`.
+
+    Raises:
+        BrokerError: 15247 for whom is no administrator.
+    """
+    yield from demand_administrator()
+    yield Statement(
+        "update servicebroker.databases set is_trustworthy_on = $2 where database_id = $1", (database_id, trustworthy)
     )
 
 

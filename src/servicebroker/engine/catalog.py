@@ -11,7 +11,7 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.arguments import SENT_BY, check_switch, checked_contracts, checked_sent_by
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, User
+from servicebroker.model.permissions import DBO, DBO_SCHEMA, User
 from servicebroker.model.xml import SchemaCollection, SchemaDocument
 from servicebroker.protocol.routing import Route, RoutingTable
 from servicebroker.store import locks
@@ -152,8 +152,8 @@ def create_queue(
     """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
 
     Raises:
-        BrokerError: 2714 when the name is taken, 9609 for too many name parts, 15151 for a name with # or another
-            filegroup than DEFAULT, 402 for wrong types.
+        BrokerError: 2714 when the name is taken, 2760 the schema is the system's, or another database's, 9609 for too
+            many name parts, 15151 for a name with # or another filegroup than DEFAULT, 402 for wrong types.
     """
     check_switch("STATUS", status)
     check_switch("RETENTION", retention)
@@ -164,17 +164,24 @@ def create_queue(
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
     rows = yield Statement("select name from servicebroker.databases where database_id = $1 for update", (database_id,))
     postgres_schema = names.postgres_name(rows[0][0], schema)
+    yield from check_schema(database_id, schema, postgres_schema)
     taken = yield Statement(
-        "select relname::text from pg_class where relnamespace = to_regnamespace(quote_ident($1))",
-        (postgres_schema,),
+        "select relname::text, exists (select from servicebroker.queues q where q.postgres_schema = $1 "
+        "and q.postgres_name = relname) from pg_class where relnamespace = to_regnamespace(quote_ident($1)) "
+        "union all select $2, false from servicebroker.tsql_modules "
+        "where database_id = $3 and lower(schema_name) = lower($4) and lower(name) = lower($5)",
+        (postgres_schema, names.postgres_name(queue), database_id, schema, queue),
     )
-    postgres_name = names.postgres_name(queue, taken=frozenset(name for (name,) in taken))
+    if (names.postgres_name(queue), False) in [tuple(row) for row in taken]:  # a table, a view or a procedure
+        raise BrokerError(2714, queue)
+    postgres_name = names.postgres_name(queue, taken=frozenset(name for name, _ in taken))
     rows = yield Statement(
         "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
         "is_receive_enabled, is_enqueue_enabled, is_retention_enabled, keeps_retained, "
-        "is_poison_message_handling_enabled, owner_id, queue_id) "
-        "values ($1, $2, $3, $4, $5, $6, $6, $7, $7, $8, $9, nextval($10::text::regclass)) on conflict do nothing "
-        "returning queue_id",
+        "is_poison_message_handling_enabled, owner_id, queue_id, schema_id) "
+        "values ($1, $2, $3, $4, $5, $6, $6, $7, $7, $8, $9, nextval($10::text::regclass), coalesce((select schema_id "
+        "from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)), $11)) "
+        "on conflict do nothing returning queue_id",
         (
             database_id,
             schema,
@@ -186,6 +193,7 @@ def create_queue(
             poison_message_handling,
             owner,
             "servicebroker.system_ids" if is_system else "servicebroker.object_ids",
+            DBO_SCHEMA if schema.lower() == "dbo" else 0,
         ),
     )
     queue_id = created(rows, queue)
@@ -193,6 +201,23 @@ def create_queue(
     for statement in made:  # noqa: UP028 # a list takes no rows
         yield statement
     return queue_id
+
+
+def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[None]:
+    """That a database may have something in this schema, and nothing of another one stands in its PostgreSQL schema.
+
+    The schema `b_dbo` of a database `a` would stand where the schema dbo of a database `a_b` does.
+
+    Raises:
+        BrokerError: 2760.
+    """
+    others = yield Statement(
+        "select from servicebroker.queues where postgres_schema = $1 and database_id <> $2 union all "
+        "select from servicebroker.tsql_schemas where postgres_schema = $1 and database_id <> $2 limit 1",
+        (postgres_schema, database_id),
+    )
+    if others or schema.lower() in names.SYSTEM_SCHEMAS:
+        raise BrokerError(2760, schema)
 
 
 def check_filegroup(name: object) -> None:

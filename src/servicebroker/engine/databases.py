@@ -9,13 +9,14 @@ from servicebroker.engine.brokers import new_broker
 from servicebroker.engine.catalog import create_queue, insert_usages
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import FIXED_PRINCIPALS
+from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 
 SYSTEM_DATABASE = "msdb"
+_FOR_EVERYBODY = frozenset({"master", "tempdb"})  # where guest may connect
 
 
 def create_database(name: str) -> Steps[int]:
@@ -42,6 +43,11 @@ def create_database(name: str) -> Steps[int]:
             [row.is_role for row in FIXED_PRINCIPALS],
         ),
     )
+    if name.lower() in _FOR_EVERYBODY:
+        yield Statement(
+            "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
+            (database_id, Kind.DATABASE.value, GUEST, DBO, GRANT),
+        )
     types = names.SYSTEM_MESSAGE_TYPES
     yield Statement(
         "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
@@ -143,6 +149,14 @@ def find_database(name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
     return int(rows[0][0])
+
+
+def is_trustworthy(database_id: int) -> Steps[bool]:
+    """Whether TRUSTWORTHY is ON."""
+    rows = yield Statement(
+        "select from servicebroker.databases where database_id = $1 and is_trustworthy_on", (database_id,)
+    )
+    return bool(rows)
 
 
 def drop_database(database_id: int) -> Steps[None]:

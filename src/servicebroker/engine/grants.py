@@ -14,13 +14,13 @@ from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import (
-    DB_DDLADMIN,
-    DB_OWNER,
     DBO,
     DENY,
+    FIXED_PRINCIPALS,
     GRANT,
     GRANT_WITH_GRANT_OPTION,
     KIND_WORDS,
+    PUBLIC,
     Kind,
     Securable,
     User,
@@ -29,6 +29,8 @@ from servicebroker.model.permissions import (
     may_grant,
 )
 from servicebroker.store.statements import Statement, Steps
+
+_FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
 
 
 class Target(NamedTuple):
@@ -180,7 +182,7 @@ def _prepare(user: User, permission: str, principal: str, target: Target) -> Ste
 
 
 def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> None:
-    if grantee.principal_id in (DB_OWNER, DB_DDLADMIN):
+    if grantee.principal_id in _FIXED_ROLES:
         raise BrokerError(4617)
     if grantee.principal_id in (DBO, user.principal_id) or (
         securable.kind is not Kind.DATABASE and grantee.principal_id == securable.owner_id

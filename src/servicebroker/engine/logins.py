@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
 from servicebroker.store.statements import Statement, Steps
 
 PUBLIC = 2  # everybody
@@ -53,6 +54,9 @@ def drop_login(name: str) -> Steps[None]:
     if owned:
         raise BrokerError(15141, "certificate")
     yield Statement("update servicebroker.principals set login_id = null where login_id = $1", (login_id,))
+    yield Statement(
+        "delete from servicebroker.server_permissions where class = $1 and major_id = $2", (Kind.LOGIN.value, login_id)
+    )
     yield Statement("delete from servicebroker.logins where login_id = $1", (login_id,))
 
 

@@ -5,13 +5,33 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from servicebroker.engine.alter import renew_versions
-from servicebroker.engine.authorization import demand, find_rights
+from servicebroker.engine.authorization import (
+    authorize,
+    authorize_login,
+    demand,
+    find_rights,
+    forget_permissions,
+    user_named,
+)
 from servicebroker.engine.logins import PUBLIC as PUBLIC_LOGIN
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, KIND_WORDS, PUBLIC, Kind, User
+from servicebroker.model.permissions import (
+    DBO,
+    FIXED_PRINCIPALS,
+    GRANT,
+    GUEST,
+    KIND_WORDS,
+    NOBODY,
+    PUBLIC,
+    Kind,
+    Login,
+    Securable,
+    User,
+)
 from servicebroker.store.statements import Statement, Steps
 
+ADMINISTRATORS = frozenset({"sa", "dbo"})
 _FIXED = {principal.principal_id for principal in FIXED_PRINCIPALS}
 
 
@@ -39,26 +59,121 @@ def find_user(database_id: int, name: str | None = None) -> Steps[User]:
     Raises:
         BrokerError: 916 without CONNECT, 15517 no such user, or one that the connection's own may not act as.
     """
+    user = yield from _mapped(
+        database_id,
+        "p.postgres_role = current_user",
+        "pg_has_role(current_user, (select nspowner from pg_namespace where nspname = 'servicebroker'), 'usage')",
+    )
+    if name is not None:
+        return (yield from find_impersonated(user, name))
+    yield from demand(user, "CONNECT")
+    return user
+
+
+def find_impersonated(user: User, name: str) -> Steps[User]:
+    """The user of that name, whom another one wants to act as.
+
+    Raises:
+        BrokerError: 15517 no such user, or one that the other may not act as, 916 without CONNECT.
+    """
+    found = yield from _find(user.database_id, name)
+    if found is None or found.is_role:
+        raise BrokerError(15517, name)
+    if found.principal_id != user.principal_id:
+        yield from authorize(user, "EXECUTE AS USER", user_named(name))
+    user = user._replace(principal_id=found.principal_id, name=found.name)
+    yield from demand(user, "CONNECT")
+    return user
+
+
+def check_execute_as(user: User, name: str) -> Steps[None]:
+    """Whether a module that the user makes may work as the user of that name.
+
+    Raises:
+        BrokerError: 15151 there is no such user, or this one may not act as it.
+    """
+    found = yield from _find(user.database_id, name)
+    if found is None or found.is_role:
+        raise BrokerError(15151, "execute as", "user", name)
+    if found.principal_id != user.principal_id:
+        yield from authorize(user, "WITH EXECUTE AS", user_named(name))
+
+
+def find_module_user(database_id: int, database: str, name: str) -> Steps[User]:
+    """The user that a module says it works as; its author was asked for the permission.
+
+    Raises:
+        BrokerError: 15517 there is no such user any more.
+    """
+    found = yield from _find(database_id, name)
+    if found is None or found.is_role:
+        raise BrokerError(15517, name)
+    return User(database_id, database, found.principal_id, found.name)
+
+
+def find_user_of(database_id: int, login: Login) -> Steps[User]:
+    """Who somebody is in a database: the user of its login or its PostgreSQL role, for administrators dbo, else guest.
+
+    Raises:
+        BrokerError: 916 without CONNECT.
+    """
+    user = yield from _mapped(
+        database_id,
+        "coalesce(p.login_id = $2 or p.postgres_role = $3, false)",
+        "$4::bool",
+        (login.login_id, login.postgres_role, login.is_administrator),
+    )
+    yield from demand(user if user.is_dbo else user._replace(name=login.name), "CONNECT")
+    return user
+
+
+def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
+    """Who a user of a database is for the instance: whoever the login or the PostgreSQL role of the user is.
+
+    Unless it counts `everywhere`, it is nobody outside of the database.
+    """
+    rows = yield Statement(
+        "select l.name, p.login_id, p.postgres_role from servicebroker.principals p "
+        "left join servicebroker.logins l using (login_id) where p.database_id = $1 and p.principal_id = $2",
+        (user.database_id, user.principal_id),
+    )
+    name, login_id, role = rows[0] if rows else (None, None, None)
+    if not everywhere:
+        return Login(name or user.name)
+    return Login(name or user.name, login_id, role, user.is_dbo)
+
+
+def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
+    """The login of that name, which somebody wants to act as; sa and dbo stand for an administrator.
+
+    Raises:
+        BrokerError: 15406 no such login, or none that the other may act as.
+    """
+    if name.lower() in ADMINISTRATORS:
+        if not person.is_administrator:
+            raise BrokerError(15406, name)
+        return Login(name, is_administrator=True)
+    rows = yield Statement(
+        "select login_id, name from servicebroker.logins where lower(name) = lower($1) and login_id <> $2",
+        (name, PUBLIC_LOGIN),
+    )
+    if not rows:
+        raise BrokerError(15406, name)
+    login_id, own = rows[0]
+    if login_id != person.login_id:
+        yield from authorize_login(person, "EXECUTE AS LOGIN", on=Securable(Kind.LOGIN, login_id, NOBODY, own))
+    return Login(own, login_id)
+
+
+def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[object, ...] = ()) -> Steps[User]:
     rows = yield Statement(
         "select d.name, p.principal_id, p.name from servicebroker.principals p "
         "join servicebroker.databases d using (database_id) "
-        "where p.database_id = $1 and (p.postgres_role = current_user "
-        f"or p.principal_id = {DBO} and pg_has_role(current_user, "
-        "(select nspowner from pg_namespace where nspname = 'servicebroker'), 'usage') "
-        f"or p.principal_id = {GUEST}) "
-        "order by p.postgres_role is not distinct from current_user desc, p.principal_id limit 1",
-        (database_id,),
+        f"where p.database_id = $1 and ({is_own} or p.principal_id = {DBO} and {is_administrator} "
+        f"or p.principal_id = {GUEST}) order by {is_own} desc nulls last, p.principal_id limit 1",
+        (database_id, *values),
     )
-    user = User(database_id, *rows[0])
-    if name is not None:
-        found = yield from _find(database_id, name)
-        if found is None or found.is_role:
-            raise BrokerError(15517, name)
-        if found.principal_id != user.principal_id:
-            yield from demand(user, "EXECUTE AS", name)
-            user = user._replace(principal_id=found.principal_id, name=found.name)
-    yield from demand(user, "CONNECT")
-    return user
+    return User(database_id, *rows[0])
 
 
 def find_owner(user: User, authorization: str | None) -> Steps[int]:
@@ -72,9 +187,14 @@ def find_owner(user: User, authorization: str | None) -> Steps[int]:
     owner = yield from find_principal("find", user.database_id, authorization)
     if owner.principal_id in (PUBLIC, GUEST):
         raise BrokerError(15405, owner.name)
+    if owner.principal_id == user.principal_id:
+        return owner.principal_id
+    if not owner.is_role:
+        yield from authorize(user, "AUTHORIZATION", user_named(authorization))
+        return owner.principal_id
     rights = yield from find_rights(user.database_id, user.principal_id, user.name)
     if owner.principal_id not in rights.identities:
-        yield from demand(user, "AUTHORIZATION", owner.kind, owner.name)
+        yield from demand(user, "AUTHORIZATION OF A ROLE", owner.kind, owner.name)
     return owner.principal_id
 
 
@@ -138,7 +258,8 @@ def drop_user(user: User, name: str) -> Steps[None]:
     """DROP USER, with what it was granted and denied. What this process or another does as the user is refused then.
 
     Raises:
-        BrokerError: 15151 no such user, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something.
+        BrokerError: 15151 no such user, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something,
+            15136 a procedure or a trigger works as it.
     """
     yield from demand(user, "DROP USER", "user", name)
     found = yield from find_principal("drop", user.database_id, name)
@@ -280,6 +401,14 @@ def _drop(database_id: int, principal: Principal) -> Steps[None]:
     )
     if granted:
         raise BrokerError(15284)
+    working = yield Statement(
+        "select from servicebroker.tsql_modules where database_id = $1 and lower($2) = "
+        "lower(case execute_as when 'SELF' then creator when 'OWNER' then null else execute_as end) limit 1",
+        (database_id, principal.name),
+    )
+    if working:
+        raise BrokerError(15136)
+    yield forget_permissions(database_id, Kind.USER, principal.principal_id)
     yield Statement(
         "delete from servicebroker.principals where database_id = $1 and principal_id = $2",
         (database_id, principal.principal_id),

@@ -61,7 +61,10 @@ MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 sect
 _UNDELIVERABLE = "This message could not be delivered because "
 
 RULES: dict[int, Rule] = {
+    208: Rule("Invalid object name '{0}'."),
+    218: Rule("Could not find the type '{0}'. Either it does not exist or you do not have the necessary permission."),
     229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
+    259: Rule("Ad hoc updates to system catalogs are not allowed."),
     262: Rule("{0} permission denied in database '{1}'.", 14),
     402: Rule("The type of {0} is {1}; it must be {2}."),
     416: Rule('The service queue "{0}" cannot be directly updated.'),
@@ -70,6 +73,7 @@ RULES: dict[int, Rule] = {
         'The server principal "{0}" is not able to access the database "{1}" under the current security context.',
         14,
     ),
+    1088: Rule('Cannot find the object "{0}" because it does not exist or you do not have permissions.'),
     1093: Rule("'{0}' is not a valid broker name."),
     1205: Rule(
         "Transaction (Process ID {0}) was deadlocked on {1} resources with another process and has been chosen as "
@@ -77,18 +81,27 @@ RULES: dict[int, Rule] = {
         13,
     ),
     1801: Rule("Database '{0}' already exists. Choose a different database name."),
+    1914: Rule("Index cannot be created on object '{0}' because the object is not a user table or view."),
+    2010: Rule("Cannot perform alter on '{0}' because it is an incompatible object type."),
+    2104: Rule("Cannot create the trigger '{0}', because you do not have permission.", 14),
     2378: Rule("Expected XML schema document."),
     2714: Rule("There is already an object named '{0}' in the database."),
+    2760: Rule('The specified schema name "{0}" either does not exist or you do not have permission to use it.'),
+    3701: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission.", 14),
     3702: Rule('Cannot drop database "{0}" because it is currently in use.'),
+    3705: Rule("Cannot use {0} with '{1}' because '{1}' is a {2}. Use {3}."),
     3708: Rule("Cannot drop the database '{0}' because it is a system database."),
     3716: Rule("Cannot drop the {0} '{1}' because it is bound to one or more {2}."),
+    3859: Rule("Warning: The system catalog was updated directly: {0}.", 10),
     4606: Rule("Granted or revoked privilege {0} is not compatible with object."),
     4611: Rule("To revoke or deny grantable privileges, specify the CASCADE option."),
     4613: Rule("Grantor does not have GRANT permission."),
     4617: Rule("Cannot grant, deny or revoke permissions to or from special roles."),
+    4621: Rule("Permissions at the server scope can only be granted when the current database is master."),
     4624: Rule(
         "Cannot grant, deny, or revoke permissions to sa, dbo, entity owner, information_schema, sys, or yourself."
     ),
+    4909: Rule("Cannot alter '{0}' because it is not a table."),
     5011: Rule(
         "User does not have permission to alter database '{0}', the database does not exist, "
         "or the database is not in a state that allows access checks.",
@@ -453,11 +466,20 @@ RULES: dict[int, Rule] = {
     15116: Rule(
         "Password validation failed. The password does not meet the policy requirements because it is too short."
     ),
+    15136: Rule(
+        "The database principal is set as the execution context of one or more procedures, functions, or event "
+        "notifications and cannot be dropped."
+    ),
     15138: Rule("The database principal owns a {0} in the database, and cannot be dropped."),
     15141: Rule("The server principal owns a {0} and cannot be dropped."),
     15144: Rule("The role has members. It must be empty before it can be dropped."),
     15150: Rule("Cannot {0} the {1} '{2}'."),
     15151: Rule("Cannot {0} the {1} '{2}', because it does not exist or you do not have permission."),
+    15196: Rule('The current security context is non-revertible. The "Revert" statement failed.'),
+    15199: Rule(
+        "The current security context cannot be reverted. Please switch to the original database where '{0}' was "
+        "called and try it again."
+    ),
     15208: Rule(
         "The certificate, asymmetric key, or private key file is not valid or does not exist; "
         "or you do not have permissions for it."
@@ -474,18 +496,28 @@ RULES: dict[int, Rule] = {
     15313: Rule("The key is not encrypted using the specified decryptor."),
     15315: Rule("The key '{0}' is not open. Please open the key before using it."),
     15405: Rule("Cannot use the special principal '{0}'.", 11),
+    15406: Rule(
+        'Cannot execute as the server principal because the principal "{0}" does not exist, '
+        "this type of principal cannot be impersonated, or you do not have permission."
+    ),
     15413: Rule("Cannot make a role a member of itself.", 11),
     15465: Rule("The private key password is invalid."),
     15517: Rule(
         'Cannot execute as the database principal because the principal "{0}" does not exist, '
         "this type of principal cannot be impersonated, or you do not have permission."
     ),
+    15533: Rule("Invalid data type is supplied in the '{0}' statement."),
     15556: Rule("Cannot decrypt or encrypt using the specified {0}, because it has no private key."),
     15578: Rule("There is already a master key in the database. Please drop it before performing this statement."),
     15580: Rule("Cannot drop {0} because {1} '{2}' is encrypted by it."),
     15581: Rule(
         "Please create a master key in the database or open the master key in the session "
         "before performing this operation."
+    ),
+    15590: Rule("Can only use the 'No Revert' or 'Cookie' options with the 'Execute As' statement at the adhoc level."),
+    15591: Rule(
+        "The current security context cannot be reverted using this statement. A cookie may or may not be needed with "
+        "'Revert' statement depending on how the context was set with 'Execute As' statement."
     ),
     17001: Rule("Failure to send an event notification instance of type '{0}' on the conversation '{1}': {2}."),
     17003: Rule("The event notification '{0}' was dropped: its conversation was closed with an error."),

@@ -12,6 +12,8 @@ MAXIMUM_NAME = 128  # characters of a name in DDL
 MAXIMUM_SERVICE_NAME = 256  # characters of a service name given as a literal
 POSTGRES_IDENTIFIER = 63  # bytes
 
+SYSTEM_SCHEMAS = frozenset({"sys", "information_schema"})  # where nobody makes anything
+
 _PART = r"(?:\[(?:[^\]]|\]\])+\]|[^.\[\]]+)"  # one part of a name, in brackets or plain
 
 _BROKER = "http://schemas.microsoft.com/SQL/ServiceBroker/"

@@ -13,47 +13,67 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.names import FIRST_USER_ID
 
 PUBLIC, DBO, GUEST, DB_OWNER, DB_DDLADMIN = 0, 1, 2, 16384, 16387
+DBO_SCHEMA = 1  # the number of the schema dbo
+NOBODY = -1  # owns what no principal of a database owns
 
 
 class Kind(IntEnum):
-    """What a permission can be on; the numbers are the classes of sys.database_permissions."""
+    """What a permission can be on; the numbers are the classes of sys.database_permissions and sys.server_permissions.
+
+    But for OBJECT, a table, view, sequence, procedure or function of T-SQL: they are of class 1, as queues are.
+    """
 
     DATABASE = 0
     QUEUE = 1
+    SCHEMA = 3
+    USER = 4
     MESSAGE_TYPE = 15
     CONTRACT = 16
     SERVICE = 17
     REMOTE_SERVICE_BINDING = 18
     ROUTE = 19
     CERTIFICATE = 25
+    SERVER = 100
+    LOGIN = 101
+    OBJECT = 1001
 
 
 KIND_WORDS = {
     Kind.DATABASE: "database",
     Kind.QUEUE: "queue",
+    Kind.SCHEMA: "schema",
+    Kind.USER: "user",
     Kind.MESSAGE_TYPE: "message type",
     Kind.CONTRACT: "service contract",
     Kind.SERVICE: "service",
     Kind.REMOTE_SERVICE_BINDING: "remote service binding",
     Kind.ROUTE: "route",
     Kind.CERTIFICATE: "certificate",
+    Kind.SERVER: "server",
+    Kind.LOGIN: "login",
+    Kind.OBJECT: "object",
 }
+_EVERYWHERE = (Kind.DATABASE, Kind.SERVER)  # what is granted on them holds for all that is in them
 
 
 class FixedPrincipal(NamedTuple):
-    """One that every database has; the permissions of a fixed role are on the database."""
+    """One that every database has; what a fixed role has, and is denied, is on the database."""
 
     principal_id: int
     name: str
     is_role: bool
     permissions: frozenset[str] = frozenset()
+    denied: frozenset[str] = frozenset()
 
 
+_WRITING = frozenset({"INSERT", "UPDATE", "DELETE"})
 FIXED_PRINCIPALS = (
     FixedPrincipal(PUBLIC, "public", True),
     FixedPrincipal(DBO, "dbo", False),
     FixedPrincipal(GUEST, "guest", False),
     FixedPrincipal(DB_OWNER, "db_owner", True, frozenset({"CONTROL"})),
+    FixedPrincipal(16385, "db_accessadmin", True, frozenset({"ALTER ANY USER", "CONNECT", "CREATE SCHEMA"})),
+    FixedPrincipal(16386, "db_securityadmin", True, frozenset({"ALTER ANY ROLE", "CREATE SCHEMA", "VIEW DEFINITION"})),
     FixedPrincipal(
         DB_DDLADMIN,
         "db_ddladmin",
@@ -63,11 +83,17 @@ FIXED_PRINCIPALS = (
                 *("ALTER ANY CONTRACT", "ALTER ANY MESSAGE TYPE", "ALTER ANY REMOTE SERVICE BINDING"),
                 *("ALTER ANY ROUTE", "ALTER ANY SCHEMA", "ALTER ANY SERVICE", "ALTER ANY CERTIFICATE"),
                 *("CREATE QUEUE", "CREATE XML SCHEMA COLLECTION", "REFERENCES"),
+                *("CREATE TABLE", "CREATE VIEW", "CREATE PROCEDURE", "CREATE FUNCTION", "CREATE TYPE"),
             }
         ),
     ),
+    FixedPrincipal(16389, "db_backupoperator", True),
+    FixedPrincipal(16390, "db_datareader", True, frozenset({"SELECT"})),
+    FixedPrincipal(16391, "db_datawriter", True, _WRITING),
+    FixedPrincipal(16392, "db_denydatareader", True, denied=frozenset({"SELECT"})),
+    FixedPrincipal(16393, "db_denydatawriter", True, denied=_WRITING),
 )
-_OF_FIXED_ROLE = {principal.principal_id: principal.permissions for principal in FIXED_PRINCIPALS}
+_OF_FIXED_ROLE = {principal.principal_id: principal for principal in FIXED_PRINCIPALS}
 
 
 class User(NamedTuple):
@@ -84,18 +110,35 @@ class User(NamedTuple):
         return self.principal_id == DBO
 
 
+class Login(NamedTuple):
+    """Who works in an instance, as far as that matters for its databases: whose user somebody is in each of them.
+
+    Without `login_id` and `postgres_role` it is nobody's, and guest everywhere; an administrator is dbo everywhere.
+    """
+
+    name: str
+    login_id: int | None = None
+    postgres_role: str | None = None
+    is_administrator: bool = False
+
+
 class Securable(NamedTuple):
-    """An object that permissions can be on; `name` is what a refusal calls it."""
+    """An object that permissions can be on; `name` is what a refusal calls it.
+
+    `schema_id` is that of the schema it is in, or is; 0 for what is in none.
+    """
 
     kind: Kind
     major_id: int
     owner_id: int
     name: str
+    schema_id: int = 0
+    schema: str = "dbo"
 
     @property
     def is_built_in(self) -> bool:
         """Every database has it, and everybody may refer to it."""
-        return self.kind is not Kind.DATABASE and self.major_id < FIRST_USER_ID
+        return self.kind in _BROKERS and self.major_id < FIRST_USER_ID
 
 
 class Entry(NamedTuple):
@@ -113,41 +156,88 @@ GRANT, GRANT_WITH_GRANT_OPTION, DENY = "G", "W", "D"
 Right = tuple[Kind, str]
 
 
+_TABLES = ("SELECT", "INSERT", "UPDATE", "DELETE", "EXECUTE")
+
+
 def _lattice() -> dict[Right, tuple[Right, ...]]:
+    return _on_databases() | _on_schemas() | _on_objects() | _on_servers()
+
+
+def _on_databases() -> dict[Right, tuple[Right, ...]]:
     database = Kind.DATABASE
-    control = (database, "CONTROL")
-    lattice: dict[Right, tuple[Right, ...]] = {
-        control: (),
-        **{(database, name): (control,) for name in ("ALTER", "CONNECT", "REFERENCES", "VIEW DEFINITION")},
-        **{
-            (database, f"ALTER ANY {what}"): ((database, "ALTER"),)
-            for what in (
-                *("CERTIFICATE", "CONTRACT", "MESSAGE TYPE", "REMOTE SERVICE BINDING", "ROLE", "ROUTE", "SCHEMA"),
-                *("SERVICE", "USER"),
-            )
-        },
-        **{
-            (database, f"CREATE {what}"): ((database, f"ALTER ANY {what}"),)
-            for what in (
-                *("CERTIFICATE", "CONTRACT", "MESSAGE TYPE", "REMOTE SERVICE BINDING", "ROLE", "ROUTE", "SERVICE"),
-            )
-        },
-        (database, "CREATE QUEUE"): ((database, "ALTER"),),
-        (database, "CREATE XML SCHEMA COLLECTION"): ((database, "ALTER"),),
-    }
-    own = {Kind.QUEUE: ("RECEIVE",), Kind.SERVICE: ("SEND",)}
-    for kind, any_of_kind in ALTER_ANY.items():
-        whole = (kind, "CONTROL")
-        lattice[whole] = (control,)
-        lattice[kind, "ALTER"] = (whole, (database, any_of_kind))
-        lattice[kind, "VIEW DEFINITION"] = (whole, (database, "VIEW DEFINITION"))
-        lattice |= {(kind, name): (whole,) for name in ("TAKE OWNERSHIP", *own.get(kind, ()))}
-        if kind not in (Kind.SERVICE, Kind.ROUTE, Kind.REMOTE_SERVICE_BINDING):
-            lattice[kind, "REFERENCES"] = (whole, (database, "REFERENCES"))
+    control, alter = (database, "CONTROL"), (database, "ALTER")
+    lattice: dict[Right, tuple[Right, ...]] = {control: ()}
+    for name in ("ALTER", "CONNECT", "REFERENCES", "VIEW DEFINITION", *_TABLES):
+        lattice[database, name] = (control,)
+    for what in ("CERTIFICATE", "CONTRACT", "MESSAGE TYPE", "REMOTE SERVICE BINDING", "ROLE", "ROUTE", "SCHEMA"):
+        lattice[database, f"ALTER ANY {what}"] = (alter,)
+        lattice[database, f"CREATE {what}"] = ((database, f"ALTER ANY {what}"),)
+    lattice[database, "ALTER ANY SERVICE"] = (alter,)
+    lattice[database, "CREATE SERVICE"] = ((database, "ALTER ANY SERVICE"),)
+    lattice[database, "ALTER ANY USER"] = (alter,)
+    for what in ("QUEUE", "XML SCHEMA COLLECTION", "TABLE", "VIEW", "PROCEDURE", "FUNCTION", "TYPE"):
+        lattice[database, f"CREATE {what}"] = (alter,)
     return lattice
 
 
-# the permission on the database to alter, and to drop, any object of a kind
+def _on_schemas() -> dict[Right, tuple[Right, ...]]:
+    """On a schema, and on what is in one: tables and the like, and queues."""
+    database, schema = Kind.DATABASE, Kind.SCHEMA
+    lattice: dict[Right, tuple[Right, ...]] = {
+        (schema, "CONTROL"): ((database, "CONTROL"),),
+        (schema, "ALTER"): ((schema, "CONTROL"), (database, "ALTER ANY SCHEMA")),
+    }
+    for name in ("REFERENCES", "VIEW DEFINITION", *_TABLES):
+        lattice[schema, name] = ((schema, "CONTROL"), (database, name))
+    for kind, names in ((Kind.OBJECT, _TABLES), (Kind.QUEUE, ("SELECT",))):
+        whole = (kind, "CONTROL")
+        lattice[whole] = ((schema, "CONTROL"),)
+        for name in ("ALTER", "REFERENCES", "VIEW DEFINITION", *names):
+            lattice[kind, name] = (whole, (schema, name))
+        lattice[kind, "TAKE OWNERSHIP"] = (whole,)
+    lattice[Kind.QUEUE, "RECEIVE"] = ((Kind.QUEUE, "CONTROL"),)
+    return lattice
+
+
+def _on_objects() -> dict[Right, tuple[Right, ...]]:
+    database = Kind.DATABASE
+    lattice: dict[Right, tuple[Right, ...]] = {}
+    for kind, any_of_kind in (ALTER_ANY | {Kind.USER: "ALTER ANY USER"}).items():
+        if kind is Kind.QUEUE:
+            continue
+        whole = (kind, "CONTROL")
+        lattice[whole] = ((database, "CONTROL"),)
+        lattice[kind, "ALTER"] = (whole, (database, any_of_kind))
+        lattice[kind, "VIEW DEFINITION"] = (whole, (database, "VIEW DEFINITION"))
+        if kind in (Kind.CONTRACT, Kind.MESSAGE_TYPE, Kind.CERTIFICATE):
+            lattice[kind, "REFERENCES"] = (whole, (database, "REFERENCES"))
+        own = {Kind.SERVICE: "SEND", Kind.USER: "IMPERSONATE"}.get(kind)
+        if own is not None:
+            lattice[kind, own] = (whole,)
+        if kind is not Kind.USER:
+            lattice[kind, "TAKE OWNERSHIP"] = (whole,)
+    return lattice
+
+
+def _on_servers() -> dict[Right, tuple[Right, ...]]:
+    server, login = Kind.SERVER, Kind.LOGIN
+    control, whole = (server, "CONTROL SERVER"), (login, "CONTROL")
+    return {
+        control: (),
+        **{
+            (server, name): (control,)
+            for name in ("ALTER ANY DATABASE", "ALTER ANY ENDPOINT", "ALTER ANY LOGIN", "IMPERSONATE ANY LOGIN")
+        },
+        (server, "CREATE ANY DATABASE"): ((server, "ALTER ANY DATABASE"),),
+        (server, "CREATE ENDPOINT"): ((server, "ALTER ANY ENDPOINT"),),
+        whole: (control,),
+        (login, "ALTER"): (whole, (server, "ALTER ANY LOGIN")),
+        (login, "IMPERSONATE"): (whole, (server, "IMPERSONATE ANY LOGIN")),
+        (login, "VIEW DEFINITION"): (whole,),
+    }
+
+
+# the permission on the database to alter, and to drop, any object of the broker's kinds
 ALTER_ANY = {
     Kind.QUEUE: "ALTER ANY SCHEMA",
     Kind.MESSAGE_TYPE: "ALTER ANY MESSAGE TYPE",
@@ -157,6 +247,7 @@ ALTER_ANY = {
     Kind.ROUTE: "ALTER ANY ROUTE",
     Kind.CERTIFICATE: "ALTER ANY CERTIFICATE",
 }
+_BROKERS = frozenset(ALTER_ANY)
 IMPLIED_BY = _lattice()  # every permission that exists, with those that imply it in one step
 
 
@@ -188,12 +279,13 @@ def is_allowed(identities: frozenset[int], permission: str, on: Securable, entri
         return True
     rights = bringing(on.kind, permission)
     states = {entry.state for entry in entries if _concerns(entry, identities, rights, on)}
-    if DENY in states:
+    on_database = {name for kind, name in rights if kind is Kind.DATABASE}
+    roles = [_OF_FIXED_ROLE[one] for one in identities & _OF_FIXED_ROLE.keys()]
+    if DENY in states or any(role.denied & on_database for role in roles):
         return False
     if on.is_built_in and permission == "REFERENCES":
         return True
-    of_roles = {(Kind.DATABASE, name) for one in identities for name in _OF_FIXED_ROLE.get(one, ())}
-    return bool(states) or bool(of_roles & rights)
+    return bool(states) or any(role.permissions & on_database for role in roles)
 
 
 def is_denied(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
@@ -222,23 +314,21 @@ def _owns(identities: frozenset[int], on: Securable) -> bool:
 
 
 def _concerns(entry: Entry, identities: frozenset[int], rights: frozenset[Right], on: Securable) -> bool:
-    return (
-        entry.grantee_id in identities
-        and (entry.kind, entry.permission) in rights
-        and (entry.kind is Kind.DATABASE or entry.major_id == on.major_id)
-    )
+    if entry.grantee_id not in identities or (entry.kind, entry.permission) not in rights:
+        return False
+    return entry.kind in _EVERYWHERE or entry.major_id == (on.schema_id if entry.kind is Kind.SCHEMA else on.major_id)
 
 
 class Need(NamedTuple):
     """A permission that a statement asks for, on each of its objects of that kind; `number` refuses it.
 
-    `or_on_database`: a permission on the database that does as well.
+    `or_else`: a permission on the schema or the database of the object that does as well.
     """
 
     kind: Kind
     permission: str
     number: int
-    or_on_database: str = ""
+    or_else: Right | None = None
 
 
 def _create(kind: str, *references: Kind) -> tuple[Need, ...]:
@@ -249,11 +339,22 @@ def _create(kind: str, *references: Kind) -> tuple[Need, ...]:
 
 
 def _drop(kind: Kind) -> tuple[Need, ...]:
-    return (Need(kind, "CONTROL", 15151, ALTER_ANY[kind]),)
+    return (Need(kind, "CONTROL", 15151, (Kind.DATABASE, ALTER_ANY[kind])),)
+
+
+def _create_in_schema(kind: str) -> tuple[Need, ...]:
+    return (Need(Kind.DATABASE, f"CREATE {kind}", 262), Need(Kind.SCHEMA, "ALTER", 2760))
+
+
+def _with_tables(permission: str) -> tuple[Need, ...]:
+    return (Need(Kind.OBJECT, permission, 229),)
 
 
 _IN_CONVERSATION = (Need(Kind.QUEUE, "RECEIVE", 8494),)  # the queue of the conversation's own service
 _ALTER_DATABASE = (Need(Kind.DATABASE, "ALTER", 15247),)
+_ALTER_TABLE = (Need(Kind.OBJECT, "ALTER", 1088),)
+_ALTER_MODULE = (Need(Kind.OBJECT, "ALTER", 3701),)
+_DROP_OBJECT = (Need(Kind.OBJECT, "CONTROL", 3701, (Kind.SCHEMA, "ALTER")),)
 
 NEEDS: dict[str, tuple[Need, ...]] = {
     "BEGIN DIALOG": (*_IN_CONVERSATION, Need(Kind.CONTRACT, "REFERENCES", 229)),
@@ -286,7 +387,7 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "BACKUP CERTIFICATE": (Need(Kind.CERTIFICATE, "CONTROL", 15151),),
     "DROP MESSAGE TYPE": _drop(Kind.MESSAGE_TYPE),
     "DROP CONTRACT": _drop(Kind.CONTRACT),
-    "DROP QUEUE": _drop(Kind.QUEUE),
+    "DROP QUEUE": (Need(Kind.QUEUE, "CONTROL", 15151, (Kind.SCHEMA, "ALTER")),),
     "DROP SERVICE": _drop(Kind.SERVICE),
     "DROP REMOTE SERVICE BINDING": _drop(Kind.REMOTE_SERVICE_BINDING),
     "DROP ROUTE": _drop(Kind.ROUTE),
@@ -298,35 +399,100 @@ NEEDS: dict[str, tuple[Need, ...]] = {
     "ALTER XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "ALTER ANY SCHEMA", 15151),),
     "DROP XML SCHEMA COLLECTION": (Need(Kind.DATABASE, "ALTER ANY SCHEMA", 15151),),
     "ALTER DATABASE": (Need(Kind.DATABASE, "ALTER", 5011),),
-    "DROP DATABASE": (Need(Kind.DATABASE, "CONTROL", 15151),),
+    "DROP DATABASE": (Need(Kind.DATABASE, "CONTROL", 3701),),
     "CREATE BROKER PRIORITY": _ALTER_DATABASE,
     "ALTER BROKER PRIORITY": _ALTER_DATABASE,
     "DROP BROKER PRIORITY": _ALTER_DATABASE,
     "MASTER KEY": (Need(Kind.DATABASE, "CONTROL", 15247),),
     "CREATE USER": (Need(Kind.DATABASE, "ALTER ANY USER", 15247),),
+    "ALTER USER": (Need(Kind.USER, "ALTER", 15151),),
     "DROP USER": (Need(Kind.DATABASE, "ALTER ANY USER", 15151),),
     "CREATE ROLE": (Need(Kind.DATABASE, "CREATE ROLE", 15247),),
     "ALTER ROLE": (Need(Kind.DATABASE, "ALTER ANY ROLE", 15151),),
     "ALTER FIXED ROLE": (Need(Kind.DATABASE, "CONTROL", 15151),),
     "DROP ROLE": (Need(Kind.DATABASE, "ALTER ANY ROLE", 15151),),
-    # for others than oneself and the roles that one is in
-    "AUTHORIZATION": (Need(Kind.DATABASE, "CONTROL", 15151),),
-    "EXECUTE AS": (Need(Kind.DATABASE, "CONTROL", 15517),),
+    # for other users than oneself, and for roles that one is not in
+    "AUTHORIZATION": (Need(Kind.USER, "IMPERSONATE", 15151),),
+    "AUTHORIZATION OF A ROLE": (Need(Kind.DATABASE, "CONTROL", 15151),),
+    "ALTER AUTHORIZATION ON DATABASE": (Need(Kind.DATABASE, "CONTROL", 15151),),
+    # of other users than oneself
+    "EXECUTE AS USER": (Need(Kind.USER, "IMPERSONATE", 15517),),
+    "WITH EXECUTE AS": (Need(Kind.USER, "IMPERSONATE", 15151),),
     "CONNECT": (Need(Kind.DATABASE, "CONNECT", 916),),
+    # T-SQL: tables and the like; a queue can be read as one
+    "SELECT": (*_with_tables("SELECT"), Need(Kind.QUEUE, "SELECT", 229)),
+    "INSERT": _with_tables("INSERT"),
+    "UPDATE": _with_tables("UPDATE"),
+    "DELETE": _with_tables("DELETE"),
+    "EXECUTE": _with_tables("EXECUTE"),
+    "REFERENCES": _with_tables("REFERENCES"),
+    "CREATE TABLE": _create_in_schema("TABLE"),
+    "CREATE VIEW": _create_in_schema("VIEW"),
+    "CREATE PROCEDURE": _create_in_schema("PROCEDURE"),
+    "CREATE FUNCTION": _create_in_schema("FUNCTION"),
+    "CREATE TYPE": _create_in_schema("TYPE"),
+    "CREATE SEQUENCE": (Need(Kind.SCHEMA, "ALTER", 15247),),
+    "CREATE SCHEMA": (Need(Kind.DATABASE, "CREATE SCHEMA", 15247),),
+    "CREATE INDEX": _ALTER_TABLE,
+    "CREATE TRIGGER": (Need(Kind.OBJECT, "ALTER", 2104),),
+    "ALTER TABLE": _ALTER_TABLE,
+    "TRUNCATE TABLE": _ALTER_TABLE,
+    "SET IDENTITY_INSERT": _ALTER_TABLE,
+    "ENABLE TRIGGER": _ALTER_TABLE,
+    "ALTER VIEW": _ALTER_MODULE,
+    "ALTER PROCEDURE": _ALTER_MODULE,
+    "ALTER FUNCTION": _ALTER_MODULE,
+    "ALTER TRIGGER": _ALTER_MODULE,
+    "DROP TABLE": _DROP_OBJECT,
+    "DROP VIEW": _DROP_OBJECT,
+    "DROP SEQUENCE": _DROP_OBJECT,
+    "DROP PROCEDURE": _DROP_OBJECT,
+    "DROP FUNCTION": _DROP_OBJECT,
+    "DROP INDEX": _ALTER_MODULE,
+    "DROP TRIGGER": _ALTER_MODULE,
+    "DROP TYPE": (Need(Kind.SCHEMA, "ALTER", 218),),
+    "DROP SCHEMA": (Need(Kind.SCHEMA, "CONTROL", 15151, (Kind.DATABASE, "ALTER ANY SCHEMA")),),
+    # the instance, in T-SQL: of logins; administrators are asked for nothing
+    "EXECUTE AS LOGIN": (Need(Kind.LOGIN, "IMPERSONATE", 15406),),
+    "CREATE DATABASE": (Need(Kind.SERVER, "CREATE ANY DATABASE", 262),),
+    "SET TRUSTWORTHY": (Need(Kind.SERVER, "CONTROL SERVER", 15247),),
+    "CREATE LOGIN": (Need(Kind.SERVER, "ALTER ANY LOGIN", 15247),),
+    "ALTER LOGIN": (Need(Kind.LOGIN, "ALTER", 15151),),
+    "DROP LOGIN": (Need(Kind.SERVER, "ALTER ANY LOGIN", 15151),),
+    "CREATE ENDPOINT": (Need(Kind.SERVER, "CREATE ENDPOINT", 15247),),
+    "ALTER ENDPOINT": (Need(Kind.SERVER, "ALTER ANY ENDPOINT", 15151),),
+    "DROP ENDPOINT": (Need(Kind.SERVER, "ALTER ANY ENDPOINT", 15151),),
+    "CONNECT ON ENDPOINT": (Need(Kind.SERVER, "CONTROL SERVER", 15151),),
+    "PERMISSIONS OF THE INSTANCE": (Need(Kind.SERVER, "CONTROL SERVER", 4613),),
+    "PERMISSIONS ON A LOGIN": (Need(Kind.LOGIN, "CONTROL", 15151),),
+    "CREATE CERTIFICATE IN MASTER": (Need(Kind.SERVER, "CONTROL SERVER", 15247),),
+    "ALTER CERTIFICATE IN MASTER": (Need(Kind.SERVER, "CONTROL SERVER", 15151),),
+    "DROP CERTIFICATE IN MASTER": (Need(Kind.SERVER, "CONTROL SERVER", 15151),),
+    "BACKUP CERTIFICATE IN MASTER": (Need(Kind.SERVER, "CONTROL SERVER", 15151),),
 }
 
 
 def refusal(statement: str, need: Need, on: Securable, user: User, subject: tuple[object, ...] = ()) -> BrokerError:
     """The error of a statement whose need is not met. `subject` is what it names, where that is not `on`."""
-    word = statement.split()[0]
+    word, _, kind = statement.partition(" ")
     action = word.lower() if word in ("ALTER", "DROP") and need.permission != "REFERENCES" else "find"
+    if statement == "WITH EXECUTE AS":
+        action = "execute as"
+    in_database = (need.permission, user.database)
     values: dict[int, tuple[object, ...]] = {
-        229: (need.permission, on.name, user.database, "dbo"),
-        262: (need.permission, user.database),
+        218: subject or (on.name,),
+        229: (need.permission, on.name, user.database, on.schema),
+        262: ("CREATE DATABASE", "master") if need.kind is Kind.SERVER else in_database,
         916: (user.name, user.database),
+        1088: (on.name,),
+        2104: subject or (on.name,),
+        2760: (on.name,),
+        3701: (word.lower(), kind.lower(), *(subject or (on.name,))),
         5011: (user.database,),
         8494: (on.name,),
         15151: (action, *(subject or (KIND_WORDS[on.kind], on.name))),
         15247: (),
+        15406: (on.name,),
+        15517: (on.name,),
     }
     return BrokerError(need.number, *values.get(need.number, subject))

@@ -18,6 +18,28 @@ select database_id, name as broker_database
   from servicebroker.databases
  where coalesce(lower(name) = lower(nullif(current_setting('servicebroker.database', true), '')), true);
 
+-- The number that sys.schemas or sys.objects shows for a schema, a table or a module on which something was granted; null
+-- for what is gone, and for a role that may not read what T-SQL keeps. Other numbers are shown as they are.
+create or replace function servicebroker.shown_number(class smallint, id integer) returns integer
+language plpgsql stable as $$
+begin
+    if class = 3 and id <> 1 then
+        return (select to_regnamespace(quote_ident(s.postgres_schema))::oid::bigint::integer
+                  from servicebroker.tsql_schemas s where s.schema_id = id);
+    elsif class = 1001 then
+        return (select coalesce(
+                    (select m.module_id from servicebroker.tsql_modules m
+                      where m.database_id = o.database_id and lower(m.name) = o.postgres_name
+                        and lower(d.name || '_' || m.schema_name) = o.postgres_schema limit 1),
+                    to_regclass(format('%I.%I', o.postgres_schema, o.postgres_name))::oid::bigint::integer)
+                  from servicebroker.tsql_objects o join servicebroker.databases d using (database_id)
+                 where o.object_id = id);
+    end if;
+    return id;
+exception when insufficient_privilege then
+    return null;
+end $$;
+
 -- Counted from the server's statistics, so that asking costs the same for one message and for ten million. Lags
 -- by a second or so, and starts anew when PostgreSQL has crashed.
 create or replace function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
@@ -295,18 +317,22 @@ select m.role_id as role_principal_id,
   join servicebroker.shown_databases shown using (database_id);
 
 create or replace view sys.database_permissions with (security_invoker = true) as
-select p.class,
-       case p.class when 0 then 'DATABASE' when 1 then 'OBJECT_OR_COLUMN' when 15 then 'MESSAGE_TYPE'
+select case p.class when 1001 then 1 else p.class end::smallint as class,
+       case p.class when 0 then 'DATABASE' when 1 then 'OBJECT_OR_COLUMN' when 3 then 'SCHEMA'
+                    when 4 then 'DATABASE_PRINCIPAL' when 15 then 'MESSAGE_TYPE'
                     when 16 then 'SERVICE_CONTRACT' when 17 then 'SERVICE'
-                    when 18 then 'REMOTE_SERVICE_BINDING' when 19 then 'ROUTE' when 25 then 'CERTIFICATE' end as class_desc,
-       p.major_id,
+                    when 18 then 'REMOTE_SERVICE_BINDING' when 19 then 'ROUTE' when 25 then 'CERTIFICATE'
+                    when 1001 then 'OBJECT_OR_COLUMN' end as class_desc,
+       servicebroker.shown_number(p.class, p.major_id) as major_id,
        0 as minor_id,
        p.grantee_id as grantee_principal_id,
        p.grantor_id as grantor_principal_id,
        case p.permission
             when 'ALTER' then 'AL' when 'CONTROL' then 'CL' when 'CONNECT' then 'CO' when 'RECEIVE' then 'RC'
             when 'REFERENCES' then 'RF' when 'SEND' then 'SN' when 'TAKE OWNERSHIP' then 'TO'
-            when 'VIEW DEFINITION' then 'VW'
+            when 'VIEW DEFINITION' then 'VW' when 'IMPERSONATE' then 'IM'
+            when 'SELECT' then 'SL' when 'INSERT' then 'IN' when 'UPDATE' then 'UP' when 'DELETE' then 'DL'
+            when 'EXECUTE' then 'EX'
             when 'ALTER ANY CERTIFICATE' then 'ALCF' when 'ALTER ANY REMOTE SERVICE BINDING' then 'ALSB'
             when 'CREATE CERTIFICATE' then 'CRCF' when 'CREATE REMOTE SERVICE BINDING' then 'CRSB'
             when 'ALTER ANY CONTRACT' then 'ALSC' when 'ALTER ANY MESSAGE TYPE' then 'ALMT'
@@ -315,7 +341,10 @@ select p.class,
             when 'ALTER ANY SERVICE' then 'ALSV' when 'ALTER ANY USER' then 'ALUS'
             when 'CREATE CONTRACT' then 'CRSC' when 'CREATE MESSAGE TYPE' then 'CRMT'
             when 'CREATE QUEUE' then 'CRQU' when 'CREATE ROLE' then 'CRRL' when 'CREATE ROUTE' then 'CRRT'
-            when 'CREATE SERVICE' then 'CRSV'
+            when 'CREATE SERVICE' then 'CRSV' when 'CREATE SCHEMA' then 'CRSM'
+            when 'CREATE XML SCHEMA COLLECTION' then 'CRXS' when 'CREATE TABLE' then 'CRTB'
+            when 'CREATE VIEW' then 'CRVW' when 'CREATE PROCEDURE' then 'CRPR' when 'CREATE FUNCTION' then 'CRFN'
+            when 'CREATE TYPE' then 'CRTY'
        end as type,
        p.permission as permission_name,
        p.state::text as state,
@@ -417,7 +446,23 @@ select 105::smallint as class,
        'CONNECT'::text as permission_name,
        p.state::text as state,
        case p.state when 'G' then 'GRANT' else 'DENY' end as state_desc
-  from servicebroker.endpoint_permissions p;
+  from servicebroker.endpoint_permissions p
+ union all
+select p.class,
+       case p.class when 100 then 'SERVER' else 'SERVER_PRINCIPAL' end,
+       p.major_id,
+       0,
+       p.grantee_id,
+       1,
+       case p.permission
+            when 'ALTER' then 'AL' when 'CONTROL' then 'CL' when 'IMPERSONATE' then 'IM' when 'VIEW DEFINITION' then 'VW'
+            when 'CONTROL SERVER' then 'CL' when 'ALTER ANY DATABASE' then 'ALDB' when 'ALTER ANY ENDPOINT' then 'ALHE'
+            when 'ALTER ANY LOGIN' then 'ALLG' when 'CREATE ANY DATABASE' then 'CRDB' when 'CREATE ENDPOINT' then 'CRHE'
+            when 'IMPERSONATE ANY LOGIN' then 'IAL' end,
+       p.permission,
+       p.state::text,
+       case p.state when 'G' then 'GRANT' else 'DENY' end
+  from servicebroker.server_permissions p;
 
 create or replace view sys.endpoints with (security_invoker = true) as
 select e.name,

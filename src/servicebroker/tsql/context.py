@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from servicebroker.api.database import Database
 from servicebroker.api.giving_way import MOMENTS
 from servicebroker.api.transaction import JoinedTransaction, Transaction
-from servicebroker.engine.databases import ensure_database
-from servicebroker.engine.principals import find_user
+from servicebroker.engine.authorization import authorize_login
+from servicebroker.engine.databases import ensure_database, find_database, is_trustworthy
+from servicebroker.engine.principals import (
+    find_impersonated,
+    find_impersonated_login,
+    find_login_of,
+    find_module_user,
+    find_user,
+    find_user_of,
+)
 from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import User
+from servicebroker.model.permissions import Login, User
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Steps
 from servicebroker.tsql.errors import TsqlError
@@ -23,6 +31,10 @@ if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
 
 T = TypeVar("T")
+
+# who works: the connection's own role (None), a login, or a user of one database, who is nobody in others
+Who: TypeAlias = Login | User | None
+Standing: TypeAlias = tuple["SessionDatabase", Who]
 
 MASTER = "master"
 _ALWAYS_THERE = frozenset({"master", "tempdb", "model"})
@@ -106,11 +118,29 @@ def check_alone(machine: Machine, statement: str) -> None:
         raise TsqlError(226, f"{statement} statement not allowed within multi-statement transaction.")
 
 
+class _Before(NamedTuple):
+    """What an EXECUTE AS goes back to, and what REVERT has to say for that.
+
+    Attributes:
+        database, who: as they were.
+        place: the database in which EXECUTE AS was said; '' for the clause of a module, which no REVERT takes back.
+        no_revert: whether it is for ever.
+        cookie: what REVERT has to show.
+    """
+
+    database: SessionDatabase
+    who: Who
+    place: str = ""
+    no_revert: bool = False
+    cookie: bytes | None = None
+
+
 class Context:
     """The current database and principal, and how they change.
 
     Attributes:
         database: for definitions, as the current principal.
+        original_login: who has opened the session, ORIGINAL_LOGIN().
         defined: whether the open transaction has changed the catalog, which ROLLBACK takes back.
         has_worked: whether a verb was run in it.
     """
@@ -118,14 +148,75 @@ class Context:
     def __init__(self, machine: Machine, database: Database) -> None:
         self._machine = machine
         self.database = SessionDatabase(machine, database.user.database, database.user)
-        self.login = database.user.name
+        self.original_login: str = database.user.name
         self.defined = self.has_worked = False
-        self._reverted: list[SessionDatabase] = []
+        self._begun_as = database.user
+        self._is_own: bool | None = False if database.instance.works_as_user else None  # None: not known yet
+        self._who: Who = None
+        self._logins: dict[User, str] = {}
+        self._before: list[_Before] = []
 
     @property
     def verbs(self) -> SessionVerbs:
         """The verbs in the current database."""
         return self.database.verbs
+
+    # ------------------------------------------------------------ who works
+
+    @property
+    def who(self) -> Who:
+        """Whose users count in other databases."""
+        if self._who is not None:
+            return self._who
+        if self._is_own is None:  # who has opened the session may have named another user
+            own = self.ask(find_user(self._begun_as.database_id))
+            self._is_own = own.principal_id == self._begun_as.principal_id
+        return None if self._is_own else self._begun_as
+
+    @property
+    def standing(self) -> Standing:
+        """Who works where, to work so again."""
+        return self.database, self._who
+
+    @property
+    def login(self) -> str:
+        """Who works for the instance: SUSER_SNAME()."""
+        who = self._who
+        if who is None:
+            return self.original_login
+        if isinstance(who, Login) or who.is_dbo:
+            return who.name
+        if who not in self._logins:
+            self._logins[who] = self.ask(find_login_of(who, everywhere=False)).name
+        return self._logins[who]
+
+    @property
+    def person(self) -> Login:
+        """Who works, as far as the instance is concerned: who works as a user of a database has no rights in it."""
+        who = self.who
+        if who is None:
+            return Login(self.original_login, is_administrator=self._begun_as.is_dbo)
+        return who if isinstance(who, Login) else Login(who.name)
+
+    def demand(self, statement: str, *subject: object) -> None:
+        """Refuse a statement about the instance that who works may not say; `subject` is what the refusal names.
+
+        Raises:
+            BrokerError: the refusal that `NEEDS` names.
+        """
+        self.ask(authorize_login(self.person, statement, *subject))
+
+    def ask(self, steps: Steps[T]) -> T:
+        """Look something up, as the open transaction has it, and beside one that is doomed."""
+        machine = self._machine
+        if machine.transactions.doomed:
+            with machine.instance.connection() as connection:
+                return run(connection, steps)
+        if machine.transactions.count:
+            machine.transactions.settle()
+        return run(machine.connection, steps)
+
+    # ------------------------------------------------------------ another database
 
     def use(self, name: str) -> None:
         """USE name.
@@ -136,46 +227,84 @@ class Context:
         self.database = self.named(name)
 
     def named(self, name: str) -> SessionDatabase:
-        """Another database as the same principal; the system's own are made at their first use."""
+        """Another database, as who works is there; the system's own are made at their first use.
+
+        Raises:
+            BrokerError: 911 no such database, 916 not for this principal.
+        """
         if name.lower() == self.database.name.lower():
             return self.database
-        machine = self._machine
+        machine, who = self._machine, self.who
         if name.lower() in _ALWAYS_THERE and not machine.transactions.count:
             with machine.instance.connection() as connection:
                 run_alone(connection, ensure_database(name.lower()))
-        user = self.database.user.name if self._reverted else None
-        other = machine.instance.database(name, user=user)
-        return SessionDatabase(machine, other.user.database, other.user)
+        user = self.ask(_user_in(who, name))
+        return SessionDatabase(machine, user.database, user)
 
-    def execute_as(self, user: str) -> None:
-        """EXECUTE AS USER = user.
+    # ------------------------------------------------------------ EXECUTE AS
+
+    def execute_as(self, kind: str, name: str, *, no_revert: bool = False, cookie: bytes | None = None) -> None:
+        """EXECUTE AS USER or LOGIN = name.
 
         Raises:
-            BrokerError: 15517.
+            BrokerError: 15517 or 15406 no such user or login, or none that who works may act as, 916.
         """
-        other = self._machine.instance.database(self.database.name, user=user)
-        self._reverted.append(self.database)
-        self.database = SessionDatabase(self._machine, other.user.database, other.user)
+        place = self.database.name
+        if kind == "USER":
+            user = self.ask(find_impersonated(self.database.user, name))
+            self._work_as(user, user, place, no_revert, cookie)
+            return
+        login = self.ask(find_impersonated_login(self.person, name))
+        user = self.ask(find_user_of(self.database.database_id, login))
+        self._work_as(user, login, place, no_revert, cookie)
+
+    def execute_as_caller(self, caller: Standing) -> None:
+        """EXECUTE AS CALLER, inside a module."""
+        self._before.append(_Before(self.database, self._who, self.database.name))
+        self.database, self._who = caller
 
     def work_as(self, user: str) -> None:
-        """What WITH EXECUTE AS of a procedure says, which nobody needs a permission for but its author.
+        """What WITH EXECUTE AS of a module says, for which its author was asked.
 
         Raises:
             BrokerError: 15517 no such user.
         """
-        other = run(self._machine.connection, find_user(self.database.database_id, user))
-        self._reverted.append(self.database)
-        self.database = SessionDatabase(self._machine, self.database.name, other)
+        found = self.ask(find_module_user(self.database.database_id, self.database.name, user))
+        self._work_as(found, found)
 
-    def revert(self) -> None:
-        """REVERT; nothing when there is nothing to go back to."""
-        if self._reverted:
-            self.database = self._reverted.pop()
+    def _work_as(
+        self, user: User, who: Login | User, place: str = "", no_revert: bool = False, cookie: bytes | None = None
+    ) -> None:
+        self._before.append(_Before(self.database, self._who, place, no_revert, cookie))
+        self.database, self._who = SessionDatabase(self._machine, user.database, user), who
+
+    def revert(self, down_to: int, cookie: bytes | None = None) -> None:
+        """REVERT: one EXECUTE AS back; nothing when there are no more than `down_to`, those of who has called.
+
+        Raises:
+            BrokerError: 15199 said in another database, 15196 WITH NO REVERT, 15591 with another cookie, or without.
+        """
+        if self.depth <= down_to or not self._before[-1].place:
+            return
+        before = self._before[-1]
+        if before.place.lower() != self.database.name.lower():
+            raise BrokerError(15199, "Execute As")
+        if before.no_revert:
+            raise BrokerError(15196)
+        if before.cookie != cookie:
+            raise BrokerError(15591)
+        self.unwind(self.depth - 1)
+
+    def unwind(self, depth: int) -> None:
+        """What was said further in ends with its module or text."""
+        while self.depth > depth:
+            before = self._before.pop()
+            self.database, self._who = before.database, before.who
 
     @property
     def depth(self) -> int:
         """How many EXECUTE AS are to be taken back."""
-        return len(self._reverted)
+        return len(self._before)
 
     # ------------------------------------------------------------ the end of transactions
 
@@ -209,6 +338,18 @@ class Context:
         catalog = self.database.catalog
         catalog.queues = {}
         catalog.channels.clear()
+
+
+def _user_in(who: Who, name: str) -> Steps[User]:
+    """Who somebody is in the database of that name."""
+    database_id = yield from find_database(name)
+    if who is None:
+        return (yield from find_user(database_id))
+    if isinstance(who, User):
+        if who.database_id == database_id:
+            return who
+        who = yield from find_login_of(who, everywhere=(yield from is_trustworthy(who.database_id)))
+    return (yield from find_user_of(database_id, who))
 
 
 def database_of(machine: Machine, name: Any) -> SessionDatabase:

@@ -79,6 +79,8 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     writer = Writer(scope)
     try:
         done = _WRITERS[what](writer, read(text))
+        if isinstance(done, Translated):
+            done = done._replace(uses=tuple(writer.uses))
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
     used = writer.used

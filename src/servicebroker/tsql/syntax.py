@@ -299,10 +299,11 @@ class Execute(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ExecuteText(Statement):
-    """EXEC ('text' + @more) AS USER = 'name'."""
+    """EXEC ('text' + @more) AS USER = 'name', or LOGIN: `kind`."""
 
     text: Expression
     user: Operand | None
+    kind: str = "USER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +352,7 @@ class Trigger(Statement):
     action: str
     name: Name
     table: Name
+    execute_as: str | None
     instead_of: bool
     events: tuple[str, ...]
     body: tuple[Statement, ...]
@@ -514,12 +516,19 @@ class Permission(Statement):
 
 @dataclass(frozen=True, slots=True)
 class ExecuteAs(Statement):
-    """EXECUTE AS USER or LOGIN = name; `kind` CALLER has no name."""
+    """EXECUTE AS USER or LOGIN = name; `kind` CALLER has no name.
+
+    `no_revert` is WITH NO REVERT; `cookie` the variable of WITH COOKIE INTO.
+    """
 
     kind: str
     name: Operand | None
+    no_revert: bool = False
+    cookie: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Revert(Statement):
-    """REVERT."""
+    """REVERT WITH COOKIE = @cookie."""
+
+    cookie: str | None = None

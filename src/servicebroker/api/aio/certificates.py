@@ -75,6 +75,7 @@ class AsyncCertificates(AsyncMasterKeys):
                 it should be, 15465 wrong password, 15581 there is no master key, or it is not open, 15116 the password
                 is too short, 15151 no such user, 262, 402.
         """
+        await self._alone(rights.authorize(self.user, "CREATE CERTIFICATE"))  # before a file is looked at
         if file is None:
             if private_key_file is not None or decryption_password is not None:
                 raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
@@ -89,7 +90,6 @@ class AsyncCertificates(AsyncMasterKeys):
             kept = await self._read_key(facts, private_key_file, decryption_password, encryption_password)
 
         def steps() -> Steps[None]:
-            yield from rights.authorize(self.user, "CREATE CERTIFICATE")
             owner = yield from principals.find_owner(self.user, authorization)
             yield from certificates.create_certificate(
                 self.user.database_id, name, owner, facts, kept, is_active=active_for_begin_dialog

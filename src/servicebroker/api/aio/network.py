@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from servicebroker.api.aio.certificates import File, read_file, write_file
-from servicebroker.engine import logins, network_endpoints, transport_certificates
+from servicebroker.engine import logins, network_endpoints, server_grants, transport_certificates
 from servicebroker.engine.alter import lock_catalog
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import in_thread
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class AsyncNetwork(ABC):
-    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and CONNECT ON ENDPOINT.
+    """CREATE, ALTER and DROP ENDPOINT; the certificates of the transport; logins, and what is granted to them.
 
     All of it is for roles of PostgreSQL with the rights of the schema's owner (15247). `servicebroker serve` follows
     within a second.
@@ -147,6 +147,32 @@ class AsyncNetwork(ABC):
             BrokerError: as `grant_connect`.
         """
         await self._administer(logins.set_connect(endpoint, login, None))
+
+    async def grant(self, permission: str, principal: str, *, login: str | None = None) -> None:
+        """GRANT permission TO a login, which may be public: on the instance, or ON LOGIN::login. It takes back a DENY.
+
+        What a login is granted counts where T-SQL works as that login (EXECUTE AS LOGIN).
+
+        Raises:
+            BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
+        """
+        await self._administer(server_grants.set_permission(permission, principal, login, logins.GRANT))
+
+    async def deny(self, permission: str, principal: str, *, login: str | None = None) -> None:
+        """DENY permission TO a login: counts more than any GRANT, to it or to public.
+
+        Raises:
+            BrokerError: as `grant`.
+        """
+        await self._administer(server_grants.set_permission(permission, principal, login, logins.DENY))
+
+    async def revoke(self, permission: str, principal: str, *, login: str | None = None) -> None:
+        """REVOKE permission FROM a login, granted or denied; nothing there is no error.
+
+        Raises:
+            BrokerError: as `grant`.
+        """
+        await self._administer(server_grants.set_permission(permission, principal, login, None))
 
     async def create_certificate(
         self,

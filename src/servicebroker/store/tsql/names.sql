@@ -146,6 +146,12 @@ begin atomic
                   or (wanted.name = 'db_owner' and 1 in (select principal_id from roles)) then 1 else 0 end
       from known wanted where lower(wanted.name) = lower(is_member.role) and wanted.is_role;
 end;
+-- Its rows are for db_owner; who works is told by the session, and is dbo before that.
+create or replace view tsql.transmission_queue with (security_invoker = true) as
+select t.* from sys.transmission_queue t
+ where coalesce(nullif(current_setting('servicebroker.tsql_user', true), ''), 'dbo') = 'dbo'
+    or tsql.is_member(current_setting('servicebroker.database', true), current_setting('servicebroker.tsql_user', true),
+                      'db_owner') = 1;
 create or replace function tsql.certencoded(id integer) returns bytea language sql stable parallel safe
 begin atomic
     select c.certificate from servicebroker.certificates c where c.certificate_id = id;

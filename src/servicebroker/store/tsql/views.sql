@@ -172,7 +172,7 @@ select d.name, d.database_id, null::integer as source_database_id, 160::smallint
        0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
        d.service_broker_guid, d.is_broker_enabled::integer::smallint as is_broker_enabled,
        d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on, d.create_date,
-       1::smallint as is_trustworthy_on,
+       d.is_trustworthy_on::integer::smallint as is_trustworthy_on,
        tsql.has_open_master_key(d.database_id)::integer::smallint as is_master_key_encrypted_by_server
   from servicebroker.databases d
  union all

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
+from servicebroker.engine.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.expressions import evaluate, operand_value, text
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, Machine, ScopeEnd, runs
-from servicebroker.tsql.interpreter.modules import Module, find_procedure
+from servicebroker.tsql.interpreter.modules import Module, find_procedure, working_as
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
@@ -57,7 +59,10 @@ def _execute(machine: Machine, statement: Execute) -> None:
     found = find_procedure(machine, name)
     if found is None:
         raise TsqlError(2812, f"Could not find stored procedure '{name}'.", state=62)
-    call(machine, found[0], found[1], statement.arguments, statement.returned)
+    database, module = found
+    if not (machine.frame.is_module and database is machine.context.database):  # what dbo's modules call is dbo's too
+        machine.allow(Use("EXECUTE", name.schema or "dbo", name.own), database=database)
+    call(machine, database, module, statement.arguments, statement.returned)
 
 
 def _name(machine: Machine, procedure: Name | Variable) -> Name:
@@ -79,9 +84,9 @@ def call(
 ) -> None:
     """Run a procedure in its database, as whom it says, and give back its OUTPUT parameters and return code."""
     check_nesting(machine)
-    frame = Frame(module.name, module.number)
+    frame = Frame(module.name, module.number, is_module=True)
     outputs = _bind(machine, frame, module, arguments)
-    with machine.inside(frame, database, module.user):
+    with machine.inside(frame, database, working_as(machine, module.user)):
         _run(machine, module.procedure.body)
     caller = machine.frame
     for parameter, variable in outputs.items():
@@ -203,15 +208,18 @@ def named_arguments(machine: Machine, statement: Execute, names: Sequence[str], 
 @runs(ExecuteText)
 def _execute_text(machine: Machine, statement: ExecuteText) -> None:
     value, _ = evaluate(machine, statement.text)
-    user = None if statement.user is None else text(machine, statement.user)
-    run_text(machine, "" if value is None else str(value), Frame(machine.frame.procedure, machine.frame.number), user)
+    work_as = None
+    if statement.user is not None:
+        work_as = functools.partial(machine.context.execute_as, statement.kind, text(machine, statement.user) or "")
+    frame = Frame(machine.frame.procedure, machine.frame.number)
+    run_text(machine, "" if value is None else str(value), frame, work_as)
 
 
-def run_text(machine: Machine, script: str, frame: Frame, user: str | None = None) -> None:
+def run_text(machine: Machine, script: str, frame: Frame, work_as: Callable[[], None] | None = None) -> None:
     """Statements of a text, with variables of their own; temporary tables of the caller are there."""
     check_nesting(machine)
     body = parse_text(script)
-    with machine.inside(frame, machine.context.database, user):
+    with machine.inside(frame, machine.context.database, work_as):
         _run(machine, body)
 
 

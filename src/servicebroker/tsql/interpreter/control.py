@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 
+from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter import user_types
@@ -11,6 +13,7 @@ from servicebroker.tsql.interpreter.expressions import condition, evaluate, text
 from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.options import set_option
+from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.syntax import (
     BeginTransaction,
     Block,
@@ -36,7 +39,9 @@ from servicebroker.tsql.syntax import (
     WaitForTime,
     While,
 )
-from servicebroker.tsql.types import INT
+from servicebroker.tsql.types import INT, VARBINARY
+
+_COOKIE = 16  # bytes
 
 
 @runs(Block)
@@ -102,7 +107,7 @@ def _unsupported(machine: Machine, statement: Unsupported) -> None:
 
 @runs(TryCatch)
 def _try(machine: Machine, statement: TryCatch) -> Left | None:
-    frames, users = len(machine.frames), machine.context.depth
+    frames = len(machine.frames)
     machine.tries += 1
     try:
         return machine.run(statement.body)
@@ -110,7 +115,7 @@ def _try(machine: Machine, statement: TryCatch) -> Left | None:
         caught = error
     finally:
         machine.tries -= 1
-    machine.unwind(frames, users)
+    machine.unwind(frames, machine.context.depth)  # what EXECUTE AS has said before the error still holds
     machine.caught.append(caught)
     machine.error = caught.number
     try:
@@ -181,19 +186,45 @@ def _use(machine: Machine, statement: Use) -> None:
 
 @runs(ExecuteAs)
 def _execute_as(machine: Machine, statement: ExecuteAs) -> None:
+    """Raises: TsqlError: 15590 for NO REVERT and COOKIE in a module or a text."""
+    frame = machine.frame
     if statement.name is None:
+        if frame.is_module:
+            machine.context.execute_as_caller(frame.caller or machine.context.standing)
+        machine.done(0)
         return
+    if (statement.no_revert or statement.cookie) and len(machine.frames) > 1:
+        raise BrokerError(15590)
+    cookie = None
+    if statement.cookie is not None:
+        _check_cookie(machine, statement.cookie, "Execute As")
+        cookie = secrets.token_bytes(_COOKIE)
     name = text(machine, statement.name) or ""
-    if statement.kind == "LOGIN":
-        name = machine.user_of_login(name)
-    machine.context.execute_as(name)
+    machine.context.execute_as(statement.kind, name, no_revert=statement.no_revert, cookie=cookie)
+    if statement.cookie is not None:
+        frame.assign(statement.cookie, cookie, VARBINARY)
     machine.done(0)
 
 
 @runs(Revert)
 def _revert(machine: Machine, statement: Revert) -> None:
-    machine.context.revert()
+    """Raises: TsqlError: 15199, 15196, 15591, each of which ends the batch; 15533 the cookie is no varbinary."""
+    cookie: object = None
+    if statement.cookie is not None:
+        _check_cookie(machine, statement.cookie, "Revert")
+        cookie = machine.frame.value_of(statement.cookie) or b""
+    try:
+        machine.context.revert(machine.frame.impersonated, cookie if isinstance(cookie, bytes) else None)
+    except BrokerError as refused:
+        error = from_broker(refused)
+        error.ends_batch = True
+        raise error from None
     machine.done(0)
+
+
+def _check_cookie(machine: Machine, variable: str, statement: str) -> None:
+    if machine.frame.type_of(variable).name != VARBINARY.name:
+        raise BrokerError(15533, statement)
 
 
 @runs(BeginTransaction)

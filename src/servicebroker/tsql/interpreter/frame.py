@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.types import SqlType
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.context import Standing
 
 
 class Signal(Enum):
@@ -41,6 +45,9 @@ class Frame:
         updated: inside a trigger the columns, in lower case, that the statement has set; None for all of them.
         row_types: the number of the table type that a table variable was declared with.
         lent: the table-valued parameters, which are tables of the caller.
+        is_module: whether statements of a procedure or a trigger run here, which belong to dbo, and not of a text.
+        caller: who had called, before the EXECUTE AS of the module.
+        impersonated: how many EXECUTE AS were open when it began, its own counted: REVERT takes back none of these.
     """
 
     procedure: str = ""
@@ -52,6 +59,9 @@ class Frame:
     updated: frozenset[str] | None = frozenset()
     row_types: dict[str, int] = field(default_factory=dict)
     lent: set[str] = field(default_factory=set)
+    is_module: bool = False
+    caller: Standing | None = None
+    impersonated: int = 0
 
     def has_set(self, column: str) -> bool:
         """UPDATE(column) of a trigger."""

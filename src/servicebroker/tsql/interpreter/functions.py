@@ -70,7 +70,7 @@ KNOWN: dict[str, Known] = {
     "suser_name": (lambda machine: machine.login, _NAME),
     "suser_sname": (lambda machine: machine.login, _NAME),
     "system_user": (lambda machine: machine.login, _NAME),
-    "original_login": (lambda machine: machine.login, _NAME),
+    "original_login": (lambda machine: machine.context.original_login, _NAME),
     "app_name": (lambda machine: "servicebroker", _NAME),
     "host_name": (lambda machine: "localhost", _NAME),
     "trigger_nestlevel": (lambda machine: machine.trigger_level, INT),

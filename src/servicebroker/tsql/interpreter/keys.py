@@ -104,6 +104,7 @@ def _private_key(statement: Definition) -> dict[str, Any]:
 def _alter_certificate(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
     if transport.is_of_the_transport(machine):
+        machine.context.demand("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
         raise unsupported("ALTER CERTIFICATE in master", "Create another one, and drop this one.", statement.line)
     given = {name: clauses[name] for name in ("active_for_begin_dialog", "remove_private_key") if name in clauses}
     machine.database.alter_certificate(statement.name.own, **given, **_private_key(statement))
@@ -111,8 +112,12 @@ def _alter_certificate(machine: Machine, statement: Definition) -> None:
 
 @defines("DROP", "CERTIFICATE")
 def _drop_certificate(machine: Machine, statement: Definition) -> None:
-    owner = machine.instance if transport.is_of_the_transport(machine) else machine.database
-    drop(statement, lambda: owner.drop_certificate(statement.name.own))
+    name = statement.name.own
+    if not transport.is_of_the_transport(machine):
+        drop(statement, lambda: machine.database.drop_certificate(name))
+        return
+    machine.context.demand("DROP CERTIFICATE IN MASTER", "certificate", name)
+    drop(statement, lambda: machine.instance.drop_certificate(name))
 
 
 @defines("BACKUP", "CERTIFICATE")

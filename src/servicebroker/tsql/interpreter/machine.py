@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from servicebroker.engine.databases import create_database
+from servicebroker.engine.principals import add_member, create_user
+from servicebroker.engine.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
+from servicebroker.model.permissions import DBO, User
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.store.running import in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
+from servicebroker.store.statements import Steps
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
 from servicebroker.tsql.interpreter.functions import Functions, spid_of
@@ -197,15 +201,19 @@ class Machine:
             raise ScopeEnd
 
     @contextmanager
-    def inside(self, frame: Frame, database: SessionDatabase, user: str | None = None) -> Iterator[None]:
-        """Inside a batch, a procedure or a text: its frame, its database, and as whom it works."""
+    def inside(
+        self, frame: Frame, database: SessionDatabase, work_as: Callable[[], None] | None = None
+    ) -> Iterator[None]:
+        """Inside a procedure or a text: its frame, its database, and as whom it works, unless as its caller."""
         depth, outer, users = len(self.frames), self.context.database, self.context.depth
         self.frames.append(frame)
         self.frame = frame
         self.context.database = database
         try:
-            if user is not None:
-                self.context.work_as(user)
+            if work_as is not None:
+                frame.caller = self.context.standing
+                work_as()
+            frame.impersonated = self.context.depth
             yield
         finally:
             self.unwind(depth, users)
@@ -231,8 +239,7 @@ class Machine:
         while len(self.frames) > depth:
             self.queries.leave(self.frames.pop())
         self.frame = self.frames[-1] if self.frames else Frame()
-        while self.context.depth > users:
-            self.context.revert()
+        self.context.unwind(users)
 
     def is_login(self, name: str) -> bool:
         """Whether the instance has a login of that name."""
@@ -240,50 +247,58 @@ class Machine:
             self.connection.run_prepared("select from servicebroker.logins where lower(name) = lower($1)", (name,))
         )
 
-    def user_of_login(self, login: str) -> str:
-        """The user of the current database for a login.
-
-        Raises:
-            TsqlError: 15406 there is none.
-        """
-        rows = self.connection.run_prepared(
-            "select p.name from servicebroker.principals p join servicebroker.logins l using (login_id) "
-            "where p.database_id = $1 and lower(l.name) = lower($2)",
-            (self.database.database_id, login),
-        )
-        if rows:
-            return str(rows[0][0])
-        if login.lower() in ("sa", "dbo"):
-            return "dbo"
-        raise TsqlError(
-            15406, f'Cannot execute as the server principal because the principal "{login}" does not exist.'
-        )
-
     def set_server_option(self, option: str, value: str) -> None:
         """A setting of PostgreSQL, for as long as the session lives."""
         self.queries.set(option, value)
 
     def create_database(self, name: str) -> None:
-        """CREATE DATABASE.
+        """CREATE DATABASE. A login that makes one is db_owner of it.
 
         Raises:
-            BrokerError: 1801 the name is taken.
+            BrokerError: 1801 the name is taken, 262 not for who works.
         """
+        self.context.demand("CREATE DATABASE")
+        person = self.context.person
+
+        def steps() -> Steps[None]:
+            database_id = yield from create_database(name)
+            if person.login_id is not None:
+                dbo = User(database_id, name, DBO, "dbo")
+                yield from create_user(dbo, person.name, for_login=person.name)
+                yield from add_member(dbo, "db_owner", person.name)
+
         with self.instance.connection() as connection:
-            in_transaction(connection, create_database(name))
+            in_transaction(connection, steps())
 
     def drop_database(self, name: str) -> None:
         """DROP DATABASE, with its tables and procedures.
 
         Raises:
-            BrokerError: 911, 3702, 3708.
+            BrokerError: 911, 3701 not for who works, 3702, 3708.
         """
+        try:
+            database = self.context.named(name)
+        except BrokerError as refused:
+            if refused.number != 916:
+                raise
+            raise BrokerError(3701, "drop", "database", name) from None
         with self.instance.connection() as connection:
             schemas = [schema for (schema,) in connection.run_prepared(_SCHEMAS, (name, postgres_name(name, "dbo")))]
-            self.instance.drop_database(name)
+        database._drop(None)
+        with self.instance.connection() as connection:
             for schema in schemas:
                 run_command(connection, f"drop schema if exists {quoted(schema)} cascade".encode())
         self.queries.columns.forget()
+
+    def allow(self, *uses: Use, database: SessionDatabase | None = None) -> None:
+        """Refuse what who works may not do with what T-SQL has in a database, and what nobody may.
+
+        Raises:
+            BrokerError: see `engine/tsql_objects.py`.
+        """
+        user = (database or self.context.database).user
+        self.context.ask(authorize_uses(user, uses))
+        self.context.ask(check_definitions(user, uses))
 
     def type_named(self, text: str) -> SqlType:
         """The type that a declaration names."""

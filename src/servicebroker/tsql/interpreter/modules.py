@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from servicebroker.engine.activation import OWNER, SELF
-from servicebroker.model.errors import BrokerError
+from servicebroker.engine.principals import check_execute_as
+from servicebroker.engine.tsql_objects import Use, forget
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
@@ -46,13 +48,19 @@ def module_named(connection: DirectConnection, database_id: int, schema: str, na
     if not rows:
         return None
     number, text, execute_as, creator, own = rows[0]
-    return Module(parsed(text), _user(execute_as, creator), own, number)
+    return Module(parsed(text), user_of(execute_as, creator), own, number)
 
 
-def _user(execute_as: str | None, creator: str) -> str | None:
+def user_of(execute_as: str | None, creator: str) -> str | None:
+    """Whom EXECUTE AS of a module names, None for its caller. dbo owns all modules."""
     if execute_as is None or execute_as == "CALLER":
         return None
     return creator if execute_as == SELF else "dbo" if execute_as == OWNER else execute_as
+
+
+def working_as(machine: Machine, user: str | None) -> Callable[[], None] | None:
+    """What a module of this EXECUTE AS begins with."""
+    return None if user is None else functools.partial(machine.context.work_as, user)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -79,7 +87,10 @@ def _procedure(machine: Machine, statement: Procedure) -> None:
 def _trigger(machine: Machine, statement: Trigger) -> None:
     if statement.instead_of:
         raise TsqlError(40515, "INSTEAD OF is not supported here. Write an AFTER trigger.")
+    name = statement.name
+    on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
     table = machine.queries.table_named(statement.table)
+    machine.allow(on_table, database=database_of(machine, statement.table))
     with machine.together():
         store(machine, statement, "TR", table)
         machine.queries.define(triggers.capture(table))
@@ -90,32 +101,39 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
     """Keep the text of a module under its name.
 
     Raises:
-        BrokerError: 262 the user may not.
+        BrokerError: 262, 2760, 3701 the user may not; 15151 nor act as whom EXECUTE AS names, or there is none.
         TsqlError: 2714 the name is taken, 208 there is nothing to alter.
     """
     machine.transactions.check()
     database = database_of(machine, statement.name)
-    if not database.user.is_dbo:
-        raise BrokerError(262, f"CREATE {type(statement).__name__.upper()}", database.name)
     schema, own = statement.name.schema or "dbo", statement.name.own
+    what = type(statement).__name__.upper()
+    found = machine.connection.run_prepared(_TAKEN, (database.database_id, schema, own))
+    if found and statement.action != "CREATE":
+        machine.allow(Use(f"ALTER {what}", schema, own), database=database)
+    elif not isinstance(statement, Trigger):  # which its table was asked for
+        machine.allow(Use(f"CREATE {what}", schema, own), database=database)
+    execute_as = None if isinstance(statement, Function) else statement.execute_as
+    creator = database.user.name
+    works_as = user_of(execute_as, creator)
+    if works_as is not None:
+        machine.context.ask(check_execute_as(database.user, works_as))
     machine.transactions.guard()
     try:
-        found = machine.connection.run_prepared(_TAKEN, (database.database_id, schema, own))
         _check_name(machine, statement, found, kind, schema)
-        execute_as = statement.execute_as if isinstance(statement, Procedure) else None
         if found:
             machine.connection.run_prepared(
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
-                "is_disabled = false, version = nextval('servicebroker.catalog_versions'), "
+                "creator = $5, is_disabled = false, version = nextval('servicebroker.catalog_versions'), "
                 "modify_date = clock_timestamp() where module_id = $1",
-                (found[0][0], statement.text, execute_as, table),
+                (found[0][0], statement.text, execute_as, table, creator),
             )
         else:
             machine.connection.run_prepared(
                 "insert into servicebroker.tsql_modules "
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table) "
                 "values ($1, $2, $3, $4, $5, $6, $7, $8)",
-                (database.database_id, schema, own, kind, statement.text, execute_as, database.user.name, table),
+                (database.database_id, schema, own, kind, statement.text, execute_as, creator, table),
             )
     except BaseException:
         machine.transactions.undo()
@@ -175,9 +193,8 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
     try:
         table = machine.queries.table_named(statement.name)
     except TsqlError:
-        table = None
-    if table is None or not database.user.is_dbo:
-        raise _not_found(4902 if by_table else 1088, statement.name)
+        raise _not_found(4902 if by_table else 1088, statement.name) from None
+    machine.allow(Use("ENABLE TRIGGER", statement.name.schema or "dbo", statement.name.own), database=database)
     with machine.together():
         machine.transactions.guard()
         try:
@@ -205,22 +222,22 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
     """Forget the text of those that DROP names; returns the names of those that were there.
 
     Raises:
-        BrokerError: 15151 the user may not.
+        BrokerError: 3701 the user may not.
         TsqlError: 3701 one is not there.
     """
     machine.transactions.check()
     dropped = []
     for name in statement.clauses["names"]:
-        database = database_of(machine, name)
-        if not database.user.is_dbo:
-            raise BrokerError(15151, "drop", what, name.own)
+        database, schema = database_of(machine, name), name.schema or "dbo"
+        machine.allow(Use(f"DROP {what.upper()}", schema, name.own), database=database)
         rows = machine.connection.run_prepared(
             "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
             "and lower(name) = lower($3) and kind = any ($4) returning 1",
-            (database.database_id, name.schema or "dbo", name.own, list(kinds)),
+            (database.database_id, schema, name.own, list(kinds)),
         )
         if rows:
             dropped.append(name)
+            machine.context.ask(forget(database.user, schema, name.own))
         elif not statement.if_exists:
             raise TsqlError(
                 3701, f"Cannot drop the {what} '{name}', because it does not exist or you do not have permission.",

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from servicebroker.engine.activation import Activation
+from servicebroker.engine.authorization import authorize
 from servicebroker.model.errors import BrokerError
-from servicebroker.tsql.context import check_alone, database_of
+from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter.conversations import written
@@ -270,8 +271,13 @@ def _of_queue(statement: Definition) -> Name:
 # ---------------------------------------------------------------- endpoints and databases
 
 
+def _demand(machine: Machine, statement: Definition) -> None:
+    machine.context.demand(f"{statement.verb} ENDPOINT", "endpoint", statement.name.own)
+
+
 def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]:
     check_alone(machine, f"{statement.verb} ENDPOINT")
+    _demand(machine, statement)
     clauses = dict(statement.clauses)
     clauses.pop("authorization", None)
     said = str(clauses.get("authentication", ""))
@@ -299,6 +305,7 @@ def _alter_endpoint(machine: Machine, statement: Definition) -> None:
 @defines("DROP", "ENDPOINT")
 def _drop_endpoint(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP ENDPOINT")
+    _demand(machine, statement)
     drop(statement, lambda: machine.instance.drop_endpoint(statement.name.own))
 
 
@@ -306,7 +313,12 @@ def _drop_endpoint(machine: Machine, statement: Definition) -> None:
 def _create_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "CREATE DATABASE")
     machine.create_database(statement.name.own)
-    switches = {name: True for name in ("enable_broker", "new_broker") if name in statement.clauses}
+    switches: dict[str, Any] = {
+        name: statement.clauses[name] for name in ("enable_broker", "new_broker") if name in statement.clauses
+    }
+    if "trustworthy" in statement.clauses:
+        machine.context.demand("SET TRUSTWORTHY")
+        switches["trustworthy"] = statement.clauses["trustworthy"]
     if switches:
         machine.context.named(statement.name.own).alter(**switches)
 
@@ -315,18 +327,32 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 def _alter_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "ALTER DATABASE")
     clauses = dict(statement.clauses)
-    ignored = clauses.pop("ignored", ())
-    for option in ignored:
+    for option in clauses.pop("ignored", ()):
         _check_option(option, statement)
-    name = statement.name.own
-    database = machine.database if name.upper() == "CURRENT" else machine.context.named(name)
+    database = _altered(machine, statement.name.own)
+    if "trustworthy" in clauses:
+        machine.context.demand("SET TRUSTWORTHY")
     if any(name not in ("no_wait", "rollback_after") for name in clauses):
         database.alter(**clauses)
+    else:  # what it says holds anyhow, for who may say it
+        machine.context.ask(authorize(database.user, "ALTER DATABASE"))
+
+
+def _altered(machine: Machine, name: str) -> SessionDatabase:
+    """Raises: BrokerError: 911, 5011 who works is nobody there."""
+    if name.upper() == "CURRENT":
+        return machine.context.database
+    try:
+        return machine.context.named(name)
+    except BrokerError as refused:
+        if refused.number != 916:
+            raise
+        raise BrokerError(5011, name) from None
 
 
 # what such an option asks for holds here anyhow, or is PostgreSQL's to set
 OPTIONS = words(
-    "TRUSTWORTHY RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER READ_WRITE ONLINE AUTO_CLOSE AUTO_SHRINK "
+    "RECOVERY SINGLE_USER MULTI_USER RESTRICTED_USER READ_WRITE ONLINE AUTO_CLOSE AUTO_SHRINK "
     "AUTO_CREATE_STATISTICS AUTO_UPDATE_STATISTICS AUTO_UPDATE_STATISTICS_ASYNC PAGE_VERIFY COMPATIBILITY_LEVEL "
     "ALLOW_SNAPSHOT_ISOLATION READ_COMMITTED_SNAPSHOT DB_CHAINING QUOTED_IDENTIFIER ANSI_NULLS ANSI_PADDING "
     "ANSI_WARNINGS ANSI_NULL_DEFAULT ARITHABORT CONCAT_NULL_YIELDS_NULL NUMERIC_ROUNDABORT RECURSIVE_TRIGGERS "

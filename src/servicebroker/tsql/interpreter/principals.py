@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from servicebroker.engine.authorization import authorize, authorize_on_login, user_named
+from servicebroker.engine.tsql_objects import create_schema, forget_schema, schema_to_drop
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.names import postgres_name
+from servicebroker.model.permissions import IMPLIED_BY, Kind
 from servicebroker.store.queue import quoted
-from servicebroker.tsql.context import SessionDatabase, check_alone
-from servicebroker.tsql.errors import Message, TsqlError, unsupported
+from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
+from servicebroker.tsql.errors import Message, unsupported
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop
@@ -23,42 +26,39 @@ _OBJECTS = {
     "ROUTE": "route",
     "REMOTE SERVICE BINDING": "remote_service_binding",
     "CERTIFICATE": "certificate",
+    "USER": "user",
+    "SCHEMA": "schema",
 }
-# permissions on what is not the broker's: tables, procedures, schemas, the instance
-# those that every database has in SQL Server, and nothing here asks for: tables are PostgreSQL's to guard
-_ROLES_OF_TABLES = frozenset(
-    {"db_datareader", "db_datawriter", "db_denydatareader", "db_denydatawriter", "db_accessadmin"}
-    | {"db_securityadmin", "db_backupoperator"}
-)
 # permissions on a database or an instance that nothing here asks for
 OF_NOTHING_HERE = frozenset(
-    {"SELECT", "INSERT", "UPDATE", "DELETE", "EXECUTE", "SHOWPLAN", "UNMASK", "AUTHENTICATE", "AUTHENTICATE SERVER"}
-    | {"SUBSCRIBE QUERY NOTIFICATIONS", "CONTROL SERVER", "ALTER TRACE", "UNSAFE ASSEMBLY", "CONNECT SQL"}
-    | {"EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "ALTER SETTINGS", "SHUTDOWN", "CHECKPOINT"}
-    | {"IMPERSONATE ANY LOGIN", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG"}
+    {"SHOWPLAN", "UNMASK", "AUTHENTICATE", "AUTHENTICATE SERVER", "SUBSCRIBE QUERY NOTIFICATIONS", "ALTER TRACE"}
+    | {"UNSAFE ASSEMBLY", "CONNECT SQL", "EXTERNAL ACCESS ASSEMBLY", "ADMINISTER BULK OPERATIONS", "ALTER SETTINGS"}
+    | {"SHUTDOWN", "CHECKPOINT", "SELECT ALL USER SECURABLES", "BACKUP DATABASE", "BACKUP LOG"}
     | {f"VIEW {what}" for what in ("SERVER STATE", "DATABASE STATE", "ANY DEFINITION", "ANY DATABASE")}
-    | {f"CREATE {what}" for what in ("TABLE", "VIEW", "PROCEDURE", "FUNCTION", "TYPE", "DEFAULT", "RULE", "SYNONYM")}
-    | {f"CREATE {what}" for what in ("SCHEMA", "DATABASE", "ANY DATABASE", "ASSEMBLY", "DDL EVENT NOTIFICATION")}
-    | {f"CREATE {what}" for what in ("ENDPOINT", "DATABASE DDL EVENT NOTIFICATION", "TRACE EVENT NOTIFICATION")}
-    | {f"ALTER ANY {what}" for what in ("LOGIN", "DATABASE", "ENDPOINT", "EVENT NOTIFICATION", "SYMMETRIC KEY")}
-    | {f"ALTER ANY {what}" for what in ("CONNECTION", "CREDENTIAL", "LINKED SERVER", "ASSEMBLY", "ASYMMETRIC KEY")}
-    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER", "DATABASE EVENT NOTIFICATION", "DATASPACE")}
+    | {f"CREATE {what}" for what in ("DEFAULT", "RULE", "SYNONYM", "DATABASE", "ASSEMBLY", "DDL EVENT NOTIFICATION")}
+    | {f"CREATE {what}" for what in ("DATABASE DDL EVENT NOTIFICATION", "TRACE EVENT NOTIFICATION")}
+    | {f"ALTER ANY {what}" for what in ("EVENT NOTIFICATION", "SYMMETRIC KEY", "CREDENTIAL", "LINKED SERVER")}
+    | {f"ALTER ANY {what}" for what in ("CONNECTION", "ASSEMBLY", "ASYMMETRIC KEY", "DATASPACE")}
+    | {f"ALTER ANY {what}" for what in ("DATABASE DDL TRIGGER", "DATABASE EVENT NOTIFICATION")}
 )
-
-
-_NOT_KEPT = frozenset({"OBJECT", "SCHEMA", "TYPE", "XML SCHEMA COLLECTION", "USER", "ROLE", "LOGIN"})
+OF_THE_INSTANCE = frozenset(name for kind, name in IMPLIED_BY if kind is Kind.SERVER)
+NOT_KEPT = frozenset({"TYPE", "XML SCHEMA COLLECTION", "ROLE"})  # permissions on them
+_ALL = ("SELECT", "INSERT", "UPDATE", "DELETE", "REFERENCES")
 
 
 @defines("CREATE", "LOGIN")
 def _create_login(machine: Machine, statement: Definition) -> None:
     """Its password, or Windows, or certificate is not what lets anybody in here: PostgreSQL does that."""
     check_alone(machine, "CREATE LOGIN")
+    machine.context.demand("CREATE LOGIN")
     machine.instance.create_login(statement.name.own)
 
 
 @defines("ALTER", "LOGIN")
 def _alter_login(machine: Machine, statement: Definition) -> None:
     """A password, a default database, ENABLE: nothing of it lets anybody in here."""
+    name = statement.name.own
+    machine.context.ask(authorize_on_login(machine.context.person, "ALTER LOGIN", name))
     if statement.clauses.get("state") == "DISABLE":
         raise unsupported("ALTER LOGIN DISABLE", "Drop the login, or its users.", statement.line)
     if "name" in statement.clauses:
@@ -68,6 +68,7 @@ def _alter_login(machine: Machine, statement: Definition) -> None:
 @defines("DROP", "LOGIN")
 def _drop_login(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "DROP LOGIN")
+    machine.context.demand("DROP LOGIN", "login", statement.name.own)
     drop(statement, lambda: machine.instance.drop_login(statement.name.own))
 
 
@@ -89,6 +90,8 @@ def _create_user(machine: Machine, statement: Definition) -> None:
 
 @defines("ALTER", "USER")
 def _alter_user(machine: Machine, statement: Definition) -> None:
+    user, name = machine.context.database.user, statement.name.own
+    machine.context.ask(authorize(user, "ALTER USER", user_named(name)))
     if set(statement.clauses) - {"default_schema"}:
         raise unsupported("ALTER USER", "Drop the user and create it again.", statement.line)
     _only_dbo(statement)
@@ -117,9 +120,7 @@ def _alter_role(machine: Machine, statement: Definition) -> None:
 
 def change_member(machine: Machine, role: str, member: str, *, add: bool) -> None:
     """ALTER ROLE role ADD or DROP MEMBER member."""
-    if role.lower() in _ROLES_OF_TABLES:
-        machine.say(Message(f"The role {role} changes nothing: PostgreSQL's own rights on tables count.", 0, 0))
-    elif add:
+    if add:
         machine.database.add_role_member(role, member)
     else:
         machine.database.drop_role_member(role, member)
@@ -132,41 +133,26 @@ def _drop_role(machine: Machine, statement: Definition) -> None:
 
 @defines("CREATE", "SCHEMA")
 def _create_schema(machine: Machine, statement: Definition) -> None:
-    name = statement.name.own
-    database = machine.database
-    schema = postgres_name(database.name, name)
-    if machine.connection.run_prepared(
-        "select from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
-        "union all select where lower($2) in ('dbo', 'sys', 'information_schema', 'guest')",
-        (database.database_id, name),
-    ):
-        raise TsqlError(2714, f"There is already an object named '{name}' in the database.")
-    own = quoted(schema)
-    machine.queries.define(f"create schema if not exists {own}; comment on schema {own} is {string(name)}")
-    machine.connection.run_prepared(
-        "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3)",
-        (database.database_id, name, schema),
-    )
+    name, database = statement.name.own, machine.context.database
+    machine.transactions.check()
+    with machine.together():
+        schema = machine.context.ask(create_schema(database.user, name))
+        own = quoted(schema)
+        machine.queries.define(f"create schema if not exists {own}; comment on schema {own} is {string(name)}")
 
 
 @defines("DROP", "SCHEMA")
 def _drop_schema(machine: Machine, statement: Definition) -> None:
-    rows = machine.connection.run_prepared(
-        "select postgres_schema from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)",
-        (machine.database.database_id, statement.name.own),
-    )
-    if not rows:
-        drop(statement, lambda: _not_there(statement.name.own))
-        return
-    machine.queries.define(f"drop schema if exists {quoted(rows[0][0])}")
-    machine.connection.run_prepared(
-        "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)",
-        (machine.database.database_id, statement.name.own),
-    )
+    name, database = statement.name.own, machine.context.database
+    machine.transactions.check()
 
+    def work() -> None:
+        with machine.together():
+            schema = machine.context.ask(schema_to_drop(database.user, name))
+            machine.queries.define(f"drop schema if exists {quoted(schema)}")
+            machine.context.ask(forget_schema(database.user, name))
 
-def _not_there(name: str) -> None:
-    raise BrokerError(15151, "drop", "schema", name)
+    drop(statement, work)
 
 
 # ---------------------------------------------------------------- permissions and owners
@@ -176,24 +162,56 @@ def _not_there(name: str) -> None:
 def _permission(machine: Machine, statement: Permission) -> None:
     if statement.kind == "ENDPOINT":
         connect_on_endpoint(machine, statement)
-    elif _asked_by_nothing(machine, statement):
-        _not_kept(machine, statement)
+    elif statement.kind == "LOGIN" or (not statement.kind and OF_THE_INSTANCE.issuperset(statement.permissions)):
+        _on_instance(machine, statement)
     else:
-        _on_object(machine, statement)
+        nothing = tuple(one for one in statement.permissions if _asked_by_nothing(statement.kind, one))
+        if nothing:
+            _not_kept(machine, replace(statement, permissions=nothing))
+        kept = tuple(one for one in statement.permissions if one not in nothing)
+        if kept:
+            _on_object(machine, replace(statement, permissions=kept))
     machine.done(0)
 
 
-def _asked_by_nothing(machine: Machine, statement: Permission) -> bool:
-    if statement.kind in ("", "DATABASE"):
-        return OF_NOTHING_HERE.issuperset(statement.permissions)
-    return statement.kind in _NOT_KEPT and not _is_queue(machine, statement)
+def _asked_by_nothing(kind: str, permission: str) -> bool:
+    return permission in OF_NOTHING_HERE if kind in ("", "DATABASE") else kind in NOT_KEPT
+
+
+def _on_instance(machine: Machine, statement: Permission) -> None:
+    """Of logins, on the instance or on another login.
+
+    Raises:
+        TsqlError: 4621 in another database than master, 40515 WITH GRANT OPTION.
+        BrokerError: 4613 or 15151 who works may not.
+    """
+    if machine.database.name.lower() != MASTER:
+        raise BrokerError(4621)
+    if statement.grant_option:
+        raise unsupported("WITH GRANT OPTION on the instance", "Leave it out.", statement.line)
+    name = None if statement.name is None else statement.name.own
+    if name is None:
+        machine.context.demand("PERMISSIONS OF THE INSTANCE")
+    else:
+        machine.context.ask(authorize_on_login(machine.context.person, "PERMISSIONS ON A LOGIN", name))
+    check_alone(machine, f"{statement.verb} on the instance")
+    instance = machine.instance
+    done = {"GRANT": instance.grant, "DENY": instance.deny, "REVOKE": instance.revoke}[statement.verb]
+    for permission in statement.permissions:
+        for principal in statement.principals:
+            done(permission, principal.strip("[]"), login=name)
 
 
 def _on_object(machine: Machine, statement: Permission) -> None:
+    kind = statement.kind
+    if kind not in ("", "DATABASE", "OBJECT", *_OBJECTS):
+        raise unsupported(f"{statement.verb} ON {kind}", "Leave it out.", statement.line)
     database: SessionDatabase = machine.database
-    for permission in statement.permissions:
+    target = _target(machine, statement)
+    is_all = statement.permissions in (("ALL",), ("ALL PRIVILEGES",)) and "tsql_object" in target
+    for permission in _ALL if is_all else statement.permissions:
         for principal in statement.principals:
-            _one(database, statement, permission, principal, _target(statement.kind, statement.name))
+            _one(database, statement, permission, principal, target)
 
 
 def _one(database: Any, statement: Permission, permission: str, principal: str, target: dict[str, str]) -> None:
@@ -207,43 +225,43 @@ def _one(database: Any, statement: Permission, permission: str, principal: str, 
         )
 
 
-def _target(kind: str, name: Name | None) -> dict[str, str]:
+def _target(machine: Machine, statement: Permission) -> dict[str, str]:
+    kind, name = statement.kind, statement.name
     if name is None or kind == "DATABASE":
         return {}
-    return {"queue": written(name)} if kind == "OBJECT" else {_OBJECTS[kind]: name.own}
+    if kind == "OBJECT":
+        return {"queue" if _is_queue(machine, name) else "tsql_object": written(name)}
+    return {_OBJECTS[kind]: name.own}
 
 
-def _is_queue(machine: Machine, statement: Permission) -> bool:
-    if statement.kind != "OBJECT" or statement.name is None:
-        return False
+def _is_queue(machine: Machine, name: Name) -> bool:
     return bool(
         machine.connection.run_prepared(
             "select from servicebroker.queues where database_id = $1 and lower(schema_name) = lower($2) "
             "and lower(name) = lower($3)",
-            (machine.database.database_id, statement.name.schema or "dbo", statement.name.own),
+            (machine.database.database_id, name.schema or "dbo", name.own),
         )
     )
 
 
 def _not_kept(machine: Machine, statement: Permission) -> None:
-    """Tables and procedures are used with the rights of the PostgreSQL role, whatever EXECUTE AS says.
-
-    Raises:
-        TsqlError: 40515 for DENY and REVOKE: what they are to keep from happening would happen.
-    """
+    """Raises: TsqlError: 40515 for DENY and REVOKE: what they are to keep from happening would happen."""
     what = f"{statement.verb} {', '.join(statement.permissions)}"
     what += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
     if statement.verb == "DENY":
-        raise unsupported(what, "Use GRANT and REVOKE of PostgreSQL on the table.", statement.line)
-    machine.say(Message(f"{what} changes nothing: only permissions on the broker's objects are kept.", 0, 0))
+        raise unsupported(what, "Nothing here asks for this permission: leave it out.", statement.line)
+    machine.say(Message(f"{what} changes nothing: nothing here asks for this permission.", 0, 0))
 
 
 @defines("ALTER", "AUTHORIZATION")
 def _alter_authorization(machine: Machine, statement: Definition) -> None:
     kind, owner = statement.clauses["kind"], statement.clauses["owner"]
     if kind in ("DATABASE", "SCHEMA", "ENDPOINT", "ROLE"):
+        user, subject = machine.context.database.user, (kind.lower(), statement.name.own)
+        machine.context.ask(authorize(user, "ALTER AUTHORIZATION ON DATABASE", subject=subject))
         machine.say(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
         return
-    if kind != "OBJECT" and kind not in _OBJECTS:
+    if kind not in ("OBJECT", *_OBJECTS) or kind in ("USER", "SCHEMA"):
         raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
-    machine.database.alter_authorization(owner, **_target(kind, statement.name))
+    target = {"queue" if kind == "OBJECT" else _OBJECTS[kind]: written(statement.name)}
+    machine.database.alter_authorization(owner, **target)

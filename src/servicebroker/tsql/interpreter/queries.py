@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import psycopg
 
+from servicebroker.engine.tsql_objects import authorize_queues, authorize_uses, forget
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.conversion import convert
@@ -28,7 +29,7 @@ from servicebroker.tsql.types import SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
 _CHANGES = re.compile(r"\s*(?:insert|update|delete|merge|with)\b", re.IGNORECASE)
-_WRITES = re.compile(r"\b(?:insert|update|merge|into)\b", re.IGNORECASE)
+_ASKS = re.compile(r"\b(?:insert|update|merge|into|transmission_queue)\b", re.IGNORECASE)
 _SYS = re.compile(r"\b(?:sys|information_schema)\s*\.|\bsys\w+\b|_id\s*\(|_name\s*\(", re.IGNORECASE)
 _SHAPE = ("UndefinedTable", "UndefinedColumn", "DatatypeMismatch")
 
@@ -91,6 +92,10 @@ class Queries:
         """What comes of a statement that has run: its rows are said or assigned, its count is kept."""
         machine = self.machine
         if done.kind == "ddl":
+            for use in done.uses:
+                if use.statement in ("DROP TABLE", "DROP VIEW", "DROP SEQUENCE"):
+                    user = machine.context.named(use.database or machine.database.name).user
+                    machine.context.ask(forget(user, use.schema, use.name))
             self.columns.forget()
             self._note_temporary(text)
             machine.done(0)
@@ -143,8 +148,31 @@ class Queries:
             )  # fmt: skip
         return value is True
 
+    def _allow(self, done: Translated) -> None:
+        """Refuse what who works may not do with the tables of a statement, and nobody with what is the broker's.
+
+        What a module uses in its own database is dbo's as the module is, and nobody is asked for it.
+        """
+        machine, context = self.machine, self.machine.context
+        for name in {use.database for use in done.uses}:
+            uses = [use for use in done.uses if use.database == name]
+            defining = [use for use in uses if use.defines]
+            using = [use for use in uses if not use.defines and (done.kind != "ddl" or use.statement == "REFERENCES")]
+            if context.person.is_administrator if name else context.database.user.is_dbo:
+                using = []
+            if not defining and not using:
+                continue
+            there = context.named(name) if name else context.database
+            if defining:
+                machine.allow(*defining, database=there)
+            if using:
+                chained = machine.frame.is_module and not name
+                context.ask((authorize_queues if chained else authorize_uses)(there.user, using))
+
     def _execute(self, done: Translated, text: str) -> Result:
         machine = self.machine
+        if done.uses:
+            self._allow(done)
         _check_server(done, machine.connection.info.server_version // 10_000)
         self._show_database(text)
         self._tell_who(text)
@@ -183,9 +211,13 @@ class Queries:
             self._shown = name
 
     def _tell_who(self, text: str) -> None:
-        """Defaults of columns and functions ask who works; it is told before the first statement that may have some."""
+        """Defaults of columns, functions, and the view of the transmission queue ask who works.
+
+        It is told before the first statement that may ask; whoever is not dbo is told at once.
+        """
         who = self.machine.database.user.name, self.machine.login
-        if self._told != who and (self.user_functions.any_called or _WRITES.search(text)):
+        may_ask = self._told is not None or self.user_functions.any_called or not self.machine.database.user.is_dbo
+        if self._told != who and (may_ask or _ASKS.search(text)):
             for setting, name in zip((USER, LOGIN), who, strict=True):
                 self.set(setting, name)
             self._told = who
@@ -306,6 +338,9 @@ class Queries:
         """SET IDENTITY_INSERT table ON or OFF."""
         name, value = said.rsplit(" ", 1)
         scope = self.scope()
+        for use in translate(f"SELECT * FROM {name}", scope).uses:
+            there = self.machine.context.named(use.database or self.machine.database.name)
+            self.machine.allow(use._replace(statement="SET IDENTITY_INSERT"), database=there)
         tables = tables_of(f"SELECT * FROM {name}", scope)
         self._identity_insert = tables[0] if value == "ON" and tables else None
 

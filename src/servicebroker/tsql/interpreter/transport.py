@@ -29,6 +29,7 @@ def is_of_the_transport(machine: Machine) -> bool:
 def create_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
     """CREATE CERTIFICATE in master."""
     check_alone(machine, "CREATE CERTIFICATE in master")
+    machine.context.demand("CREATE CERTIFICATE IN MASTER")
     clauses, name = statement.clauses, statement.name.own
     if "password" in clauses or private_key.pop("encryption_password", None) is not None:
         raise unsupported(
@@ -54,6 +55,7 @@ def create_certificate(machine: Machine, statement: Definition, private_key: dic
 
 def backup_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
     """BACKUP CERTIFICATE in master: what is handed to peers."""
+    machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
     if private_key:
         raise unsupported(
             "BACKUP CERTIFICATE WITH PRIVATE KEY in master",
@@ -77,6 +79,7 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
             statement.line,
         )
     check_alone(machine, f"{statement.verb} CONNECT ON ENDPOINT")
+    machine.context.demand("CONNECT ON ENDPOINT", "endpoint", statement.name.own)
     instance = machine.instance
     done = {"GRANT": instance.grant_connect, "DENY": instance.deny_connect, "REVOKE": instance.revoke_connect}
     for login in statement.principals:

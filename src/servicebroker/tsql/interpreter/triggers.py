@@ -30,7 +30,7 @@ _CAPTURE = {
     "DELETE": "after delete on {table} referencing old table as deleted_rows",
 }
 _OF_TABLE = (
-    "select name, definition, parent_table, module_id from servicebroker.tsql_modules "
+    "select name, definition, parent_table, module_id, execute_as, creator from servicebroker.tsql_modules "
     "where kind = 'TR' and database_id = $1 and to_regclass(parent_table)::oid = $2::oid and not is_disabled "
     "order by module_id"
 )
@@ -107,13 +107,13 @@ def fire(machine: Machine, statement: str) -> None:
         tables = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
         found = machine.connection.run_prepared(_OF_TABLE, (machine.database.database_id, int(table)))
         try:
-            for name, text, parent, number in found:
+            for name, text, parent, number, execute_as, creator in found:
                 trigger = _parsed(text)
                 if event in trigger.events:
                     machine.queries.columns.copies.update(dict.fromkeys(tables.values(), str(parent)))
-                    frame = Frame(name, number)
+                    frame = Frame(name, number, is_module=True)
                     frame.updated = {"UPDATE": columns_set(statement), "INSERT": None}.get(event, frozenset())
-                    _run(machine, frame, trigger, tables)
+                    _run(machine, frame, trigger, tables, (execute_as, creator))
         finally:
             for copy in tables.values():
                 machine.queries.columns.copies.pop(copy, None)
@@ -123,9 +123,12 @@ def fire(machine: Machine, statement: str) -> None:
     machine.done(rows)
 
 
-def _run(machine: Machine, frame: Frame, trigger: Trigger, tables: dict[str, str]) -> None:
+def _run(
+    machine: Machine, frame: Frame, trigger: Trigger, tables: dict[str, str], execute_as: tuple[str | None, str]
+) -> None:
     from servicebroker.tsql.interpreter.calls import check_nesting
     from servicebroker.tsql.interpreter.machine import ScopeEnd
+    from servicebroker.tsql.interpreter.modules import user_of, working_as
 
     check_nesting(machine)
     open_before = machine.transactions.count
@@ -134,7 +137,7 @@ def _run(machine: Machine, frame: Frame, trigger: Trigger, tables: dict[str, str
     machine.trigger_level += 1
     machine.xact_abort = True
     try:
-        with machine.inside(frame, machine.context.database):
+        with machine.inside(frame, machine.context.database, working_as(machine, user_of(*execute_as))):
             try:
                 machine.run(trigger.body)
             except ScopeEnd:

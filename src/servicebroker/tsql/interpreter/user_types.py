@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from servicebroker.model.errors import BrokerError
+from servicebroker.engine.tsql_objects import authorize_type
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame
@@ -87,10 +87,10 @@ def lend(machine: Machine, frame: Frame, parameter: Parameter, given: Operand | 
 
 
 def _may(machine: Machine, statement: Definition) -> SessionDatabase:
+    """Raises: BrokerError: 262 or 2760 the user may not create it, 218 nor drop it."""
     machine.transactions.check()
-    database = database_of(machine, statement.name)
-    if not database.user.is_dbo:
-        raise BrokerError(262, f"{statement.verb} TYPE", database.name)
+    database, name = database_of(machine, statement.name), statement.name
+    machine.context.ask(authorize_type(database.user, f"{statement.verb} TYPE", name.schema or "dbo", str(name)))
     return database
 
 

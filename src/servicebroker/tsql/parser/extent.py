@@ -49,6 +49,8 @@ def _ends_expression(tokens: Tokens, at: int) -> bool:
 def statement_end(tokens: Tokens, at: int) -> int:
     """The place behind the relational statement that begins at `at`."""
     words = tokens.words
+    if words[at + 1 : at + 3] == ["OR", "ALTER"]:  # behind CREATE
+        at += 2
     verb = words[at]
     awaits_query = verb in ("INSERT", "WITH") or (verb in ("CREATE", "ALTER") and words[at + 1] == "VIEW")
     awaits_set = verb == "UPDATE"

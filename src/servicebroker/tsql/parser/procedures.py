@@ -100,7 +100,7 @@ class Procedures(Control):
         if self.word in ("DATABASE", "ALL"):
             self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
         table = self.name()
-        self._module_options()
+        execute_as = self._module_options()
         instead_of = self.take("INSTEAD", "OF")
         if not instead_of:
             self.expect_any("AFTER", "FOR")
@@ -111,7 +111,8 @@ class Procedures(Control):
         self.expect("AS")
         body = self.statements()
         check_labels(body)
-        return Trigger(line, action, name, table, instead_of, tuple(events), body, self.slice(begin, self.at))
+        text = self.slice(begin, self.at)
+        return Trigger(line, action, name, table, execute_as, instead_of, tuple(events), body, text)
 
     def execute(self, line: int) -> Statement:
         """EXEC procedure, EXEC ('text'), EXECUTE AS."""
@@ -123,13 +124,14 @@ class Procedures(Control):
                 self.refuse("EXEC with a linked server's parameters", "Use sp_executesql.")
             self.expect(")")
             user: Operand | None = None
+            kind = "USER"
             if self.take("AS"):
-                self.expect_any("USER", "LOGIN")
+                kind = self.expect_any("USER", "LOGIN")
                 self.expect("=")
                 user = self.operand()
             if self.take("AT"):
                 self.refuse("EXEC ... AT a linked server", "Use a conversation to reach another instance.")
-            return ExecuteText(line, text, user)
+            return ExecuteText(line, text, user, kind)
         return self._execute_procedure(line)
 
     def _execute_as(self, line: int) -> Statement:
@@ -138,12 +140,13 @@ class Procedures(Control):
             return ExecuteAs(line, kind, None)
         self.expect("=")
         name = self.operand()
-        if self.take("WITH"):
-            if self.take("COOKIE"):
-                self.refuse("WITH COOKIE", "Leave it out; REVERT goes back one EXECUTE AS.")
-            self.expect("NO", "REVERT")
-            self.refuse("WITH NO REVERT", "Leave it out.")
-        return ExecuteAs(line, kind, name)
+        if not self.take("WITH"):
+            return ExecuteAs(line, kind, name)
+        if self.take("COOKIE"):
+            self.expect("INTO")
+            return ExecuteAs(line, kind, name, cookie=self.variable())
+        self.expect("NO", "REVERT")
+        return ExecuteAs(line, kind, name, no_revert=True)
 
     def _execute_procedure(self, line: int) -> Execute:
         returned = None

@@ -30,7 +30,7 @@ class Securing(Functions):
         return verb == "DROP" and self.take("IF", "EXISTS")
 
     def database(self, line: int, verb: str) -> Statement:
-        """Of ALTER: the switches of the broker, `termination`, `ignored` options, `name` of MODIFY NAME."""
+        """Of ALTER: the switches of the broker, `trustworthy`, `termination`, `ignored` options."""
         if_exists = self.if_exists(verb)
         name = self.own_name()
         clauses: Clauses = {}
@@ -56,6 +56,8 @@ class Securing(Functions):
                     option = self.own_name().own.upper()
                     if option in _SWITCHES:
                         clauses[_SWITCHES[option]] = True
+                    elif option == "TRUSTWORTHY":
+                        clauses["trustworthy"] = self.on_off()
                     else:
                         self.own_name()
                     if not self.take(","):
@@ -87,8 +89,8 @@ class Securing(Functions):
             option = self.own_name().own.upper()
             if option in _SWITCHES:
                 clauses[_SWITCHES[option]] = True
-            elif option == "HONOR_BROKER_PRIORITY":
-                clauses["honor_broker_priority"] = self.on_off()
+            elif option in ("HONOR_BROKER_PRIORITY", "TRUSTWORTHY"):
+                clauses[option.lower()] = self.on_off()
             else:
                 ignored.append(self._other_option(option))
             if not self.take(","):
@@ -383,7 +385,8 @@ class Securing(Functions):
         return Definition(line, "ALTER", "AUTHORIZATION", name, {"kind": kind, "owner": owner})
 
     def revert(self, line: int) -> Statement:
-        """REVERT."""
-        if self.take("WITH"):
-            self.refuse("REVERT WITH COOKIE", "Leave it out; REVERT goes back one EXECUTE AS.")
-        return Revert(line)
+        """REVERT [WITH COOKIE = @variable]."""
+        if not self.take("WITH"):
+            return Revert(line)
+        self.expect("COOKIE", "=")
+        return Revert(line, self.variable())

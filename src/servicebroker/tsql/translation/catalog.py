@@ -23,6 +23,7 @@ OWN = frozenset(
         "partitions",
         "sql_modules",
         "service_queues",
+        "transmission_queue",
         "dm_broker_activated_tasks",
     }
     | {"assemblies", "assembly_files", "server_event_notifications", "asymmetric_keys", "extended_properties"}

@@ -46,15 +46,15 @@ def _statements(writer: Writer, reader: Reader) -> list[str]:
     verb = reader.word()
     reader.place = 1
     if verb == "TRUNCATE" and reader.take("TABLE"):
-        return [f"TRUNCATE {_table(writer, reader)[0]} RESTART IDENTITY"]
+        return [f"TRUNCATE {_table(writer, reader, 'TRUNCATE TABLE')[0]} RESTART IDENTITY"]
     if verb == "CREATE" and reader.take("TABLE"):
         return _create_table(writer, reader)
     if verb == "ALTER" and reader.take("TABLE"):
         return _alter_table(writer, reader)
     if verb == "CREATE" and reader.take("OR", "ALTER", "VIEW"):
-        return _view(writer, reader, anew=True)
+        return _view(writer, reader, "CREATE OR ALTER VIEW")
     if reader.take("VIEW") and verb != "DROP":
-        return _view(writer, reader, anew=verb == "ALTER")
+        return _view(writer, reader, f"{verb} VIEW")
     if verb == "CREATE" and reader.word() in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
         return _create_index(writer, reader)
     if verb == "CREATE" and reader.take("SCHEMA"):
@@ -67,17 +67,19 @@ def _statements(writer: Writer, reader: Reader) -> list[str]:
     raise refused(f"{verb} {reader.word()}")
 
 
-def _table(writer: Writer, reader: Reader, *, new: bool = False) -> tuple[str, ObjectName]:
-    """The next name as a table's."""
+def _table(writer: Writer, reader: Reader, *statements: str) -> tuple[str, ObjectName]:
+    """The next name as a table's, with which `statements` are done."""
     own = object_name(table_in(reader.dotted()))
-    if new and own.name.startswith("#"):
+    if "CREATE TABLE" in statements and own.name.startswith("#"):
         found = writer.temporary(own.name.lower())
         return found or TEMPORARY.format(own.name.lower().replace('"', '""')), own
-    return table_name(writer, own), own
+    table = table_name(writer, own)
+    writer.note(table, *statements)
+    return table, own
 
 
 def _create_table(writer: Writer, reader: Reader) -> list[str]:
-    table, own = _table(writer, reader, new=True)
+    table, own = _table(writer, reader, "CREATE TABLE")
     found = elements(writer, table, reader.inside())
     storage(reader)
     if not found.columns:
@@ -106,7 +108,7 @@ def _index_name(own: ObjectName, name: str) -> str:
 
 
 def _alter_table(writer: Writer, reader: Reader) -> list[str]:
-    table, own = _table(writer, reader)
+    table, own = _table(writer, reader, "ALTER TABLE")
     if reader.take("WITH", "NOCHECK"):
         raise refused("WITH NOCHECK", "Constraints are checked when they are added.")
     reader.take("WITH", "CHECK")
@@ -167,8 +169,8 @@ def _drop_members(reader: Reader, table: str) -> list[str]:
             return [f"ALTER TABLE {table} {', '.join(actions)}"]
 
 
-def _view(writer: Writer, reader: Reader, *, anew: bool) -> list[str]:
-    view, own = _table(writer, reader)
+def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
+    view, own = _table(writer, reader, statement)
     columns = ""
     if reader.word() == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
@@ -192,7 +194,7 @@ def _view(writer: Writer, reader: Reader, *, anew: bool) -> list[str]:
     statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):
         statements = []
-    if anew:
+    if statement != "CREATE VIEW":
         statements.append(f"DROP VIEW IF EXISTS {view}")
     statements += [
         f"CREATE VIEW {view}{columns} AS {done.text}{check}",
@@ -211,7 +213,7 @@ def _create_index(writer: Writer, reader: Reader) -> list[str]:
     name = reader.name()
     if not reader.take("ON"):
         raise reader.wrong()
-    table, own = _table(writer, reader)
+    table, own = _table(writer, reader, "CREATE INDEX")
     columns = ", ".join("".join(ordered(each)) for each in reader.inside().split())
     text = f"CREATE {unique}INDEX {_index_name(own, name)} ON {table} ({columns})"
     if reader.take("INCLUDE"):
@@ -240,7 +242,7 @@ def _create_schema(writer: Writer, reader: Reader) -> list[str]:
 
 
 def _create_sequence(writer: Writer, reader: Reader) -> list[str]:
-    sequence, own = _table(writer, reader)
+    sequence, own = _table(writer, reader, "CREATE SEQUENCE")
     text = f"CREATE SEQUENCE {sequence}"
     least: list[str] = []
     while reader.word():
@@ -301,11 +303,13 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
         own = object_name(table_in(reader.dotted()))
         if exists and own.name.startswith("#") and writer.temporary(own.name.lower()) is None:
             return "SELECT"
-        return f"DROP {kind} {exists}{table_name(writer, own)}"
+        table = table_name(writer, own)
+        writer.note(table, f"DROP {kind}")
+        return f"DROP {kind} {exists}{table}"
     place = reader.place
     name = reader.dotted()
     if reader.take("ON"):
-        table, own = _table(writer, reader)
+        table, own = _table(writer, reader, "DROP INDEX")
         index = unquoted(name.text)
     else:  # the old form: table.index
         parts = name.part(0, len(name.words) - 2)
@@ -313,6 +317,7 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
             raise syntax_error(name.text, reader.piece.line(place))
         own = object_name(table_in(parts))
         table = table_name(writer, own)
+        writer.note(table, "DROP INDEX")
         index = unquoted(name.part(len(name.words) - 1, len(name.words)).text)
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
     return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"

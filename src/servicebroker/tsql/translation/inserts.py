@@ -29,7 +29,7 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
     end = _name_end(rest)
     own = object_name(table_in(rest.part(0, end)))
     table = table_name(writer, own)
-    writer.check_changes(table)
+    writer.check_changes(table, "INSERT")
     known = writer.table_columns(table)
     rest = rest.part(end, len(rest.words))
     if rest.words[:2] == ["WITH", "("]:
@@ -48,6 +48,7 @@ def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
         if source is None:
             raise syntax_error("OUTPUT", rest.line())
         outputs = outputs_of(rest.part(1, source))
+        writer.note(table, "SELECT")
         rest = rest.part(source, len(rest.words))
     columns = _columns(writer, own.name, table, known, names) if rest.words[:1] != ["DEFAULT"] else []
     text = f"INSERT INTO {table} AS {identifier('inserted')}"

@@ -19,6 +19,7 @@ from servicebroker.tsql.translation.writer import Source, Sql, Writer, identifie
 from servicebroker.tsql.types import SqlType
 
 _ACTION = "$action"
+_ACTIONS = ("INSERT", "UPDATE", "DELETE")
 _BY_SOURCE, _OLD = 17, 18  # the versions of PostgreSQL that know NOT MATCHED BY SOURCE, and RETURNING of old rows
 
 
@@ -51,6 +52,8 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
         found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
         with writer.query([target, *found.sources]):
             clauses = [piece.part(start, end) for start, end in zip(starts, [*starts[1:], end], strict=True)]
+            for clause in clauses:
+                writer.check_changes(target.table, *(each for each in _ACTIONS if each in clause.words))
             actions = [_clause(writer, clause, target, found) for clause in clauses]
             condition = _condition(writer, piece.part(on + 1, starts[0]))
         source = found.text.removeprefix("FROM ")
@@ -66,6 +69,7 @@ def merge(writer: Writer, before: Slice, piece: Slice) -> Translated:
 def _output(writer: Writer, text: str, outputs: Outputs, target: Source, found: From) -> Translated:
     """OUTPUT: a result set, or rows INTO a table; `inserted` and `deleted`, the source and $action are in sight."""
     changed = [Source(name, target.columns, target.table) for name in ("inserted", "deleted")]
+    writer.note(target.table, "SELECT")
     sight = From()
     sight.sources = [*changed, *found.sources]
     outputs = outputs._replace(expressions=[_with_action(node) for node in outputs.expressions])
@@ -115,7 +119,6 @@ def _target(writer: Writer, piece: Slice) -> Source:
         raise syntax_error(piece.text[:40], piece.line())
     own = object_name(node)
     table = table_name(writer, own)
-    writer.check_changes(table)
     lock_before(writer, hints_from(hints), table, "", None)
     alias = node.args.get("alias")
     return Source((alias.name if alias is not None else own.name).lower(), writer.table_columns(table), table)

@@ -53,7 +53,7 @@ def into(writer: Writer, outputs: Outputs, text: str, listed: list[Output]) -> s
     """The statement, with its rows put into the table after INTO."""
     assert outputs.into is not None
     table = table_name(writer, object_name(outputs.into))
-    writer.check_changes(table)
+    writer.check_changes(table, "INSERT")
     columns = outputs.columns
     known = writer.table_columns(table)
     if not columns and known is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from servicebroker.engine.tsql_objects import Use
 from servicebroker.tsql.translation.writer import Lock
 from servicebroker.tsql.types import SqlType
 
@@ -24,6 +25,7 @@ class Translated(NamedTuple):
         identity: the returned column, counted from 0, that is the value of an IDENTITY column of each inserted row, and
             no column of the result. The last one is SCOPE_IDENTITY().
         server: the version of PostgreSQL that the statement needs; 0 for any that is supported.
+        uses: what it does with which tables, views, queues and functions, each once; temporary ones are everybody's.
     """
 
     sql: str
@@ -35,3 +37,4 @@ class Translated(NamedTuple):
     before: tuple[Lock, ...] = ()
     identity: int | None = None
     server: int = 0
+    uses: tuple[Use, ...] = ()

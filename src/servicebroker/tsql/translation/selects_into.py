@@ -35,7 +35,7 @@ def select_into(writer: Writer, node: exp.Expression, target: exp.Table) -> Tran
         raise refused("SELECT INTO a table variable", "Use INSERT INTO ... SELECT.")
     else:
         table = table_name(writer, own)
-    writer.check_changes(table)
+    writer.check_changes(table, "CREATE TABLE")
     done = query(writer, node, outermost=False, into=table)
     if done.outputs is not None and any(not output.name for output in done.outputs):
         raise TsqlError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
+from servicebroker.engine.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError
@@ -179,6 +180,7 @@ def _table(writer: Writer, node: exp.Table, found: From) -> str:
         found.sources.append(Source(name, view.columns, view.name, is_catalog=True))
         return f"{view.name} AS {identifier(known)}"
     table = table_name(writer, own)
+    writer.note(table, "SELECT")
     source = Source(name, writer.table_columns(table), table)
     found.sources.append(source)
     found.hints.append((source, hints))
@@ -247,7 +249,10 @@ def table_name(writer: Writer, own: ObjectName) -> str:
         if found is not None:
             return found
     database = own.database or writer.scope.database
-    return f"{schema_of(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
+    table = f"{schema_of(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
+    elsewhere = database if database.lower() != writer.scope.database.lower() else ""
+    writer.named[table] = Use("SELECT", own.schema or "dbo", own.name, elsewhere)
+    return table
 
 
 def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:

@@ -328,6 +328,7 @@ def _references(writer: Writer, reader: Reader) -> str:
     if not reader.take("REFERENCES"):
         raise reader.wrong()
     target = table_name(writer, object_name(table_in(reader.dotted())))
+    writer.note(target, "REFERENCES")
     columns = ""
     if reader.word() == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"

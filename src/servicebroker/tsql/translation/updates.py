@@ -114,8 +114,9 @@ def write_change(writer: Writer, change: Change) -> Translated:
             tables[changed] = found.definition
         prefix = with_text(tables) if tables else ""
         target = _target(writer, change) if found is None else _common_target(writer, change, found)
-        writer.check_changes(target.table)
         settings = settings_of(change.set) if change.set is not None else []
+        reads = change.rows is not None or change.outputs is not None or any(map(_reads, settings))
+        writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
         if change.rows is not None:
             check_options(change.rows)
         with writer.query(target.found.sources):
@@ -170,6 +171,11 @@ def _target(writer: Writer, change: Change) -> _Target:
     if len(by_alias) > 1:
         raise TsqlError(8154, f"The table '{own}' is ambiguous.")
     return _Target(by_alias[0].table, by_alias[0], found, is_alone=len(found.sources) == 1)
+
+
+def _reads(setting: Setting) -> bool:
+    """Whether the new value is one of the old row."""
+    return not setting.column or (setting.value is not None and setting.value.find(exp.Column) is not None)
 
 
 def settings_of(piece: Slice) -> list[Setting]:

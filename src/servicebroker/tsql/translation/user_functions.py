@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
+from servicebroker.engine.tsql_objects import Use
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError
@@ -25,6 +26,7 @@ def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
         TsqlError: 4121 no such function, 317 it returns a table, 313 and 8144 too few or too many arguments.
     """
     name, shown = _name(writer, node)
+    writer.note(name, "EXECUTE")
     function = _known(writer, name, shown)
     if function is not None and function.returns is None:
         raise TsqlError(
@@ -44,6 +46,7 @@ def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | Non
     if not isinstance(call, exp.Anonymous) or (isinstance(node, exp.Table) and not node.db):
         return None
     name, shown = _name(writer, node)
+    writer.note(name, "SELECT")
     function = _known(writer, name, shown, number=208)
     if function is not None and function.returns is not None:
         raise TsqlError(208, f"Invalid object name '{shown}': the function returns a value, not a table.")
@@ -76,7 +79,10 @@ def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
     if len(parts) > 2:
         raise TsqlError(7202, f"Could not find server '{parts[0]}' in sys.servers.")
     database = parts[0] if len(parts) == 2 else writer.scope.database
-    return postgres_function(database, parts[-1], _own(call)), ".".join([*parts, _own(call)])
+    own, name = _own(call), postgres_function(database, parts[-1], _own(call))
+    elsewhere = database if database.lower() != writer.scope.database.lower() else ""
+    writer.named[name] = Use("SELECT", parts[-1] or "dbo", own, elsewhere)
+    return name, ".".join([*parts, own])
 
 
 def _owners(node: exp.Expression) -> list[str]:

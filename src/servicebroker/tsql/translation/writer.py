@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from sqlglot import exp
 
+from servicebroker.engine.tsql_objects import Use
 from servicebroker.model import names
+from servicebroker.model.errors import RULES
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope, UserType
@@ -74,6 +76,8 @@ class Writer:
     assigned: dict[str, Sql] = field(default_factory=dict)  # by variables to the left in the same SELECT
     aliases: dict[str, str] = field(default_factory=dict)  # of tables that are called otherwise in PostgreSQL
     used: dict[tuple[str, str], object] = field(default_factory=dict)  # what the scope was asked, and its answers
+    named: dict[str, Use] = field(default_factory=dict)  # SELECT of each table in a schema, by its PostgreSQL name
+    uses: dict[Use, None] = field(default_factory=dict)  # what is done with tables and functions
 
     def parameter(self, name: str, of: SqlType | None) -> str:
         """The placeholder of a variable or of a value of the session; in the body of a function, what stands for it."""
@@ -127,12 +131,23 @@ class Writer:
                 raise
             return found
 
-    def check_changes(self, table: str) -> None:
-        """That a table may be changed.
+    def note(self, table: str, *statements: str, shown: str = "") -> None:
+        """What is done with a table: statements of `NEEDS`. Temporary ones are everybody's."""
+        named = self.named.get(table)
+        if named is not None:
+            self.uses.update({named._replace(statement=each, shown=shown): None for each in statements})
+
+    def check_changes(self, table: str, *statements: str) -> None:
+        """That a table may be changed, by these `statements`.
 
         Raises:
-            TsqlError: 10700 it is a table-valued parameter, 443 it is no table variable, in the body of a function.
+            TsqlError: 10700 it is a table-valued parameter, 443 it is no table variable, in the body of a function, 259
+                it is the system's.
         """
+        named = self.named.get(table)
+        if table.startswith(("sys.", "tsql.")) or (named is not None and named.schema.lower() in names.SYSTEM_SCHEMAS):
+            raise TsqlError(259, RULES[259].text)
+        self.note(table, *statements)
         self.used["body", ""] = self.scope.is_body
         if self.scope.is_body and table not in self.scope.tables.values():
             raise TsqlError(

@@ -1,0 +1,479 @@
+"""EXECUTE AS, REVERT, what modules work as, logins, and who somebody is in another database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.session import Session
+from support import as_user, query, refused
+
+WHO = "SELECT USER_NAME() AS who"
+SETUP = """
+CREATE USER Clerk WITHOUT LOGIN; CREATE USER Boss WITHOUT LOGIN; CREATE USER Visitor FOR LOGIN visitor;
+GRANT IMPERSONATE ON USER::Boss TO Clerk;
+CREATE TABLE Seen (Who SYSNAME DEFAULT USER_NAME(), N INT);
+GO
+CREATE PROCEDURE Caller AS SELECT USER_NAME() AS who
+GO
+CREATE PROCEDURE AsOwner WITH EXECUTE AS OWNER AS REVERT; SELECT USER_NAME() AS who; REVERT
+GO
+CREATE PROCEDURE AsBoss WITH EXECUTE AS 'Boss' AS
+    SELECT USER_NAME() AS who; EXECUTE AS CALLER; SELECT USER_NAME(); REVERT; SELECT USER_NAME();
+    REVERT; SELECT USER_NAME()
+GO
+CREATE PROCEDURE AsSelf WITH EXECUTE AS SELF AS EXEC ('REVERT SELECT USER_NAME() AS who')
+GO
+CREATE PROCEDURE Leaves AS EXECUTE AS USER = 'Boss'
+GO
+CREATE PROCEDURE Fails WITH EXECUTE AS OWNER AS SELECT * FROM Nowhere
+GO
+CREATE PROCEDURE Static AS INSERT Seen (N) VALUES (1)
+GO
+CREATE PROCEDURE Dynamic AS EXEC ('INSERT Seen (N) VALUES (2)')
+GO
+CREATE PROCEDURE Inner1 AS SELECT COUNT(*) AS n FROM Seen
+GO
+CREATE PROCEDURE Outer1 AS EXEC Inner1
+GO
+CREATE PROCEDURE DynamicAsOwner WITH EXECUTE AS OWNER AS EXEC ('INSERT Seen (N) VALUES (3)')
+GO
+CREATE PROCEDURE Elsewhere WITH EXECUTE AS OWNER AS SELECT COUNT(*) AS n FROM Annex.dbo.Things
+GO
+GRANT EXECUTE ON SCHEMA::dbo TO Clerk; GRANT EXECUTE TO Visitor;
+"""
+
+
+@pytest.fixture(scope="module")
+def shop(instance: sb.Instance) -> sb.Database:
+    """A database, and another one in which only the login's user may do something."""
+    for login in ("visitor", "chief"):
+        instance.create_login(login)
+    annex = instance.database("Annex", create=True)
+    annex.execute_tsql(
+        "CREATE TABLE Things (n INT) CREATE USER Guest1 FOR LOGIN visitor GRANT SELECT, INSERT ON Things TO Guest1"
+    )
+    shop = instance.database("Shop", create=True)
+    shop.execute_tsql(SETUP)
+    return shop
+
+
+@pytest.fixture
+def session(shop: sb.Database) -> Iterator[Session]:
+    with Session(shop) as session:
+        yield session
+
+
+def who(session: Session) -> str:
+    return str(session.execute(WHO).rows[0][0])
+
+
+def column(session: Session, script: str) -> list[object]:
+    """The first value of each result set."""
+    return [found.rows[0][0] for found in session.execute(script).sets]
+
+
+# ---------------------------------------------------------------- EXECUTE AS and REVERT
+
+
+def test_execute_as_is_taken_back_one_by_one(session: Session) -> None:
+    session.execute("EXECUTE AS USER = 'Clerk'")
+    session.execute("EXECUTE AS USER = 'Boss'")
+    assert who(session) == "Boss"
+    session.execute("REVERT")
+    assert who(session) == "Clerk"
+    session.execute("REVERT")
+    session.execute("REVERT")  # there is nothing to take back
+    assert who(session) == "dbo"
+
+
+def test_who_may_act_as_whom(session: Session) -> None:
+    for user, other, number in [
+        ("Clerk", "dbo", 15517),
+        ("Boss", "Clerk", 15517),
+        ("Clerk", "Clerk", 0),  # oneself
+        ("Clerk", "Boss", 0),
+        ("Clerk", "public", 15517),
+        ("Clerk", "Nowhere", 15517),
+        ("dbo", "Clerk", 0),
+    ]:
+        session.execute(f"EXECUTE AS USER = '{user}'")
+        if number:
+            with refused(number, other):
+                session.execute(f"EXECUTE AS USER = '{other}'")
+            assert who(session) == user
+        else:
+            session.execute(f"EXECUTE AS USER = '{other}'")
+            assert who(session) == other
+        session.execute("REVERT REVERT")
+    assert who(session) == "dbo"
+
+
+def test_without_revert_it_is_for_ever(session: Session) -> None:
+    session.execute("EXECUTE AS USER = 'Clerk' WITH NO REVERT")
+    for again in ("REVERT", "BEGIN TRY REVERT END TRY BEGIN CATCH END CATCH", "REVERT WITH COOKIE = @c"):
+        with refused(15196) if "TRY" not in again else refused(229):
+            session.execute(f"{again}; SELECT * FROM Seen", {"c": b"x"})
+        assert who(session) == "Clerk"
+    with refused(8134):  # an error in a TRY block takes it back neither
+        session.execute("BEGIN TRY SELECT 1 / 0 END TRY BEGIN CATCH THROW END CATCH")
+    assert who(session) == "Clerk"
+
+
+def test_an_error_does_not_take_it_back(session: Session) -> None:
+    caught = "BEGIN TRY EXECUTE AS USER = 'Clerk'; SELECT 1 / 0 END TRY BEGIN CATCH SELECT USER_NAME() END CATCH"
+    assert column(session, caught)[-1] == "Clerk"
+    assert who(session) == "Clerk"
+    session.execute("REVERT")
+
+
+def test_a_cookie_is_needed_to_go_back(session: Session) -> None:
+    made = session.execute(
+        "DECLARE @c VARBINARY(100) EXECUTE AS USER = 'Clerk' WITH COOKIE INTO @c SELECT @c AS cookie"
+    )
+    cookie = made.rows[0][0]
+    assert isinstance(cookie, bytes)
+    assert len(cookie) >= 16
+    for wrong in ("REVERT", "REVERT WITH COOKIE = @w", "REVERT WITH COOKIE = @n"):
+        with refused(15591):
+            session.execute(f"DECLARE @n VARBINARY(100) {wrong}", {"w": b"x" * 16})
+        assert who(session) == "Clerk"
+    session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
+    assert who(session) == "dbo"
+    session.execute("EXECUTE AS USER = 'Clerk'")
+    with refused(15591):  # where none was asked for
+        session.execute("REVERT WITH COOKIE = @c", {"c": cookie})
+    session.execute("REVERT")
+    assert who(session) == "dbo"
+
+
+def test_a_refusal_of_revert_ends_the_batch(session: Session) -> None:
+    session.execute("EXECUTE AS USER = 'Clerk' WITH NO REVERT")
+    told: list[object] = []
+    session.machine.listener = told.append
+    session.run("REVERT; PRINT 'not reached'")
+    assert [said.number for said in told if isinstance(said, TsqlError)] == [15196]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "number"),
+    [
+        ("DECLARE @c INT EXECUTE AS USER = 'Clerk' WITH COOKIE INTO @c", 15533),
+        ("EXECUTE AS USER = 'Clerk' DECLARE @c INT REVERT WITH COOKIE = @c", 15533),
+        ("EXECUTE AS USER = 'Clerk' WITH COOKIE INTO @undeclared", 137),
+        ("EXEC ('EXECUTE AS USER = ''Clerk'' WITH NO REVERT')", 15590),
+        ("EXEC ('DECLARE @c VARBINARY(8000) EXECUTE AS USER = ''Clerk'' WITH COOKIE INTO @c')", 15590),
+        ("EXECUTE AS USER = 'Clerk' WITH COOKIE", 102),
+        ("EXECUTE AS USER = 'Clerk' WITH NO", 102),
+        ("REVERT WITH COOKIE", 102),
+    ],
+)
+def test_options_that_are_wrong(session: Session, script: str, number: int) -> None:
+    with refused(number):
+        session.execute(script)
+
+
+def test_execute_as_caller_outside_of_a_module_does_nothing(session: Session) -> None:
+    assert column(
+        session, "EXECUTE AS USER = 'Clerk' EXECUTE AS CALLER SELECT USER_NAME() REVERT SELECT USER_NAME()"
+    ) == [
+        "Clerk",
+        "dbo",
+    ]
+
+
+# ---------------------------------------------------------------- modules
+
+
+def test_what_a_module_works_as_ends_with_it(session: Session) -> None:
+    session.execute("EXECUTE AS USER = 'Clerk'")
+    assert column(session, "EXEC Caller") == ["Clerk"]
+    assert column(session, "EXEC AsOwner") == ["dbo"]  # REVERT in it has taken nothing back
+    assert who(session) == "Clerk"
+    assert column(session, "EXEC AsSelf") == ["dbo"]
+    assert column(session, "EXEC AsBoss") == ["Boss", "Clerk", "Boss", "Boss"]
+    session.execute("EXEC Leaves")
+    assert who(session) == "Clerk"
+    with refused(208):
+        session.execute("EXEC Fails")
+    assert who(session) == "Clerk"
+    session.execute("EXEC ('REVERT REVERT')")  # a text takes nothing back of who has called it
+    assert who(session) == "Clerk"
+
+
+def test_what_a_module_uses_is_its_owners_but_not_what_its_texts_use(session: Session) -> None:
+    session.execute("EXECUTE AS USER = 'Clerk'")
+    with refused(229, "SELECT", "Seen"):
+        session.execute("SELECT * FROM Seen")
+    session.execute("EXEC Static")
+    with refused(229, "INSERT", "Seen"):
+        session.execute("EXEC Dynamic")
+    session.execute("EXEC DynamicAsOwner")
+    assert column(session, "EXEC Outer1") == [2]
+    session.execute("REVERT DENY EXECUTE ON Inner1 TO Clerk EXECUTE AS USER = 'Clerk'")
+    assert column(session, "EXEC Outer1") == [2]  # nobody is asked along the chain
+    with refused(229, "EXECUTE", "Inner1"):
+        session.execute("EXEC Inner1")
+    session.execute("REVERT DELETE FROM Seen REVOKE EXECUTE ON Inner1 FROM Clerk")
+
+
+def test_a_trigger_works_as_it_says(session: Session) -> None:
+    session.execute("BEGIN TRANSACTION")
+    session.execute("CREATE TABLE Bells (N INT) CREATE TABLE Rung (Who SYSNAME) GRANT INSERT ON Bells TO Clerk")
+    session.execute(
+        "CREATE TRIGGER Ring ON Bells WITH EXECUTE AS 'Boss' AFTER INSERT AS INSERT Rung SELECT USER_NAME()"
+    )
+    session.execute("EXECUTE AS USER = 'Clerk' INSERT Bells VALUES (1) REVERT")
+    session.execute("ALTER TRIGGER Ring ON Bells AFTER INSERT AS INSERT Rung SELECT USER_NAME()")
+    session.execute("EXECUTE AS USER = 'Clerk' INSERT Bells VALUES (1) REVERT")
+    assert session.execute("SELECT Who FROM Rung ORDER BY Who").rows == [("Boss",), ("Clerk",)]
+    session.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("clause", ["'Nowhere'", "'public'", "'Team'"])
+def test_a_module_works_as_a_user_that_there_is(session: Session, clause: str) -> None:
+    with refused(15151, "execute as"):
+        session.execute(f"CREATE PROCEDURE Odd WITH EXECUTE AS {clause} AS RETURN")
+
+
+def test_a_user_as_which_a_module_works_stays(shop: sb.Database, session: Session) -> None:
+    with refused(15136):
+        session.execute("DROP USER Boss")
+    session.execute("CREATE USER Maker WITHOUT LOGIN ALTER ROLE db_ddladmin ADD MEMBER Maker EXECUTE AS USER = 'Maker'")
+    session.execute("CREATE PROCEDURE Made WITH EXECUTE AS SELF AS SELECT USER_NAME() AS who")
+    session.execute("REVERT")
+    assert column(session, "EXEC Made") == ["Maker"]
+    with refused(15136):
+        session.execute("DROP USER Maker")
+    session.execute("ALTER PROCEDURE Made WITH EXECUTE AS SELF AS SELECT USER_NAME() AS who")  # dbo's now
+    assert column(session, "EXEC Made") == ["dbo"]
+    session.execute("DROP USER Maker DROP PROCEDURE Made")
+
+
+# ---------------------------------------------------------------- other databases
+
+
+def test_a_user_is_nobody_in_another_database(shop: sb.Database, session: Session) -> None:
+    session.execute("EXECUTE AS USER = 'Clerk'")
+    for script in (
+        "USE Annex",
+        "SELECT * FROM Annex.dbo.Things",
+        "EXEC Annex.dbo.Whatever",
+        "DROP TABLE Annex.dbo.Things",
+    ):
+        with refused(916, "Clerk", "Annex"):
+            session.execute(script)
+    assert column(session, "USE master SELECT USER_NAME()") == ["guest"]
+    with refused(15199):  # EXECUTE AS was said in another database
+        session.execute("REVERT")
+    session.execute("USE Shop REVERT")
+    assert who(session) == "dbo"
+    session.execute("EXECUTE AS USER = 'dbo'")
+    with refused(916):  # dbo of one database
+        session.execute("USE Annex")
+    session.execute("REVERT USE Annex")
+    assert who(session) == "dbo"
+
+
+def test_guest_has_what_it_is_granted(shop: sb.Database, session: Session) -> None:
+    session.execute("USE Annex GRANT CONNECT TO guest GRANT SELECT ON Things TO guest USE Shop")
+    session.execute("EXECUTE AS USER = 'Clerk'")
+    assert session.execute("SELECT COUNT(*) FROM Annex.dbo.Things").rows == [(0,)]
+    with refused(229):
+        session.execute("INSERT Annex.dbo.Things VALUES (1)")
+    session.execute("REVERT USE Annex REVOKE CONNECT FROM guest REVOKE SELECT ON Things FROM guest")
+
+
+def test_a_session_that_was_opened_as_a_user_is_that_user_everywhere(shop: sb.Database) -> None:
+    for name in ("Clerk", "Boss"):
+        with Session(as_user(shop, name)) as session:
+            for script in ("USE Annex", "SELECT * FROM Annex.dbo.Things"):
+                with refused(916, name):
+                    session.execute(script)
+            with refused(262):
+                session.execute("CREATE DATABASE New")
+            session.execute("REVERT")
+            assert who(session) == name
+
+
+def test_a_module_of_dbo_reaches_no_other_database_unless_its_own_is_trustworthy(
+    shop: sb.Database, session: Session
+) -> None:
+    with refused(916, "Annex"):
+        session.execute("EXEC Elsewhere")
+    session.execute("ALTER DATABASE Shop SET TRUSTWORTHY ON")
+    assert column(session, "SELECT is_trustworthy_on FROM sys.databases WHERE name = 'Shop'") == [1]
+    assert column(session, "EXEC Elsewhere") == [0]
+    assert column(session, "EXECUTE AS USER = 'dbo' USE Annex SELECT USER_NAME() USE Shop REVERT") == ["dbo"]
+    assert column(session, "EXECUTE AS USER = 'Visitor' USE Annex SELECT USER_NAME() USE Shop REVERT") == ["Guest1"]
+    session.execute("EXECUTE AS USER = 'Clerk'")  # who has no login is nobody there
+    with refused(916):
+        session.execute("USE Annex")
+    session.execute("REVERT ALTER DATABASE Shop SET TRUSTWORTHY OFF")
+    with refused(916):
+        session.execute("EXEC Elsewhere")
+
+
+def test_only_an_administrator_makes_a_database_trustworthy(shop: sb.Database, session: Session) -> None:
+    session.execute("CREATE USER Owner1 WITHOUT LOGIN ALTER ROLE db_owner ADD MEMBER Owner1")
+    for script in ("EXECUTE AS USER = 'Owner1'", "EXECUTE AS USER = 'dbo'"):
+        session.execute(script)
+        with refused(15247):
+            session.execute("ALTER DATABASE Shop SET TRUSTWORTHY ON")
+        session.execute("REVERT")
+    session.execute("DROP USER Owner1")
+    assert not query(shop, "select from servicebroker.databases where is_trustworthy_on")
+
+
+# ---------------------------------------------------------------- logins
+
+
+def test_a_login_is_its_user_in_every_database(session: Session) -> None:
+    session.execute("EXECUTE AS LOGIN = 'visitor'")
+    assert column(session, "SELECT SUSER_SNAME() SELECT ORIGINAL_LOGIN() SELECT USER_NAME()") == [
+        "visitor",
+        "dbo",
+        "Visitor",
+    ]
+    assert column(session, "USE Annex SELECT USER_NAME() USE master SELECT USER_NAME() USE Shop") == ["Guest1", "guest"]
+    session.execute("INSERT Annex.dbo.Things VALUES (1)")
+    with refused(229):
+        session.execute("DELETE FROM Annex.dbo.Things")
+    session.execute("REVERT DELETE FROM Annex.dbo.Things")
+    with refused(916, "chief", "Shop"):  # it has no user here
+        session.execute("EXECUTE AS LOGIN = 'chief'")
+    with refused(15406):
+        session.execute("EXECUTE AS LOGIN = 'nobody'")
+    assert column(
+        session, "EXECUTE AS LOGIN = 'sa' SELECT USER_NAME() USE Annex SELECT USER_NAME() USE Shop REVERT"
+    ) == [
+        "dbo",
+        "dbo",
+    ]
+
+
+def test_impersonate_on_a_login(shop: sb.Database, session: Session) -> None:
+    session.execute("USE Shop CREATE USER Chief FOR LOGIN chief USE master EXECUTE AS LOGIN = 'visitor'")
+    with refused(15406, "chief"):
+        session.execute("EXECUTE AS LOGIN = 'chief'")
+    session.execute("REVERT GRANT IMPERSONATE ON LOGIN::chief TO visitor EXECUTE AS LOGIN = 'visitor' USE Shop")
+    session.execute("EXECUTE AS LOGIN = 'chief'")
+    assert who(session) == "Chief"
+    shown = "SELECT class_desc, permission_name, state_desc FROM sys.server_permissions "
+    shown += "WHERE permission_name = 'IMPERSONATE'"
+    assert session.execute(shown).rows == [("SERVER_PRINCIPAL", "IMPERSONATE", "GRANT")]
+    session.execute(
+        "REVERT USE master REVERT DENY IMPERSONATE ON LOGIN::chief TO visitor USE Shop EXECUTE AS LOGIN = 'visitor'"
+    )
+    with refused(15406):
+        session.execute("EXECUTE AS LOGIN = 'chief'")
+    shop.instance.revoke("IMPERSONATE", "visitor", login="chief")
+    shop.instance.grant("IMPERSONATE ANY LOGIN", "visitor")
+    session.execute("EXECUTE AS LOGIN = 'chief' REVERT")
+    shop.instance.deny("IMPERSONATE", "visitor", login="chief")
+    with refused(15406):
+        session.execute("EXECUTE AS LOGIN = 'chief'")
+    shop.instance.revoke("IMPERSONATE ANY LOGIN", "visitor")
+    shop.instance.revoke("IMPERSONATE", "visitor", login="chief")
+    with refused(15406):
+        session.execute("EXECUTE AS LOGIN = 'sa'")
+    session.execute("REVERT DROP USER Chief")
+
+
+def test_what_a_login_is_granted_on_the_instance(shop: sb.Database, session: Session) -> None:
+    for permission, script, number, undo in [
+        ("CREATE ANY DATABASE", "CREATE DATABASE Fresh", 262, "DROP DATABASE Fresh"),
+        ("ALTER ANY LOGIN", "CREATE LOGIN fresh WITH PASSWORD = 'x'", 15247, "DROP LOGIN fresh"),
+        ("ALTER ANY LOGIN", "ALTER LOGIN chief ENABLE", 15151, ""),
+        ("ALTER ANY LOGIN", "DROP LOGIN spare", 15151, "CREATE LOGIN spare WITH PASSWORD = 'x'"),
+        (
+            "CREATE ENDPOINT",
+            "CREATE ENDPOINT E AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER",
+            15247,
+            "DROP ENDPOINT E",
+        ),
+        ("CONTROL SERVER", "GRANT ALTER ANY LOGIN TO chief", 4613, "REVOKE ALTER ANY LOGIN FROM chief"),
+        ("CONTROL SERVER", "CREATE CERTIFICATE C WITH SUBJECT = 'C'", 15247, "DROP CERTIFICATE C"),
+    ]:
+        session.execute("USE master IF NOT EXISTS (SELECT * FROM sys.server_principals WHERE name = 'spare') "
+                        "CREATE LOGIN spare WITH PASSWORD = 'x'")  # fmt: skip
+        session.execute("EXECUTE AS LOGIN = 'visitor'")
+        with refused(number):
+            session.execute(script)
+        session.execute(f"REVERT GRANT {permission} TO visitor EXECUTE AS LOGIN = 'visitor' {script} REVERT")
+        session.execute(f"REVOKE {permission} FROM visitor {undo}")
+    with refused(4621):
+        session.execute("USE Shop GRANT ALTER ANY LOGIN TO visitor")
+    with refused(4606):
+        session.execute("USE master GRANT SELECT ON LOGIN::chief TO visitor")
+    with refused(15151, "login 'nobody'"):
+        session.execute("GRANT ALTER ANY LOGIN TO nobody")
+    session.execute("USE Shop")
+
+
+def test_who_makes_a_database_is_db_owner_of_it(session: Session) -> None:
+    session.execute("USE master GRANT CREATE ANY DATABASE TO visitor EXECUTE AS LOGIN = 'visitor' CREATE DATABASE Mine")
+    session.execute("USE Mine CREATE QUEUE Q CREATE TABLE T (n INT) INSERT T VALUES (1)")
+    assert column(session, "SELECT USER_NAME() SELECT IS_MEMBER('db_owner')") == ["visitor", 1]
+    session.execute("USE master DROP DATABASE Mine REVERT REVOKE CREATE ANY DATABASE FROM visitor USE Shop")
+
+
+# ---------------------------------------------------------------- IMPERSONATE by the API
+
+
+def test_impersonate_is_granted_by_the_api_too(shop: sb.Database) -> None:
+    shop.create_user("Temp")
+    shop.grant("IMPERSONATE", "Temp", user="Boss")
+    shown = "select class_desc, major_id, type from sys.database_permissions where permission_name = 'IMPERSONATE'"
+    number = query(shop, "select principal_id from servicebroker.principals where name = 'Boss'")[0][0]
+    assert ("DATABASE_PRINCIPAL", number, "IM") in query(shop, shown)
+    with Session(as_user(shop, "Temp")) as session:
+        session.execute("EXECUTE AS USER = 'Boss'")
+        assert who(session) == "Boss"
+    shop.deny("IMPERSONATE", "Temp", user="Boss")
+    with Session(as_user(shop, "Temp")) as session, refused(15517):
+        session.execute("EXECUTE AS USER = 'Boss'")
+    with refused(15151, "user 'nobody'"):
+        shop.grant("IMPERSONATE", "Temp", user="nobody")
+    with refused(4606):
+        shop.grant("RECEIVE", "Temp", user="Boss")
+    shop.drop_user("Temp")
+
+
+def test_what_was_granted_on_a_table_is_shown_and_goes_with_it(shop: sb.Database, session: Session) -> None:
+    session.execute("CREATE TABLE Kept (n INT)")
+    shop.grant("SELECT", "Boss", tsql_object="Kept")
+    shop.grant("EXECUTE", "Boss", tsql_object="dbo.Caller")
+    shop.grant("INSERT", "Boss", schema="dbo")
+    shown = (
+        "SELECT OBJECT_NAME(major_id), permission_name FROM sys.database_permissions p WHERE class = 1 "
+        "AND grantee_principal_id = DATABASE_PRINCIPAL_ID('Boss') ORDER BY 2"
+    )
+    assert session.execute(shown).rows == [("Caller", "EXECUTE"), ("Kept", "SELECT")]
+    session.execute("DROP TABLE Kept CREATE TABLE Kept (n INT) EXECUTE AS USER = 'Boss'")
+    with refused(229):
+        session.execute("SELECT * FROM Kept")
+    session.execute("REVERT DROP TABLE Kept REVOKE EXECUTE ON Caller FROM Boss REVOKE INSERT ON SCHEMA::dbo FROM Boss")
+    boss = "(select principal_id from servicebroker.principals where name = 'Boss')"
+    assert query(shop, f"select from servicebroker.permissions where grantee_id = {boss} and class = 1001") == []
+    with refused(15151, "object 'Nowhere'"):
+        shop.grant("SELECT", "Boss", tsql_object="Nowhere")
+
+
+def test_the_transmission_queue_is_for_db_owner(shop: sb.Database, session: Session) -> None:
+    session.execute(
+        "CREATE QUEUE Out CREATE SERVICE Out ON QUEUE Out DECLARE @h UNIQUEIDENTIFIER "
+        "BEGIN DIALOG @h FROM SERVICE Out TO SERVICE 'Nowhere' WITH ENCRYPTION = OFF "
+        ";SEND ON CONVERSATION @h ('secret')"
+    )
+    session.execute("CREATE VIEW Waiting AS SELECT message_body FROM sys.transmission_queue")
+    count = "SELECT COUNT(*) FROM sys.transmission_queue"
+    assert column(session, count) == [1]
+    session.execute("GRANT SELECT ON Waiting TO Clerk EXECUTE AS USER = 'Clerk'")
+    assert column(session, f"{count} SELECT COUNT(*) FROM Waiting") == [0, 0]
+    assert column(session, "REVERT SELECT COUNT(*) FROM Waiting") == [1]
+    session.execute("DROP VIEW Waiting")
