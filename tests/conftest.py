@@ -28,7 +28,7 @@ from servicebroker.store.embedded import EmbeddedServer
 from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
 
 _numbers = itertools.count(1)
-_databases: list[str] = []  # PostgreSQL databases that were made and not dropped
+_databases: dict[str, str] = {}  # PostgreSQL databases that were made and not dropped, and their servers
 _templates: set[str] = set()
 
 SECOND_TRIES = 2  # tests of a run that may be run once more
@@ -172,21 +172,20 @@ def make_url(server: EmbeddedServer) -> Callable[..., str]:
         with psycopg.connect(server.url, autocommit=True) as connection:
             text = f"create database {name} template {template} strategy file_copy"
             connection.execute(text)  # type: ignore[call-overload]
-        _databases.append(name)
+        _databases[name] = server.url
         return server.url.replace(":///servicebroker?", f":///{name}?")
 
     return make
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_databases(request: pytest.FixtureRequest) -> Iterator[None]:
+def own_databases() -> Iterator[None]:
     """What the tests of a module have made is dropped after them: a run would fill the memory."""
-    kept = len(_databases)
     yield
-    mine = [name for name in _databases[kept:] if name not in _templates]
-    del _databases[kept:]
+    mine = {name: url for name, url in _databases.items() if name not in _templates}
+    _databases.clear()
     if mine:
-        with psycopg.connect(request.getfixturevalue("server").url, autocommit=True) as connection:
+        with psycopg.connect(next(iter(mine.values())), autocommit=True) as connection:
             for name in mine:
                 connection.execute(f"drop database if exists {name} with (force)")  # type: ignore[call-overload]
 
