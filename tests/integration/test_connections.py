@@ -357,7 +357,7 @@ def test_a_greeting_in_single_bytes_is_one(two: Two) -> None:
         peer.connection.begin(1, time.monotonic())
         for byte in peer.connection.outgoing():
             peer.stream.sendall(bytes([byte]))
-        assert peer.hears(Online).instance == two.east.identifier
+        assert peer.hears(Online).seat == two.east.identifier
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,19 @@ from uuid import uuid4
 
 import psycopg
 
-from servicebroker.broker import connections, forwarding, metrics
+from servicebroker.broker import connections, forwarding, journal, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.seat import seat
+from servicebroker.broker.seat import instance_of, seat
 from servicebroker.broker.standing import Proof
+from servicebroker.broker.transaction import alone
 from servicebroker.engine.built_in import answer_built_in
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
+from servicebroker.engine.peers import save_answers, save_mistrusted
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.site import Here
 from servicebroker.engine.standing import find_standing
@@ -87,7 +89,7 @@ class Daemon:
         self._inbox = Inbox()
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
-            self._network = Network(seat(connection), uuid4(), self._inbox, clock)
+            self._network = Network(seat(connection), uuid4(), self._inbox, clock, instance_of(connection))
         self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here, keys=keys)
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
@@ -232,6 +234,7 @@ class Daemon:
             return
         self._look_at = now + LOOK
         self._proof.renew(connection)
+        self._keep(connection)
         self._follow(connection)
         metrics.show_backlog(*self._network.backlog())
         shown = self._network.observe()
@@ -245,6 +248,16 @@ class Daemon:
         if refused := self._network.take_refusals():
             connections.count(connection, refused, self._clock())
         self._take_answers(connection)
+
+    def _keep(self, connection: psycopg.Connection[Any]) -> None:
+        """What was learned of peers, and what they have done that is not theirs."""
+        peers = self._network.peers
+        if answers := peers.take_answers():
+            run_alone(connection, save_answers(answers, self._clock()))
+        if mistrusted := peers.take_mistrusted():
+            run_alone(connection, alone(save_mistrusted(mistrusted, self._clock())))
+            for what, (times, detail) in mistrusted.items():
+                journal.mistrusted(what, times, detail)
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.look(connection, self._clock())

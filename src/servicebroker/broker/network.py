@@ -20,11 +20,13 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.connections import Observed, Refusals
 from servicebroker.broker.links import Arrival, Link
+from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.stream import Stream
 from servicebroker.engine.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
-from servicebroker.protocol.adjacent import Closed, Myself, Online
+from servicebroker.model.peers import STANDING, Mistrust, Peer
+from servicebroker.protocol.adjacent import Closed, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address
@@ -33,7 +35,7 @@ INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay before the streams
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
 WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
-OWNERS = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
+REMEMBERED = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
 SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
 TICK = 0.5  # seconds
 
@@ -147,18 +149,26 @@ _NONE = Attempt(0.0, 0.0, "")
 class Network:
     """The connections of one instance: those it opens, and those it accepts where it listens, as its policy says."""
 
-    def __init__(self, instance: UUID, incarnation: UUID, inbox: Inbox, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        seat: UUID,
+        incarnation: UUID,
+        inbox: Inbox,
+        clock: Callable[[], datetime],
+        instance: UUID | None = None,
+    ) -> None:
         self.inbox = inbox
         self.clock = clock
         self.policy = OFF
-        self.me = Myself(instance, incarnation)
-        self.arbiter: Arbiter[Stream] = Arbiter(instance)
+        self.me = Myself(seat, incarnation, instance=instance)
+        self.peers = Peers(instance)
+        self.arbiter: Arbiter[Stream] = Arbiter(seat)
         self.streams: set[Stream] = set()
         self._lock = threading.Lock()
-        self._peers: dict[Address, UUID] = {}  # who answered there, while its link is online
+        self._peers: dict[Address, Peer] = {}  # who answered there, while its link is online
         self._attempts: dict[Address, Attempt] = {}
         self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
-        self._owners: dict[Address, UUID] = {}  # who answered there last
+        self._last: dict[Address, Peer] = {}  # who answered there last
         self._connecting: set[Address] = set()
         self._wanted: set[Address] = set()  # asked for while nothing could leave
         self._plain: set[Address] = set()  # where a peer takes no TLS
@@ -228,7 +238,7 @@ class Network:
         with self._lock:
             self._questions.pop(address, None)
             self._questions[address] = known
-            if len(self._questions) > OWNERS:
+            if len(self._questions) > REMEMBERED:
                 del self._questions[next(iter(self._questions))]
         link = self.reach(address)
         if isinstance(link, Stream):
@@ -259,6 +269,7 @@ class Network:
 
     async def _obey(self, policy: Policy) -> int | None:
         before, self.policy = self.policy, policy
+        self.peers.obey(policy)
         if policy._replace(forwards=before.forwards, forward_size=before.forward_size) != before:
             self._plain.clear()
             self._end_all(
@@ -340,29 +351,42 @@ class Network:
             self._attempts[address] = Attempt(time.monotonic() + pause, pause, status)
         self.inbox.put(Unreached(address, status))
 
+    def doubt(self, stream: Stream) -> str | None:
+        """A peer has greeted: why it is not believed to be who it says. Who answers us is remembered."""
+        if stream.address is None:
+            return self.peers.greeted(stream.owner, stream.instance)
+        why = self.peers.answered(stream.address, stream.owner, stream.instance)
+        for other in [one for one in self.streams if one.phase is Phase.ONLINE and one.instance == stream.instance]:
+            claimed = self.peers.objection(other.owner, other.instance)  # somebody else claims it as well now
+            if claimed is not None and other is not stream:
+                other.refuse(claimed)
+        return why
+
     def online(self, stream: Stream, event: Online) -> None:
         """A connection may carry messages, unless another one with the same peer does."""
+        peer = Peer(stream.owner, event.seat)
         with self._lock:
-            loser = self.arbiter.online(stream, event, is_opener=stream.address is not None, moment=stream.moment)
+            loser = self.arbiter.online(
+                stream, event, is_opener=stream.address is not None, moment=stream.moment, owner=peer.owner
+            )
             if stream.address is not None:
                 self._connecting.discard(stream.address)
                 self._attempts.pop(stream.address, None)
                 self._asked.pop(stream.address, None)
-                self._peers[stream.address] = event.instance
-                self._owners.pop(stream.address, None)
-                self._owners[stream.address] = event.instance
-                if len(self._owners) > OWNERS:
-                    del self._owners[next(iter(self._owners))]
+                self._peers[stream.address] = peer
+                self._last.pop(stream.address, None)
+                self._last[stream.address] = peer
+                if len(self._last) > REMEMBERED:
+                    del self._last[next(iter(self._last))]
             else:
-                self._peer_is_back(event.instance)
+                self._peer_is_back(peer)
         if loser is not None:
             loser.shut(28033, RULES[28033].text)
         if stream.address is not None:
             self.inbox.put(Reached(stream.address))
+        self._loop.call_soon(self._ask_again, peer)
 
-        self._loop.call_soon(self._ask_again, event.instance)
-
-    def _ask_again(self, peer: UUID) -> None:
+    def _ask_again(self, peer: Peer) -> None:
         """A half of a mirrored pair is reached."""
         with self._lock:
             link = self.arbiter.find(peer)
@@ -370,17 +394,19 @@ class Network:
         if link is not None and known is not None:
             link.ask(known)
 
-    def _halves(self, peer: UUID) -> list[Address]:
+    def _halves(self, peer: Peer) -> list[Address]:
         """The addresses of mirrored pairs at which this peer answers. The caller has the lock."""
         return [address for address, one in self._peers.items() if one == peer and address in self._questions]
 
     def told(self, stream: Stream, standing: Standing) -> None:
         """A peer has said whether it is the principal."""
-        assert stream.connection.peer is not None
+        assert stream.peer is not None
         with self._lock:
-            halves = self._halves(stream.connection.peer.instance)
+            halves = self._halves(stream.peer)
         for address in halves:
             self.inbox.put(Answered(address, standing))
+        if not halves and self.peers.proves:
+            self.peers.mistrust(Mistrust(stream.owner, STANDING), f"{standing.role.name} of {standing.system}")
 
     def asked(self, known: Known) -> None:
         """A peer wants to know whether we are the principal, and has seen this timeline of a cluster."""
@@ -394,10 +420,10 @@ class Network:
         for stream in list(self.streams):
             stream.tell(self._told)
 
-    def _peer_is_back(self, instance: UUID) -> None:
+    def _peer_is_back(self, peer: Peer) -> None:
         """It has connected to us: where it was not reached lately it may be now. The caller has the lock."""
         for address in self._asked:
-            if self._owners.get(address) == instance:
+            if self._last.get(address) == peer:
                 self._begin_connecting(address)
 
     def over(self, stream: Stream, closed: Closed, *, was_online: bool) -> None:
@@ -405,7 +431,7 @@ class Network:
         self.streams.discard(stream)
         with self._lock:
             self.arbiter.gone(stream)
-            peer = stream.connection.peer.instance if stream.connection.peer else None
+            peer = stream.peer
             lost: list[Address] = []
             if peer is not None and self.arbiter.find(peer) is None:
                 lost = self._halves(peer)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import psycopg
 
@@ -18,14 +21,19 @@ from servicebroker.engine.network_endpoints import (
     NetworkEndpoint,
     find_endpoint,
 )
-from servicebroker.engine.transport_certificates import Certificate, all_certificates
+from servicebroker.engine.peers import find_answers
+from servicebroker.engine.transport_certificates import Certificate, all_certificates, shown
 from servicebroker.model.errors import RULES, InstanceError
+from servicebroker.model.peers import Answer
 from servicebroker.protocol.routing import Address
 from servicebroker.store.addresses import own_addresses
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.running import run
 
 _log = logging.getLogger("servicebroker.broker")
+
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Policy(NamedTuple):
@@ -37,6 +45,10 @@ class Policy(NamedTuple):
         silence: the number of the reason why nothing leaves, 0 when it does.
         encryption: DISABLED, SUPPORTED or REQUIRED.
         tls: None while there is no certificate to show.
+        owners: of the certificates that are imported.
+        named: for an instance, the owners of the imported certificates that name it.
+        accepted: for an instance that several have claimed, whose it is.
+        answers: who has answered where we connected, as it was kept.
     """
 
     host: str = ""
@@ -47,6 +59,15 @@ class Policy(NamedTuple):
     tls: Tls | None = None
     forwards: bool = False
     forward_size: int = 0  # MB
+    owners: frozenset[str] = frozenset()
+    named: Mapping[UUID, frozenset[str]] = EMPTY
+    accepted: Mapping[UUID, str] = EMPTY
+    answers: Mapping[Address, Answer] = EMPTY
+
+    @property
+    def proves(self) -> bool:
+        """Whether connections prove who their peers are."""
+        return self.tls is not None and self.encryption != DISABLED
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -71,14 +92,15 @@ class PolicyWatch:
         """The policy, when it is another one than at the last look; else None."""
         endpoint = self.listener or run(connection, find_endpoint())
         certificates = run(connection, all_certificates())
-        own = _choose(endpoint, certificates, now)
+        own = shown(endpoint, certificates, now)
         basis = (endpoint, certificates, own)
         if basis == self._basis:
             return None
         if self._basis is not None:
             _log.info(RULES[11295 if self._basis[0] != endpoint else 11296].text)
         self._basis = basis
-        return self._policy(endpoint, certificates, own)
+        policy = self._policy(endpoint, certificates, own)
+        return policy._replace(**_trust(certificates), answers=run(connection, find_answers()))
 
     def forget(self) -> None:
         """Make the policy anew at the next look."""
@@ -126,9 +148,12 @@ class PolicyWatch:
             return None
 
 
-def _choose(endpoint: NetworkEndpoint | None, certificates: list[Certificate], now: datetime) -> Certificate | None:
-    """Our certificate: the one that the endpoint names, else the oldest, as long as it is valid."""
-    valid = [one for one in certificates if one.is_own and one.facts.is_valid(now)]
-    if endpoint is not None and endpoint.certificate_id is not None:
-        valid = [one for one in valid if one.certificate_id == endpoint.certificate_id]
-    return min(valid, key=lambda one: one.certificate_id, default=None)
+def _trust(certificates: list[Certificate]) -> dict[str, Any]:
+    """Whom the imported certificates stand for."""
+    imported = [one for one in certificates if not one.is_own]
+    named: dict[UUID, frozenset[str]] = {}
+    for owner, instance in (one.proved for one in imported):
+        if instance is not None:
+            named[instance] = named.get(instance, frozenset()) | {owner}
+    accepted = {instance: one.proved.owner for one in imported for instance in one.claims}
+    return {"owners": frozenset(one.proved.owner for one in imported), "named": named, "accepted": accepted}

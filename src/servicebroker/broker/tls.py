@@ -13,6 +13,7 @@ from pathlib import Path
 
 from servicebroker.engine.transport_certificates import Certificate
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.peers import UNPROVED, Proved
 
 HANDSHAKE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
 RECORDS = range(0x14, 0x18)  # the first byte of what a TLS server may answer
@@ -47,7 +48,7 @@ class Tls:
 
 
 class Channel:
-    """One secured stream. `peer` is set once both sides have shown their certificates."""
+    """One secured stream. `peer` is set once both sides have shown their certificates; `proved` is what that means."""
 
     def __init__(self, context: ssl.SSLContext, peers: dict[bytes, Certificate], *, is_opener: bool) -> None:
         self.peer: Certificate | None = None
@@ -55,6 +56,11 @@ class Channel:
         self._is_opener = is_opener
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=not is_opener)
+
+    @property
+    def proved(self) -> Proved:
+        """What the peer's certificate stands for; nothing before it has shown it."""
+        return UNPROVED if self.peer is None else self.peer.proved
 
     def outgoing(self) -> bytes:
         """What is to be written to the stream, once."""

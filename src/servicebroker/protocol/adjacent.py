@@ -43,25 +43,28 @@ class Phase(StrEnum):
 class Hello(Struct, array_like=True, frozen=True):
     """What the side that connected says first.
 
-    `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances.
+    `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances. A daemon that
+    does not know `instance` yet leaves it out.
     """
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     moment: Counter
     oldest: Version
     newest: Version
     capabilities: Capabilities = ()
+    instance: UUID | None = None
 
 
 class Welcome(Struct, array_like=True, frozen=True):
     """The other side accepts; `version` and `capabilities` are those both have."""
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     moment: Counter
     version: Version
     capabilities: Capabilities = ()
+    instance: UUID | None = None
 
 
 class Goodbye(Struct, array_like=True, frozen=True):
@@ -88,13 +91,14 @@ class Says(Struct, array_like=True, frozen=True):
 
 
 class Myself(NamedTuple):
-    """Who we are, in this start of the daemon."""
+    """Who we are, in this start of the daemon; `instance` is the same in a primary and its standbys, `seat` is not."""
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     capabilities: tuple[str, ...] = (MIRRORING,)
     oldest: int = OLDEST_VERSION
     newest: int = NEWEST_VERSION
+    instance: UUID | None = None
 
 
 class Greeted(NamedTuple):
@@ -106,7 +110,7 @@ class Greeted(NamedTuple):
 class Online(NamedTuple):
     """Messages may travel; who greeted us, and the `moment` at which it welcomed us, if we connected."""
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     moment: int
 
@@ -205,7 +209,7 @@ class Connection:
         self.phase = Phase.NEGOTIATING
         if self.is_opener:
             me = self._me
-            hello = Hello(me.instance, me.incarnation, moment, me.oldest, me.newest, me.capabilities)
+            hello = Hello(me.seat, me.incarnation, moment, me.oldest, me.newest, me.capabilities, me.instance)
             self._say(FrameKind.HELLO, _encoder.encode(hello), now)
 
     def welcome(self, moment: int, now: float) -> Online:
@@ -214,14 +218,14 @@ class Connection:
         assert isinstance(self.peer, Hello)
         me, peer = self._me, self.peer
         common = tuple(one for one in me.capabilities if one in peer.capabilities)
-        answer = Welcome(me.instance, me.incarnation, moment, self.version, common)
+        answer = Welcome(me.seat, me.incarnation, moment, self.version, common, me.instance)
         self._say(FrameKind.WELCOME, _encoder.encode(answer), now)
         return self._go_online(peer, common, now)
 
-    def reject(self, number: int, now: float) -> Closed:
-        """Do not let in the peer that greeted; `number` says why."""
+    def reject(self, why: BrokerError, now: float) -> Closed:
+        """Do not let in the peer that greeted."""
         self._expect(Phase.ARBITRATING)
-        return self._part(FrameKind.REJECT, BrokerError(number), now)
+        return self._part(FrameKind.REJECT, why, now)
 
     def send(self, body: bytes, now: float, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one."""
@@ -359,7 +363,7 @@ class Connection:
         self.capabilities = frozenset(capabilities)
         self._reader.limit = MAXIMUM_BODY
         self._active_at = now
-        return Online(peer.instance, peer.incarnation, peer.moment)
+        return Online(peer.seat, peer.incarnation, peer.moment)
 
     def _expect(self, phase: Phase) -> None:
         if self.phase is not phase:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime
 from typing import TypeVar
 
 from servicebroker.api.aio.certificates import File, read_file, write_file
-from servicebroker.engine import logins, network_endpoints, transport_certificates
+from servicebroker.engine import logins, network_endpoints, peers, transport_certificates
 from servicebroker.engine.alter import lock_catalog
-from servicebroker.model.errors import BrokerError
+from servicebroker.engine.peers import Accepted
+from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.aio.concurrency import in_thread
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import run_alone
-from servicebroker.store.certificates import DAYS, as_pem, key_pem, make, read, read_key
+from servicebroker.store.certificates import DAYS, PrivateKey, as_pem, key_pem, make, read, read_key
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.statements import Steps
 
@@ -181,7 +183,12 @@ class AsyncNetwork(ABC):
         """
         key = None
         if file is None:
-            facts, key = make(name if subject is None else subject, self.clock(), days)
+            now, own = self.clock(), await self._administer(transport_certificates.myself())
+            before = transport_certificates.shown(own.endpoint, own.certificates, now)
+            predecessor = None if before is None else await self._private_key(before)
+            facts, key = make(
+                name if subject is None else subject, now, days, instance=own.instance, predecessor=predecessor
+            )
         else:
             facts = read(await in_thread(read_file, file))
             if private_key_file is not None:
@@ -200,6 +207,27 @@ class AsyncNetwork(ABC):
             folder.remove(facts.thumbprint)
             raise
         return facts.thumbprint
+
+    async def _private_key(self, certificate: Certificate) -> PrivateKey | None:
+        """The key of one of our certificates, when it is here and nobody else's."""
+        with suppress(InstanceError, BrokerError):
+            file = (await self.key_folder()).find(certificate.facts.thumbprint)
+            return None if file is None else read_key(await in_thread(read_file, file), None, certificate.facts)
+        return None
+
+    async def accept_certificate(self, name: str) -> Accepted:
+        """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
+
+        It is about instances that somebody else claims too, and about addresses at which somebody else has answered
+        before. From then on the others are not believed to be that.
+
+        Returns:
+            The instances and the addresses; neither, when nobody claims anything of it.
+
+        Raises:
+            BrokerError: 15151 no such certificate of a peer, 15247.
+        """
+        return await self._administer(peers.accept(name, self.clock()))
 
     async def backup_certificate(self, name: str, file: File) -> None:
         """BACKUP CERTIFICATE name TO FILE: without its key, for others to import.
