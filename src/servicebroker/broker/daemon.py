@@ -52,6 +52,8 @@ PACE = 0.02  # seconds between rounds that follow each other: many small transac
 MANY = 8  # messages that are much to do for one round
 AWAKE = 4  # rounds with much to do, none of them finding nothing, until it need not be woken; with little: it dozes
 ROUND = 2_000  # frames that a round takes
+FEWEST = 16  # of them; while several peers bring something, as many as it can take in a short round:
+SHORT = 0.02  # seconds
 FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 RECONNECT = 1.0  # seconds between attempts to reach the database again
@@ -90,12 +92,15 @@ class Daemon:
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
             self._network = Network(seat(connection), uuid4(), self._inbox, clock, instance_of(connection))
-        self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here, keys=keys)
+        self._relay = Relay(
+            self._network, clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
+        )
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
+        self._most = ROUND
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
@@ -331,7 +336,8 @@ class Daemon:
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
-        taken = self._inbox.take(ROUND)
+        began = time.monotonic()
+        taken = self._inbox.take(self._most)
         arrivals = []
         for one in taken:
             match one:
@@ -348,6 +354,8 @@ class Daemon:
                 case Outdated():
                     self._proof.challenge(one.known)
         carried = self._relay.round(connection, arrivals)
+        is_long = self._inbox.is_shared and time.monotonic() - began > SHORT
+        self._most = max(self._most // 2, FEWEST) if is_long else min(self._most * 2, ROUND)
         self._look(connection)
         return max(carried, min(len(taken), 1))
 

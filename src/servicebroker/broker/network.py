@@ -31,7 +31,10 @@ from servicebroker.protocol.arbitration import Arbiter
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address
 
-INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay before the streams are not read any more
+INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
+OVERHEAD = 500  # bytes that a frame counts for beside its body
+ACTIVE = 5.0  # seconds for which a peer that has brought something has its share
+LINKS = 64  # connections of one owner
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
 WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
@@ -86,50 +89,96 @@ class Outdated(NamedTuple):
 Happening = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
+class _Line:
+    """What one peer has brought, and when lately."""
+
+    def __init__(self) -> None:
+        self.arrivals: deque[Arrival] = deque()
+        self.size = 0  # bytes of their bodies
+        self.active_at = 0.0
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory."""
+        return self.size + OVERHEAD * len(self.arrivals)
+
+
 class Inbox:
     """What has happened on the network and waits for the relay's thread.
 
+    Each owner has a line of its own, and these are taken from in turns; who has proved nothing has one for each link.
+
     Attributes:
-        relieved: called when it was full and has room again.
+        relieved: called when a line that was full has room again.
     """
 
     def __init__(self) -> None:
         self.relieved: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-        self._items: deque[Happening] = deque()
-        self._size = 0
+        self._happened: deque[Happening] = deque()
+        self._lines: dict[object, _Line] = {}
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
         """Add one, and ring."""
         with self._lock:
-            self._items.append(item)
-            self._size += len(item.body) if isinstance(item, Arrival) else 0
+            if isinstance(item, Arrival):
+                line = self._lines.setdefault(_line(item.link), _Line())
+                line.arrivals.append(item)
+                line.size += len(item.body)
+                line.active_at = time.monotonic()
+            else:
+                self._happened.append(item)
         self.bell.set()
 
     def take(self, most: int) -> list[Happening]:
-        """At most so many, in their order."""
+        """At most so many: what has happened first, then what was brought, of each line one in turns."""
         with self._lock:
-            was_full = self.is_full
-            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
-            self._size -= sum(len(item.body) for item in taken if isinstance(item, Arrival))
-            is_relieved = was_full and not self.is_full
+            full = [line for line in self._lines.values() if self._is_full(line)]
+            taken = [self._happened.popleft() for _ in range(min(most, len(self._happened)))]
+            waiting = [line for line in self._lines.values() if line.arrivals]
+            while waiting and len(taken) < most:
+                for line in waiting[: most - len(taken)]:
+                    arrival = line.arrivals.popleft()
+                    line.size -= len(arrival.body)
+                    taken.append(arrival)
+                waiting = [line for line in waiting if line.arrivals]
+            now = time.monotonic()
+            self._lines = {
+                key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
+            }
+            is_relieved = any(not self._is_full(line) for line in full)
         if is_relieved:
             self.relieved()
         return taken
 
     @property
-    def size(self) -> int:
-        """Bytes of the bodies in it."""
-        return self._size
+    def is_shared(self) -> bool:
+        """Whether several peers bring something these days."""
+        return len(self._lines) > 1
 
     @property
-    def is_full(self) -> bool:
-        """Whether the streams should not be read any more."""
-        return self._size > INBOX
+    def size(self) -> int:
+        """Bytes of the bodies in it."""
+        with self._lock:
+            return sum(line.size for line in self._lines.values())
+
+    def is_full(self, link: Link) -> bool:
+        """Whether the streams of that peer should not be read any more: it has its share of the room."""
+        with self._lock:
+            line = self._lines.get(_line(link))
+            return line is not None and self._is_full(line)
+
+    def _is_full(self, line: _Line) -> bool:
+        return line.weight > INBOX // (len(self._lines) + 1)
 
     def __len__(self) -> int:
-        return len(self._items)
+        with self._lock:
+            return len(self._happened) + sum(len(line.arrivals) for line in self._lines.values())
+
+
+def _line(link: Link) -> object:
+    return link.owner or link
 
 
 class Backlog(NamedTuple):
@@ -354,13 +403,18 @@ class Network:
     def doubt(self, stream: Stream) -> str | None:
         """A peer has greeted: why it is not believed to be who it says. Who answers us is remembered."""
         if stream.address is None:
-            return self.peers.greeted(stream.owner, stream.instance)
+            return self.peers.greeted(stream.owner, stream.instance) or self._is_crowded(stream)
         why = self.peers.answered(stream.address, stream.owner, stream.instance)
         for other in [one for one in self.streams if one.phase is Phase.ONLINE and one.instance == stream.instance]:
             claimed = self.peers.objection(other.owner, other.instance)  # somebody else claims it as well now
             if claimed is not None and other is not stream:
                 other.refuse(claimed)
         return why
+
+    def _is_crowded(self, stream: Stream) -> str | None:
+        """Why one more connection is too many: they would use up the sockets of this process."""
+        many = sum(one.phase is Phase.ONLINE and one.owner == stream.owner for one in self.streams)
+        return f"its owner has {many} connections" if stream.owner and many >= LINKS else None
 
     def online(self, stream: Stream, event: Online) -> None:
         """A connection may carry messages, unless another one with the same peer does."""

@@ -17,6 +17,7 @@ from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import NOBODY, Peer
 from servicebroker.protocol.adjacent import (
+    Alive,
     Arrived,
     Asked,
     Closed,
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from servicebroker.broker.network import Network
 
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
+NOISE = 500  # frames for nothing that are read in half a second
 LINGER = 1.0  # seconds that a refused peer has to read why
 CLAIM = "it does not prove that this is the instance which it says"
 
+NOTHING = Alive, Asked, Told, Corrupted  # what brings no message
 
 _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
 
@@ -60,6 +63,7 @@ class Stream(asyncio.Protocol):
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
+        self._noise = 0  # frames for nothing, since the last tick
         self._handed = 0  # fragments that the socket was given since it last had taken all
         self._loop = asyncio.get_running_loop()
         self._id = uuid4()
@@ -112,6 +116,12 @@ class Stream(asyncio.Protocol):
         """How far the connection is."""
         return self.connection.phase
 
+    def complain(self) -> None:
+        """What it has brought was for nothing: who does that all the time is read from time to time only."""
+        self._noise += 1
+        if self._noise == NOISE + 1:
+            self._loop.call_soon_threadsafe(self._pause)
+
     # ---------------------------------------------------------------- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -152,8 +162,8 @@ class Stream(asyncio.Protocol):
             self._handle(self.connection.receive(plain, time.monotonic()))
         else:
             self._write()
-        if self.network.inbox.is_full and self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
+        if self._is_noisy or self.network.inbox.is_full(self):
+            self._pause()
 
     def eof_received(self) -> bool:
         """The peer has closed the stream."""
@@ -176,11 +186,23 @@ class Stream(asyncio.Protocol):
 
     def tick(self) -> None:
         """Time has passed."""
+        was_noisy, self._noise = self._is_noisy, 0
+        if was_noisy:
+            self.resume()
         self._handle(self.connection.tick(time.monotonic()))
 
+    @property
+    def _is_noisy(self) -> bool:
+        return self._noise > NOISE
+
+    def _pause(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
     def resume(self) -> None:
-        """The inbox takes frames again."""
-        if self._transport is not None and not self._transport.is_closing():
+        """The inbox may take frames again."""
+        is_open = self._transport is not None and not self._transport.is_closing()
+        if self._transport is not None and is_open and not self._is_noisy and not self.network.inbox.is_full(self):
             self._transport.resume_reading()
 
     def shut(self, number: int, text: str) -> None:
@@ -304,6 +326,7 @@ class Stream(asyncio.Protocol):
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
+            self._noise += isinstance(event, NOTHING)
             match event:
                 case Arrived() if self.network.standing.role is Role.MIRROR:
                     self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))

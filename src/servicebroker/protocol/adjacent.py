@@ -134,6 +134,10 @@ class Told(NamedTuple):
     standing: Standing
 
 
+class Alive(NamedTuple):
+    """The peer has nothing to say, and is still there."""
+
+
 class Corrupted(NamedTuple):
     """A message was changed under way and dropped: Broker:Corrupted Message."""
 
@@ -147,7 +151,7 @@ class Closed(NamedTuple):
     text: str
 
 
-Event = Greeted | Online | Arrived | Asked | Told | Corrupted | Closed
+Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
 
 CARRYING = (FrameKind.DIALOG, FrameKind.FORWARDED)
 ONLINE = frozenset({*CARRYING, FrameKind.QUESTION, FrameKind.STANDING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE})
@@ -333,7 +337,7 @@ class Connection:
             case FrameKind.WELCOME:
                 return [self._welcomed(_welcomes.decode(frame.body), now)]
             case FrameKind.KEEP_ALIVE:
-                return []
+                return [Alive()]
             case FrameKind.QUESTION:
                 question = _questions.decode(frame.body)
                 return [Asked(Known(question.system, question.timeline))]
