@@ -23,6 +23,7 @@ from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.stream import Stream
+from servicebroker.broker.tls import Tls
 from servicebroker.engine.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.model.peers import STANDING, Mistrust, Peer
@@ -224,6 +225,7 @@ class Network:
         self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._standing, self._seen_at = IN_DOUBT, 0.0
         self._told = IN_DOUBT  # to those who have asked
+        self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # whether we are the principal, by anybody
         self._refused: dict[int, Refusals] = {}
         self._listening: tuple[str, int | None] = "", None
@@ -462,12 +464,26 @@ class Network:
         if not halves and self.peers.proves:
             self.peers.mistrust(Mistrust(stream.owner, STANDING), f"{standing.role.name} of {standing.system}")
 
-    def asked(self, known: Known) -> None:
-        """A peer wants to know whether we are the principal, and has seen this timeline of a cluster."""
+    def asked(self, stream: Stream, known: Known) -> None:
+        """A peer wants to know whether we are the principal, and has seen this timeline of a cluster.
+
+        Where peers can prove something, a higher timeline than ours is that only with the signature of our other half.
+        """
         self.was_asked = True
-        mine = self._standing
-        if mine.role is Role.PRINCIPAL and known.system == mine.system and known.timeline > mine.timeline:
+        mine, tls = self._standing, self.policy.tls
+        if mine.role is not Role.PRINCIPAL or known.system != mine.system or known.timeline <= mine.timeline:
+            return
+        if self.peers.proves and tls is not None and not tls.is_ours(known):
+            self.peers.mistrust(Mistrust(stream.owner, STANDING), f"timeline {known.timeline} of {known.system}")
+        else:
             self.inbox.put(Outdated(known))
+
+    def evident(self, standing: Standing) -> Standing:
+        """The same, with the evidence that it is true, for those who are told."""
+        tls = self.policy.tls if self.peers.proves else None
+        if self._evident[:2] != (standing, tls):
+            self._evident = standing, tls, standing if tls is None else tls.signed(standing)
+        return self._evident[2]
 
     def _tell(self) -> None:
         self._told = self.standing

@@ -142,7 +142,11 @@ class PolicyWatch:
             if identity is None:
                 _log.error("The private key of certificate %s is not in %s.", own.name, self._keys.path)
                 return None
-            return Tls(identity, [one for one in certificates if not one.is_own])
+            return Tls(
+                identity,
+                [one for one in certificates if not one.is_own],
+                [one for one in certificates if one.is_own],
+            )
         except (InstanceError, ssl.SSLError, OSError) as problem:
             _log.error("Certificate %s cannot be used: %s", own.name, problem)
             return None

@@ -226,7 +226,7 @@ class Stream(asyncio.Protocol):
     def tell(self, standing: Standing) -> None:
         """Tell the peer what we are, if it has asked."""
         if self._has_asked and self.connection.phase is Phase.ONLINE:
-            self.connection.tell(standing, time.monotonic())
+            self.connection.tell(self.network.evident(standing), time.monotonic())
             self._write()
 
     @property
@@ -333,7 +333,7 @@ class Stream(asyncio.Protocol):
                     return
                 case Asked():
                     self._has_asked = True
-                    self.network.asked(event.known)
+                    self.network.asked(self, event.known)
                     self.tell(self.network.standing)
                 case Told():
                     self.network.told(self, event.standing)

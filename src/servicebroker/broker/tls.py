@@ -14,6 +14,8 @@ from pathlib import Path
 from servicebroker.engine.transport_certificates import Certificate
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.peers import UNPROVED, Proved
+from servicebroker.protocol.mirroring import Known, Role, Standing, statement
+from servicebroker.store.certificates import is_signed, public_key, read_identity, sign
 
 HANDSHAKE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
 RECORDS = range(0x14, 0x18)  # the first byte of what a TLS server may answer
@@ -23,9 +25,14 @@ _EXPIRED, _NOT_YET = 10, 9  # of OpenSSL's reasons why a certificate is refused
 
 
 class Tls:
-    """Who we are and whom we trust: a certificate of ours, with its key in the file `identity`, and those of peers."""
+    """Who we are and whom we trust: a certificate of ours, with its key in the file `identity`, and those of peers.
 
-    def __init__(self, identity: Path, peers: Sequence[Certificate]) -> None:
+    `own` are all of ours, also those whose key another server of the instance has.
+    """
+
+    def __init__(self, identity: Path, peers: Sequence[Certificate], own: Sequence[Certificate] = ()) -> None:
+        self._identity = identity
+        self._own = own
         self._peers = {peer.facts.thumbprint: peer for peer in peers}
         self._server = self._context(ssl.PROTOCOL_TLS_SERVER, identity)
         self._server.num_tickets = 0  # every connection shows its certificate
@@ -34,6 +41,19 @@ class Tls:
     def channel(self, *, is_opener: bool) -> Channel:
         """For a new connection."""
         return Channel(self._client if is_opener else self._server, self._peers, is_opener=is_opener)
+
+    def signed(self, standing: Standing) -> Standing:
+        """What we are, with the evidence that we have said it where we are the principal."""
+        if standing.role is not Role.PRINCIPAL:
+            return standing
+        key = read_identity(self._identity.read_bytes())
+        return standing._replace(evidence=sign(statement(standing.system, standing.timeline), key))
+
+    def is_ours(self, known: Known) -> bool:
+        """Whether a server of this instance has signed that timeline of the cluster."""
+        text = statement(known.system, known.timeline)
+        keys = [key for one in self._own if (key := public_key(one.facts.der)) is not None]
+        return any(is_signed(text, known.evidence, key) for key in keys)
 
     def _context(self, protocol: int, identity: Path) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)

@@ -28,6 +28,7 @@ MIRRORING = "mirroring"  # the capability of answering QUESTION
 Version = Annotated[int, Meta(ge=0, le=65_535)]
 Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
 Counter = Annotated[int, Meta(ge=0, le=2**62)]
+Evidence = Annotated[bytes, Meta(max_length=1_024)]
 
 
 class Phase(StrEnum):
@@ -79,6 +80,7 @@ class Highest(Struct, array_like=True, frozen=True):
 
     system: Annotated[str, Meta(max_length=64)]
     timeline: Counter
+    evidence: Evidence = b""
 
 
 class Says(Struct, array_like=True, frozen=True):
@@ -88,6 +90,7 @@ class Says(Struct, array_like=True, frozen=True):
     system: Annotated[str, Meta(max_length=64)]
     timeline: Counter
     is_guarded: bool
+    evidence: Evidence = b""
 
 
 class Myself(NamedTuple):
@@ -340,10 +343,10 @@ class Connection:
                 return [Alive()]
             case FrameKind.QUESTION:
                 question = _questions.decode(frame.body)
-                return [Asked(Known(question.system, question.timeline))]
+                return [Asked(Known(question.system, question.timeline, question.evidence))]
             case FrameKind.STANDING:
                 said = _standings.decode(frame.body)
-                return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded))]
+                return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded, said.evidence))]
             case _:
                 goodbye = _goodbyes.decode(frame.body)
                 return [self._closed(goodbye.number, goodbye.text)]

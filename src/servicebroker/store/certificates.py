@@ -218,6 +218,11 @@ def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKe
     return checked_key(key)
 
 
+def read_identity(pem: bytes) -> PrivateKey:
+    """The key in a file of the key folder, which has its certificate behind it."""
+    return checked_key(serialization.load_pem_private_key(pem, None))
+
+
 def checked_key(key: object) -> PrivateKey:
     """Refuse what is no elliptic curve key, nor an RSA key of at least 2048 bits.
 
