@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -30,6 +31,7 @@ from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
 from servicebroker.engine.principals import find_user
+from servicebroker.engine.site import find_instance
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
@@ -39,8 +41,8 @@ from servicebroker.store.concurrency import Lock, in_thread
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.keys import KeyFolder
-from servicebroker.store.running import execute, run, run_alone
+from servicebroker.store.keys import KeyFolder, user_data
+from servicebroker.store.running import run, run_alone
 
 Clock = Callable[[], datetime]
 
@@ -158,11 +160,13 @@ class Instance(Network):
         For a server by URL it is a folder of the instance's own in the user's data.
         """
         if self._keys is None:
-            with self.connection() as connection:
-                ((identifier,),) = execute(connection, "select instance_id from servicebroker.instance")
-            data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-            self._keys = Path(data) / "servicebroker" / str(identifier) / "keys"
+            self._keys = user_data() / str(self.identifier()) / "keys"
         return KeyFolder(self._keys)
+
+    def identifier(self) -> UUID:
+        """The identifier of the instance, which the certificate of a domain carries."""
+        with self.connection() as connection:
+            return run(connection, find_instance())
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""

@@ -255,6 +255,7 @@ class Stream(asyncio.Protocol):
             self.address is None,
             login,
             peer is not None,
+            "CERTIFICATE" if peer else None,
             transport is not None and not transport.is_closing() and not transport.is_reading(),
             self.room <= 0,
             *(self._bytes[0], self._bytes[1], self._fragments[0], self._fragments[1], self._calls[0], self._calls[1]),

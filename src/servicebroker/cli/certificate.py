@@ -46,7 +46,7 @@ def create(
             made = user_certificate.create(opened, database, name, user, days)
             typer.echo(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
             return
-        opened.create_certificate(name, days=days)
+        opened.create_certificate(name, expiry_date=user_certificate.expiry(opened, days))
         folder = opened.key_folder()
         found = _found(opened, name)
     typer.echo(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")

@@ -6,12 +6,13 @@ What importing one takes besides, the user, its binding or its permission, is ma
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from servicebroker.api.certificates import after
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.engine.certificates import Certificate, find_certificate
@@ -35,15 +36,17 @@ def create_master_key(opened: Instance, database: str) -> None:
     opened.database(database).create_master_key(password)
 
 
+def expiry(opened: Instance, days: int) -> datetime:
+    """So many days from now."""
+    return after(opened.clock().replace(microsecond=0), max(days, 0))
+
+
 def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> Certificate:
     """Make a certificate of a user, with its private key under the master key of the database."""
     there = opened.database(database)
     ensure_user(there, user)
-    start = opened.clock().replace(microsecond=0)
     try:
-        there.create_certificate(
-            name, authorization=user, start_date=start, expiry_date=start + timedelta(days=max(days, 0))
-        )
+        there.create_certificate(name, authorization=user, expiry_date=expiry(opened, days))
     except BrokerError as refused:
         if refused.number == 15581:
             command = f"servicebroker certificate master-key --database {database}"

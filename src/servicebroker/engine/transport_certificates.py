@@ -26,6 +26,7 @@ class Certificate(NamedTuple):
     `login` is who a peer with it is, None for one that is let in without; `may_connect`: it has CONNECT there.
     `proved` is what it stands for; `claims` are the instances that an administrator has accepted to be its owner's, and
     `accepted` says when that was last.
+    `by_password`: the private key lies under a password, so that the endpoint cannot use it.
     """
 
     certificate_id: int
@@ -37,6 +38,11 @@ class Certificate(NamedTuple):
     proved: Proved
     claims: tuple[UUID, ...] = ()
     accepted: datetime | None = None
+    by_password: bool = False
+
+    def is_usable(self, now: datetime) -> bool:
+        """Whether the endpoint can show it."""
+        return self.is_own and not self.by_password and self.facts.is_valid(now)
 
 
 _SELECT = (
@@ -45,13 +51,15 @@ _SELECT = (
     "and not exists (select from servicebroker.endpoint_permissions p "
     "  where p.login_id in (c.login_id, 2) and p.state = 'D')), "
     "c.owner, c.instance_id, array(select a.instance_id from servicebroker.accepted_peers a where a.owner = c.owner "
-    "  order by 1), c.accepted, "
+    "  order by 1), c.accepted, c.by_password, "
     "c.certificate, c.thumbprint, c.subject, c.issuer_name, c.serial_number, c.start_date, c.expiry_date "
     "from servicebroker.transport_certificates c left join servicebroker.logins l using (login_id)"
 )
 
 
-def add_certificate(name: str, facts: Facts, *, is_own: bool, login: str | None = None) -> Steps[None]:
+def add_certificate(
+    name: str, facts: Facts, *, is_own: bool, login: str | None = None, by_password: bool = False
+) -> Steps[None]:
     """CREATE CERTIFICATE: keep one under a name. `login`: who a peer with it is, and then needs CONNECT.
 
     One that takes the place of a peer's certificate, and says so with that one's key, has the same owner.
@@ -66,14 +74,22 @@ def add_certificate(name: str, facts: Facts, *, is_own: bool, login: str | None 
         if not is_own and not one.is_own and succeeds(facts.der, one.facts.der):
             owner = one.proved.owner
     rows = yield Statement(
-        "insert into servicebroker.transport_certificates (name, is_own, login_id, owner, instance_id, certificate, "
-        "thumbprint, subject, issuer_name, serial_number, start_date, expiry_date) values ($1, $2, $3, "
+        "insert into servicebroker.transport_certificates (name, is_own, login_id, owner, by_password, instance_id, "
+        "certificate, thumbprint, subject, issuer_name, serial_number, start_date, expiry_date) values ($1, $2, $3, "
         "coalesce('login ' || (select l.name from servicebroker.logins l where l.login_id = $3), $4), "
-        "$5, $6, $7, $8, $9, $10, $11, $12) on conflict do nothing returning certificate_id",
-        (name, is_own, login_id, owner, instance_of(facts.der), *facts),
+        "$5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict do nothing returning certificate_id",
+        (name, is_own, login_id, owner, by_password, instance_of(facts.der), *facts),
     )
     if not rows:
         raise BrokerError(15232, name)
+
+
+def set_by_password(certificate: Certificate, by_password: bool) -> Steps[None]:
+    """ALTER CERTIFICATE ... WITH PRIVATE KEY: what its key lies under from now on."""
+    yield Statement(
+        "update servicebroker.transport_certificates set by_password = $2 where certificate_id = $1",
+        (certificate.certificate_id, by_password),
+    )
 
 
 def drop_certificate(name: str) -> Steps[Certificate]:
@@ -132,13 +148,13 @@ def myself() -> Steps[Myself]:
 
 
 def shown(endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate], now: datetime) -> Certificate | None:
-    """Our certificate: the one that the endpoint names, else the oldest, as long as it is valid."""
-    valid = [one for one in certificates if one.is_own and one.facts.is_valid(now)]
+    """Our certificate: the one that the endpoint names, else the oldest, as long as it can be used."""
+    usable = [one for one in certificates if one.is_usable(now)]
     if endpoint is not None and endpoint.certificate_id is not None:
-        valid = [one for one in valid if one.certificate_id == endpoint.certificate_id]
-    return min(valid, key=lambda one: one.certificate_id, default=None)
+        usable = [one for one in usable if one.certificate_id == endpoint.certificate_id]
+    return min(usable, key=lambda one: one.certificate_id, default=None)
 
 
 def _certificate(row: Sequence[Any]) -> Certificate:
-    first, owner, instance, claims, accepted, facts = row[:5], *row[5:9], row[9:]
-    return Certificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), accepted])
+    first, owner, instance, claims, *rest, facts = row[:5], *row[5:10], row[10:]
+    return Certificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])

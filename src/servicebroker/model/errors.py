@@ -19,6 +19,10 @@ class InstanceError(ServiceBrokerError):
     """The instance cannot be started, reached or used. The message says what to do."""
 
 
+class DomainError(ServiceBrokerError):
+    """A domain, or a membership in one, cannot be made, read or used. The message says what to do."""
+
+
 class BrokerError(ServiceBrokerError):
     """A statement was refused. Nothing of it was done.
 
@@ -466,6 +470,7 @@ RULES: dict[int, Rule] = {
     15313: Rule("The key is not encrypted using the specified decryptor."),
     15315: Rule("The key '{0}' is not open. Please open the key before using it."),
     15405: Rule("Cannot use the special principal '{0}'.", 11),
+    15407: Rule("'{0}' is not a valid Windows NT name. Give the complete name: <domain\\username>.", 11),
     15413: Rule("Cannot make a role a member of itself.", 11),
     15465: Rule("The private key password is invalid."),
     15517: Rule(
@@ -515,6 +520,11 @@ RULES: dict[int, Rule] = {
     28054: Rule(
         "Service Broker needs to access the master key in the database '{0}'. Error code:{1}. The master key has to "
         "exist and the service master key encryption is required."
+    ),
+    28055: Rule(
+        "The certificate '{0}' is not valid for endpoint authentication. The certificate must have a private key "
+        "encrypted with the database master key and current UTC date has to be between the certificate start date and "
+        "the certificate expiration date."
     ),
     28056: Rule(
         _UNDELIVERABLE + "the user with ID {0} in database ID {1} does not have control permission on the service. "

@@ -52,18 +52,21 @@ def make(
     if not 1 <= days <= MOST_DAYS:
         raise BrokerError(402, "EXPIRY_DATE", f"{days} days away", f"1 to {MOST_DAYS} days away")
     start = now.replace(microsecond=0)
-    return issue(subject, start - SKEW, start + timedelta(days=days), instance=instance, predecessor=predecessor)
+    return issue(subject, start, start + timedelta(days=days), SKEW, instance=instance, predecessor=predecessor)
 
 
 def issue(
     subject: str,
     start: datetime,
     expiry: datetime,
+    before: timedelta = timedelta(0),
     *,
     instance: UUID | None = None,
     predecessor: PrivateKey | None = None,
 ) -> tuple[Facts, PrivateKey]:
     """A new key on the curve P-256, and a certificate that it signs itself. `subject`: CN=..., or just the name.
+
+    It is valid from so long `before` its start, for clocks that are behind.
 
     Raises:
         BrokerError: 402 the dates are none, or in the wrong order, or the subject is no text.
@@ -81,7 +84,7 @@ def issue(
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
+        .not_valid_before(start - before)
         .not_valid_after(expiry)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usage, critical=False)
@@ -92,7 +95,7 @@ def issue(
     if predecessor is not None:
         vouched = x509.UnrecognizedExtension(SUCCESSION, sign(_succession(key.public_key()), predecessor))
         builder = builder.add_extension(vouched, critical=False)
-    return _facts(builder.sign(key, hashes.SHA256())), key
+    return facts_of(builder.sign(key, hashes.SHA256())), key
 
 
 def instance_of(der: bytes) -> UUID | None:
@@ -143,7 +146,7 @@ def read(data: bytes) -> Facts:
     try:
         is_pem = b"-----BEGIN" in data
         certificate = x509.load_pem_x509_certificate(data) if is_pem else x509.load_der_x509_certificate(data)
-        facts = _facts(certificate)
+        facts = facts_of(certificate)
     except ValueError:
         raise BrokerError(15208) from None
     if len(facts.der) > LARGEST:
@@ -156,7 +159,8 @@ def as_pem(der: bytes) -> bytes:
     return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
 
 
-def _facts(certificate: x509.Certificate) -> Facts:
+def facts_of(certificate: x509.Certificate) -> Facts:
+    """What it says of itself."""
     der = certificate.public_bytes(serialization.Encoding.DER)
     return Facts(
         der,

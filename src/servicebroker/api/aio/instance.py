@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -29,6 +30,7 @@ from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
 from servicebroker.engine.principals import find_user
+from servicebroker.engine.site import find_instance
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
@@ -37,9 +39,9 @@ from servicebroker.model.permissions import User
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
-from servicebroker.store.aio.running import execute, run, run_alone
+from servicebroker.store.aio.running import run, run_alone
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.keys import KeyFolder, user_data
 
 Clock = Callable[[], datetime]
 
@@ -157,11 +159,13 @@ class AsyncInstance(AsyncNetwork):
         For a server by URL it is a folder of the instance's own in the user's data.
         """
         if self._keys is None:
-            async with self.connection() as connection:
-                ((identifier,),) = await execute(connection, "select instance_id from servicebroker.instance")
-            data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-            self._keys = Path(data) / "servicebroker" / str(identifier) / "keys"
+            self._keys = user_data() / str(await self.identifier()) / "keys"
         return KeyFolder(self._keys)
+
+    async def identifier(self) -> UUID:
+        """The identifier of the instance, which the certificate of a domain carries."""
+        async with self.connection() as connection:
+            return await run(connection, find_instance())
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""

@@ -51,9 +51,9 @@ _NOT_KEPT = frozenset({"OBJECT", "SCHEMA", "TYPE", "XML SCHEMA COLLECTION", "USE
 
 @defines("CREATE", "LOGIN")
 def _create_login(machine: Machine, statement: Definition) -> None:
-    """Its password, or Windows, or certificate is not what lets anybody in here: PostgreSQL does that."""
+    """Nobody opens a session as a login here: PostgreSQL lets in. FROM WINDOWS it names a peer of the network."""
     check_alone(machine, "CREATE LOGIN")
-    machine.instance.create_login(statement.name.own)
+    machine.instance.create_login(statement.name.own, from_windows="windows" in statement.clauses)
 
 
 @defines("ALTER", "LOGIN")
