@@ -15,7 +15,7 @@ from servicebroker.model.errors import DomainError, InstanceError
 from servicebroker.store import domain_certificates
 from servicebroker.store.domain import Domain, Request, own_name
 from servicebroker.store.keys import KeyFolder
-from servicebroker.store.membership import Membership, Standing, default_folder, is_in_domain
+from servicebroker.store.membership import Membership, MemberState, default_folder, is_in_domain
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -56,7 +56,7 @@ class Away:
         self.hidden.rename(self.key)
 
 
-def join(corp: Domain, membership: Membership, member: str = "shop", now: datetime = NOW) -> Standing:
+def join(corp: Domain, membership: Membership, member: str = "shop", now: datetime = NOW) -> MemberState:
     return membership.join(corp.folder, corp.invite(member, now, DAY), now, 0)
 
 

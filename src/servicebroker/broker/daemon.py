@@ -30,6 +30,7 @@ from servicebroker.broker.standing import Proof
 from servicebroker.broker.transaction import alone
 from servicebroker.engine.built_in import answer_built_in
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.membership import Membership, find_membership, tell_membership
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.peers import save_answers, save_mistrusted
 from servicebroker.engine.route_answers import take_answers
@@ -104,6 +105,7 @@ class Daemon:
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
+        self._membership: Membership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
         self._connection: psycopg.Connection[Any] | None = None
@@ -220,6 +222,7 @@ class Daemon:
     def _serve(self, connection: DirectConnection) -> None:
         self._relay.forget()
         self._shown, self._look_at, self._answer_at = [], 0.0, 0.0
+        self._membership = run(connection, find_membership())
         connection.add_notice_handler(self._relay.notice)
         pin_plans(connection)
         connections.write(connection, [])
@@ -241,6 +244,9 @@ class Daemon:
         self._proof.renew(connection)
         self._keep(connection)
         self._follow(connection)
+        if self._watch.membership != self._membership:
+            run_alone(connection, tell_membership(self._watch.membership))
+            self._membership = self._watch.membership
         metrics.show_backlog(*self._network.backlog())
         shown = self._network.observe()
         if shown != self._shown:

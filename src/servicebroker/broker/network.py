@@ -42,6 +42,7 @@ WANTED = 100.0  # seconds for which an address is tried again after it was asked
 REMEMBERED = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
 SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
 TICK = 0.5  # seconds
+NOT_BELIEVED = (9751, 28035)  # why a connection ends whose certificates one side does not take
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -222,6 +223,7 @@ class Network:
         self._connecting: set[Address] = set()
         self._wanted: set[Address] = set()  # asked for while nothing could leave
         self._plain: set[Address] = set()  # where a peer takes no TLS
+        self._turns: dict[Address, int] = {}  # where a peer has not believed the first of our certificates
         self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._standing, self._seen_at = IN_DOUBT, 0.0
         self._told = IN_DOUBT  # to those who have asked
@@ -323,6 +325,7 @@ class Network:
         self.peers.obey(policy)
         if policy._replace(forwards=before.forwards, forward_size=before.forward_size) != before:
             self._plain.clear()
+            self._turns.clear()
             self._end_all(
                 policy.silence, _text(policy.silence, "Service Broker") if policy.silence else "The transport restarts."
             )
@@ -386,6 +389,10 @@ class Network:
         if self.policy.encryption == SUPPORTED:
             self._plain.add(address)
 
+    def turn(self, address: Address) -> int:
+        """Which of our certificates is shown there, when there are two: the other one after each refusal."""
+        return self._turns.get(address, 0)
+
     def refuse(self, number: int, peer: str) -> None:
         """Count a peer that was not let in."""
         with self._lock:
@@ -404,6 +411,8 @@ class Network:
 
     def doubt(self, stream: Stream) -> str | None:
         """A peer has greeted: why it is not believed to be who it says. Who answers us is remembered."""
+        if stream.vouched not in (None, stream.instance):
+            return self.peers.contradicted(stream.owner, stream.instance)
         if stream.address is None:
             return self.peers.greeted(stream.owner, stream.instance) or self._is_crowded(stream)
         why = self.peers.answered(stream.address, stream.owner, stream.instance)
@@ -513,6 +522,8 @@ class Network:
                 self.failed(address, closed.text)
             self.inbox.put(Lost(stream, closed.text if closed.number else ""))
         elif stream.address is not None:
+            if closed.number in NOT_BELIEVED and self.policy.tls is not None and self.policy.tls.ways > 1:
+                self._turns[stream.address] = self.turn(stream.address) + 1
             self.failed(stream.address, closed.text)
 
     def _tick(self) -> None:

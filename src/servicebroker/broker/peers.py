@@ -59,6 +59,12 @@ class Peers:
         with self._lock:
             return self._judged(owner, instance) if self.proves else None
 
+    def contradicted(self, owner: str, instance: UUID) -> str:
+        """A peer says that it is another instance than the authority of its domain says: why it is not believed."""
+        why = "the certificate is that of another instance"
+        self.mistrust(Mistrust(owner, INSTANCE, str(instance)), why)
+        return why
+
     def answered(self, address: Address, owner: str, instance: UUID) -> str | None:
         """Who is at an address that we connected to: why it is not believed; else it is known from now on."""
         if not self.proves:

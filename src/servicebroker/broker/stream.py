@@ -15,7 +15,7 @@ from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import NOBODY, Peer
+from servicebroker.model.peers import NOBODY, UNPROVED, Peer
 from servicebroker.protocol.adjacent import (
     Alive,
     Arrived,
@@ -95,6 +95,12 @@ class Stream(asyncio.Protocol):
         return NOBODY if self._channel is None else self._channel.proved.owner
 
     @property
+    def vouched(self) -> UUID | None:
+        """Which instance the authority of the domain says that the peer is; None when it says nothing."""
+        proved = UNPROVED if self._channel is None else self._channel.proved
+        return proved.instance if proved.is_vouched else None
+
+    @property
     def _certificate(self) -> str:
         return "" if self._channel is None or self._channel.peer is None else self._channel.peer.name
 
@@ -143,7 +149,7 @@ class Stream(asyncio.Protocol):
         if tls is None:  # it has just been taken away
             self.shut(9762, RULES[9762].text)
             return
-        self._channel = tls.channel(is_opener=True)
+        self._channel = tls.channel(is_opener=True, turn=self.network.turn(self.address))
         self._channel.begin()
         self._write()
 
@@ -185,10 +191,13 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- what the network calls
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Time has passed, also for the peer's certificate."""
         was_noisy, self._noise = self._is_noisy, 0
         if was_noisy:
             self.resume()
+        peer = None if self._channel is None else self._channel.peer
+        if peer is not None and peer.facts.expiry_date <= self.network.clock():
+            self.shut(28035, BrokerError(28035, "it has expired").text)
         self._handle(self.connection.tick(time.monotonic()))
 
     @property
@@ -249,13 +258,13 @@ class Stream(asyncio.Protocol):
             self._connected_at,
             self._online_at,
             peer.name if peer else None,
-            peer.certificate_id if peer else None,
+            (peer.certificate_id or None) if peer else None,
             self.where,
             self._active_at,
             self.address is None,
             login,
             peer is not None,
-            "CERTIFICATE" if peer else None,
+            (self._channel.authentication or None) if self._channel else None,
             transport is not None and not transport.is_closing() and not transport.is_reading(),
             self.room <= 0,
             *(self._bytes[0], self._bytes[1], self._fragments[0], self._fragments[1], self._calls[0], self._calls[1]),

@@ -21,10 +21,12 @@ class Proved(NamedTuple):
         owner: who has it here: `login NAME`, else `certificate NAME` after the one that was imported, or that its
             predecessor was imported under. It stays the same when the certificate is replaced.
         instance: the instance that the certificate itself names, None when it names none.
+        is_vouched: the authority of the domain says so, and it can be no other one.
     """
 
     owner: str = NOBODY
     instance: UUID | None = None
+    is_vouched: bool = False
 
 
 UNPROVED = Proved()

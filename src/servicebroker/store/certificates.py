@@ -159,6 +159,11 @@ def as_pem(der: bytes) -> bytes:
     return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
 
 
+def facts_of_der(der: bytes) -> Facts:
+    """What a certificate in DER says of itself."""
+    return facts_of(x509.load_der_x509_certificate(der))
+
+
 def facts_of(certificate: x509.Certificate) -> Facts:
     """What it says of itself."""
     der = certificate.public_bytes(serialization.Encoding.DER)

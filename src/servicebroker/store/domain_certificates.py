@@ -16,8 +16,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from servicebroker.model.certificates import Facts
 from servicebroker.model.domain import Member
-from servicebroker.model.errors import BrokerError, DomainError
-from servicebroker.store.certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, checked_key, facts_of, instance_of
+from servicebroker.model.errors import DomainError
+from servicebroker.store.certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, facts_of, instance_of
 
 LIFE = timedelta(days=7)  # of a member's certificate: as long as it is believed where a revocation is not read
 _USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -26,18 +26,6 @@ _USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsag
 def new_key() -> PrivateKey:
     """A private key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
-
-
-def load_key(pem: bytes) -> PrivateKey:
-    """A key that is not encrypted.
-
-    Raises:
-        DomainError: it is none.
-    """
-    try:
-        return checked_key(serialization.load_pem_private_key(pem, None))
-    except (ValueError, TypeError, BrokerError) as problem:
-        raise DomainError(f"The key cannot be read: {problem}") from None
 
 
 def make_authority(domain: str, now: datetime) -> tuple[Facts, PrivateKey]:

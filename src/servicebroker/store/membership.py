@@ -21,7 +21,7 @@ from servicebroker.model.certificates import Facts
 from servicebroker.model.domain import Member, Token, usable_name
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
 from servicebroker.store import domain_certificates as x509
-from servicebroker.store.certificates import PrivateKey, as_pem, key_pem, read, read_key
+from servicebroker.store.certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 from servicebroker.store.domain import Answer, Domain, Request, Revoked, own_name, proof_of
 from servicebroker.store.keys import KeyFolder, check_alone, replace, user_data
 
@@ -32,7 +32,7 @@ RELOOK = timedelta(seconds=10)  # what has not changed is looked at again all th
 _PAUSE = 0.05  # seconds between looks for an answer
 
 
-class Standing(NamedTuple):
+class MemberState(NamedTuple):
     """How an instance stands in its domain. `identity` is the file with the key and a certificate that is valid now."""
 
     domain: str
@@ -68,7 +68,7 @@ class Membership:
     def __init__(self, keys: KeyFolder, instance: UUID) -> None:
         self._place = keys.path / "domain"
         self._instance = instance
-        self._seen: tuple[tuple[object, ...], datetime, Standing] | None = None
+        self._seen: tuple[tuple[object, ...], datetime, MemberState] | None = None
         self._ask_at: datetime | None = None
 
     @property
@@ -84,7 +84,7 @@ class Membership:
 
     # ---------------------------------------------------------------- every day
 
-    def look(self, now: datetime) -> Standing:
+    def look(self, now: datetime) -> MemberState:
         """Renew what is to be renewed, answer others where that is ours to do, and say how it stands.
 
         What has not changed is not read again.
@@ -106,7 +106,7 @@ class Membership:
         files = [folder / name for name in ("authority.pem", "authority.key", "revoked.json", "requests")]
         return tuple(_stamp(file) for file in (*files, self._file, self._place / "folder"))
 
-    def _look(self, now: datetime) -> Standing:
+    def _look(self, now: datetime) -> MemberState:
         problem, domain = "", None
         try:
             domain = self._domain(now)
@@ -119,11 +119,11 @@ class Membership:
         authority = self._pinned() if self._has_joined else Domain(self.folder).authority
         return self._judge(authority, self._known(), now, problem)
 
-    def _judge(self, authority: Facts, revoked: frozenset[str], now: datetime, problem: str) -> Standing:
+    def _judge(self, authority: Facts, revoked: frozenset[str], now: datetime, problem: str) -> MemberState:
         found = self._find(authority)
         name = x509.domain_of(authority)
         if found is None:
-            return Standing(name, authority, None, None, None, revoked, problem)
+            return MemberState(name, authority, None, None, None, revoked, problem)
         usable = found.facts.is_valid(now)
         if found.member.name.lower() in revoked:
             usable, problem = False, f"{found.member.account} was revoked."
@@ -136,7 +136,7 @@ class Membership:
                 "domain answer there."
             )
         file = self._file if usable else None
-        return Standing(name, authority, found.member, file, found.facts, revoked, problem)
+        return MemberState(name, authority, found.member, file, found.facts, revoked, problem)
 
     def _domain(self, now: datetime) -> Domain:
         """That of the instance, made where it is the user's own and not there."""
@@ -175,7 +175,7 @@ class Membership:
 
     # ---------------------------------------------------------------- joining
 
-    def join(self, folder: Path, token: Token | None, now: datetime, seconds: float) -> Standing:
+    def join(self, folder: Path, token: Token | None, now: datetime, seconds: float) -> MemberState:
         """Become a member of the domain in a folder, and of no other any more. Waits so long for its answer.
 
         Whoever holds the key of the domain needs no token.
@@ -208,7 +208,7 @@ class Membership:
         joining = self._place / f"joining-{token.number.hex()}.pem"
         if not joining.is_file():  # the same key when it is tried again: the token may have let it in already
             replace(joining, key_pem(x509.new_key()))
-        key = x509.load_key(joining.read_bytes())
+        key = read_identity(joining.read_bytes())
         asked = x509.request(key)
         proof = proof_of(token.secret, asked, self._instance)
         domain.ask(Request(asked, self._instance, token.number.hex(), proof))
