@@ -10,17 +10,18 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.tls import Channel, Tls
-from servicebroker.broker.trust import Trust
 from servicebroker.engine.logins import DENY, GRANT, Connect
 from servicebroker.engine.transport_certificates import Certificate
 from servicebroker.model.authentication import Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.peers import Proved
+from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.store import certificates
 from servicebroker.store.domain import Domain, own_name
 from servicebroker.store.keys import KeyFolder
-from servicebroker.store.membership import Membership, Standing
+from servicebroker.store.membership import Membership, MemberState
 
 NOW = datetime.now(UTC)
 NOBODY, PUBLIC = Connect(None, {}), Connect(GRANT, {})
@@ -32,10 +33,10 @@ def corp(tmp_path: Path) -> Domain:
 
 
 @pytest.fixture
-def member(corp: Domain, tmp_path: Path) -> Callable[..., Standing]:
+def member(corp: Domain, tmp_path: Path) -> Callable[..., MemberState]:
     """How an instance stands; without a name as one of the key's owner."""
 
-    def member(place: str, name: str | None = None, now: datetime = NOW) -> Standing:
+    def member(place: str, name: str | None = None, now: datetime = NOW) -> MemberState:
         membership = Membership(KeyFolder(tmp_path / place), uuid4())
         token = None if name is None else corp.invite(name, now, timedelta(days=1))
         return membership.join(corp.folder, token, now, 0)
@@ -63,8 +64,8 @@ def said(text: str) -> Authentication:
 WINDOWS = said("WINDOWS KERBEROS")
 
 
-def windows(standing: Standing, connect: Connect = NOBODY) -> Tls:
-    return Tls(None, [], standing, WINDOWS, connect)
+def windows(standing: MemberState, connect: Connect = NOBODY) -> Tls:
+    return Tls(None, [], domain=standing, authentication=WINDOWS, connect=connect)
 
 
 def meet(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[Channel, Channel]:
@@ -87,7 +88,7 @@ def refused(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[int, str]:
 
 
 @pytest.mark.feature(146)
-def test_instances_of_one_account_trust_each_other_at_once(member: Callable[..., Standing]) -> None:
+def test_instances_of_one_account_trust_each_other_at_once(member: Callable[..., MemberState]) -> None:
     west, east = member("west"), member("east")
     here, there = meet(windows(west), windows(east))
     assert here.peer is not None
@@ -100,7 +101,7 @@ def test_instances_of_one_account_trust_each_other_at_once(member: Callable[...,
 
 
 @pytest.mark.feature(146, 148)
-def test_another_member_needs_connect_for_its_login(member: Callable[..., Standing]) -> None:
+def test_another_member_needs_connect_for_its_login(member: Callable[..., MemberState]) -> None:
     west, east = member("west", "shop"), member("east", "warehouse")
     lets_in = Connect(None, {"corp\\warehouse": GRANT})
     for connect in (NOBODY, Connect(None, {"corp\\shop": None}), Connect(None, {"other\\shop": GRANT})):
@@ -112,16 +113,16 @@ def test_another_member_needs_connect_for_its_login(member: Callable[..., Standi
         assert refused(windows(west, lets_in), windows(east, connect))[0] == 28034
 
 
-def test_a_denial_counts_for_the_same_account_too(member: Callable[..., Standing]) -> None:
+def test_a_denial_counts_for_the_same_account_too(member: Callable[..., MemberState]) -> None:
     account = f"corp\\{own_name().lower()}"
     assert refused(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
 
 
-def test_a_revoked_member_is_refused_whatever_was_granted(corp: Domain, member: Callable[..., Standing]) -> None:
+def test_a_revoked_member_is_refused_whatever_was_granted(corp: Domain, member: Callable[..., MemberState]) -> None:
     west, east = member("west", "shop"), member("east")
     east = east._replace(revoked=frozenset({"shop"}))
     lets_in = Connect(None, {f"corp\\{own_name().lower()}": GRANT})
-    both = Tls(None, [], east, said("WINDOWS CERTIFICATE"), PUBLIC)
+    both = Tls(None, [], domain=east, authentication=said("WINDOWS CERTIFICATE"), connect=PUBLIC)
     for acceptor in (windows(east, PUBLIC), both):
         number, text = refused(windows(west, lets_in), acceptor)
         assert (number, "CORP\\shop was revoked" in text) == (28035, True)
@@ -129,7 +130,7 @@ def test_a_revoked_member_is_refused_whatever_was_granted(corp: Domain, member: 
 
 @pytest.mark.parametrize(("days", "words"), [(-8, "it has expired"), (2, "it is not valid yet")])
 def test_a_member_s_certificate_out_of_its_time(
-    corp: Domain, member: Callable[..., Standing], tmp_path: Path, days: int, words: str
+    corp: Domain, member: Callable[..., MemberState], tmp_path: Path, days: int, words: str
 ) -> None:
     west = member("west", now=NOW + timedelta(days=days))
     assert refused(windows(west), windows(member("east"))) == (
@@ -137,7 +138,7 @@ def test_a_member_s_certificate_out_of_its_time(
     )  # fmt: skip
 
 
-def test_another_domain_of_the_same_name_is_another_one(member: Callable[..., Standing], tmp_path: Path) -> None:
+def test_another_domain_of_the_same_name_is_another_one(member: Callable[..., MemberState], tmp_path: Path) -> None:
     other = Domain.create(tmp_path / "other", "CORP", NOW)
     stranger = Membership(KeyFolder(tmp_path / "stranger"), uuid4()).join(other.folder, None, NOW, 0)
     number, text = refused(windows(stranger), windows(member("east"), PUBLIC))
@@ -145,10 +146,10 @@ def test_another_domain_of_the_same_name_is_another_one(member: Callable[..., St
 
 
 def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
-    member: Callable[..., Standing], make: Callable[..., tuple[Certificate, Path]]
+    member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
 ) -> None:
     (west, west_file), east = make("west"), member("east")
-    acceptor = Tls(None, [west], east, WINDOWS, PUBLIC)
+    acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=PUBLIC)
     assert refused(Tls(west_file, [west]), acceptor)[0] == 28027
 
 
@@ -169,7 +170,7 @@ def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
     ],
 )
 def test_each_side_shows_what_the_other_takes(
-    member: Callable[..., Standing],
+    member: Callable[..., MemberState],
     make: Callable[..., tuple[Certificate, Path]],
     opener: str,
     acceptor: str,
@@ -178,8 +179,8 @@ def test_each_side_shows_what_the_other_takes(
     seen_by_acceptor: str,
 ) -> None:
     (west, west_file), (east, east_file) = make("west"), make("east")
-    here = Tls(west_file, [east], member("w"), said(opener), NOBODY)
-    there = Tls(east_file, [west], member("e"), said(acceptor), NOBODY)
+    here = Tls(west_file, [east], domain=member("w"), authentication=said(opener))
+    there = Tls(east_file, [west], domain=member("e"), authentication=said(acceptor))
     if turn:  # its first one is refused
         assert refused(here, there)[0] == 28035
     ends = meet(here, there, turn)
@@ -187,7 +188,7 @@ def test_each_side_shows_what_the_other_takes(
 
 
 def test_those_who_have_no_method_in_common(
-    member: Callable[..., Standing], make: Callable[..., tuple[Certificate, Path]]
+    member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
 ) -> None:
     _, west_file = make("west")
     number, text = refused(windows(member("east")), Tls(west_file, []))
@@ -214,14 +215,14 @@ def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple
     )  # fmt: skip
     named, _ = certificates.issue("CN=x", NOW, NOW + timedelta(days=1), instance=UUID(int=7))
     assert certificates.instance_of(named.der) == UUID(int=7)
-    assert acceptor.trust.recognize(named.der).peer.proved.instance is None
+    assert acceptor.recognition.recognize(named.der).peer.proved.instance is None
 
 
 def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tuple[Certificate, Path]]) -> None:
     _, east_file = make("east")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    opener = Channel(context, Trust([], connect=PUBLIC), is_opener=True)
+    opener = Channel(context, Recognition([], connect=PUBLIC), is_opener=True)
     acceptor = Tls(east_file, [], connect=PUBLIC).channel(is_opener=False)
     with pytest.raises(ssl.SSLWantReadError):
         opener._object.do_handshake()
@@ -243,7 +244,7 @@ def test_a_stranger_s_certificate_has_its_time_too(
 
 
 def test_what_an_imported_certificate_has_signed_is_nobody(
-    corp: Domain, member: Callable[..., Standing], make: Callable[..., tuple[Certificate, Path]]
+    corp: Domain, member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
 ) -> None:
     """TLS itself would take it: the imported certificate may sign others."""
     east, east_file = make("east")
@@ -271,6 +272,30 @@ def test_strangers_leave_nothing_behind(
     (held,) = {len(context.get_ca_certs()) for key, context in acceptor._contexts.items() if not key[1]}
     assert held <= 2
     meet(Tls(west_file, [], connect=PUBLIC), acceptor)
+
+
+# ---------------------------------------------------------------- mirrored pairs
+
+
+def test_the_other_half_of_a_pair_is_believed_by_its_membership(
+    corp: Domain, member: Callable[..., MemberState], tmp_path: Path
+) -> None:
+    """A timeline that any other member, or somebody who was revoked, has signed is no evidence."""
+    one = member("one", "shop")
+    assert one.member is not None
+    half = Membership(KeyFolder(tmp_path / "half"), one.member.instance)
+    token = corp.invite("shop", NOW, timedelta(days=1))
+    here, there = windows(one), windows(half.join(corp.folder, token, NOW, 0))
+    signed = here.signed(Standing(Role.PRINCIPAL, "cluster", 7))
+    assert len(signed.evidence) < 1_024
+    assert there.is_ours(Known("cluster", 7, signed.evidence))
+    assert not there.is_ours(Known("cluster", 8, signed.evidence))
+    assert not windows(member("other", "shop")).is_ours(Known("cluster", 7, signed.evidence))
+    assert not windows(half.look(NOW)._replace(revoked=frozenset({"shop"}))).is_ours(
+        Known("cluster", 7, signed.evidence)
+    )
+    assert not there.is_ours(Known("cluster", 7, b"nothing"))
+    assert here.signed(Standing(Role.MIRROR)).evidence == b""
 
 
 # ---------------------------------------------------------------- our own key
