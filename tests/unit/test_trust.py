@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
+from servicebroker.broker.network import Inbox, Network
+from servicebroker.broker.policy import Policy
 from servicebroker.broker.recognition import Recognition
 from servicebroker.broker.tls import Channel, Tls
 from servicebroker.engine.logins import DENY, GRANT, Connect
+from servicebroker.engine.network_endpoints import REQUIRED
 from servicebroker.engine.transport_certificates import Certificate
 from servicebroker.model.authentication import Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.peers import Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.routing import Address
 from servicebroker.store import certificates
 from servicebroker.store.domain import Domain, own_name
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.membership import Membership, MemberState
+from support import Clock, eventually
 
 NOW = datetime.now(UTC)
 NOBODY, PUBLIC = Connect(None, {}), Connect(GRANT, {})
@@ -272,6 +277,87 @@ def test_strangers_leave_nothing_behind(
     (held,) = {len(context.get_ca_certs()) for key, context in acceptor._contexts.items() if not key[1]}
     assert held <= 2
     meet(Tls(west_file, [], connect=PUBLIC), acceptor)
+
+
+# ---------------------------------------------------------------- over sockets
+
+
+class Daemon:
+    """A network that listens, without a database; `number` is the instance."""
+
+    def __init__(self, number: int, tls: Tls, clock: Clock) -> None:
+        seat = UUID(int=number + 100)
+        self.network = Network(seat, uuid4(), Inbox(), clock, UUID(int=number))
+        port = self.network.obey(Policy("127.0.0.1", 0, encryption=REQUIRED, tls=tls))
+        assert port is not None
+        self.address = Address("127.0.0.1", port)
+
+    @property
+    def online(self) -> set[str | None]:
+        """Who the peers of the connections are that carry messages."""
+        return {one.principal_name for one in self.network.observe() if one.login_state == 12}
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Daemon]]:
+    started: list[Daemon] = []
+
+    def start(number: int, tls: Tls, clock: Clock | None = None) -> Daemon:
+        started.append(Daemon(number, tls, clock or Clock()))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        daemon.network.close()
+
+
+@pytest.fixture
+def numbered(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
+    """How the instance of that number stands, as one of the key's owner."""
+
+    def numbered(number: int) -> MemberState:
+        return Membership(KeyFolder(tmp_path / str(number)), UUID(int=number)).join(corp.folder, None, NOW, 0)
+
+    return numbered
+
+
+def test_a_connection_ends_when_the_peer_s_certificate_does(
+    numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
+) -> None:
+    clock = Clock()
+    west, east = start(1, windows(numbered(1))), start(2, windows(numbered(2)), clock)
+    west.network.reach(east.address)
+    eventually(lambda: west.online and east.online)
+    clock.jump(days=6.9)
+    (stream,) = east.network.streams
+    stream.tick()
+    assert east.online
+    clock.jump(days=0.2)
+    eventually(lambda: not east.online)
+
+
+def test_a_member_is_the_instance_that_its_certificate_names(
+    numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
+) -> None:
+    """It greets as another one of the same account."""
+    impostor, east = start(3, windows(numbered(1))), start(2, windows(numbered(2)))
+    impostor.network.reach(east.address)
+    eventually(lambda: east.network.take_refusals().keys() == {28035})
+    ((what, (_, why)),) = east.network.peers.take_mistrusted().items()
+    assert (what.claim, what.subject, "another instance" in why) == ("instance", str(UUID(int=3)), True)
+    assert not east.online
+
+
+@pytest.mark.feature(146)
+def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
+    numbered: Callable[[int], MemberState], start: Callable[..., Daemon], make: Callable[..., tuple[Certificate, Path]]
+) -> None:
+    (west, west_file), (east, east_file) = make("west"), make("east")
+    both = Tls(west_file, [east], domain=numbered(1), authentication=said("WINDOWS CERTIFICATE"))
+    here, there = start(1, both), start(2, Tls(east_file, [west]))
+    here.network.reach(there.address)
+    eventually(lambda: there.online == {"west"} and here.online == {"east"})
+    assert here.network.turn(there.address) == 1
 
 
 # ---------------------------------------------------------------- mirrored pairs

@@ -8,15 +8,23 @@ from __future__ import annotations
 import os
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from servicebroker.api.certificates import after
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.engine.certificates import Certificate, find_certificate
+from servicebroker.engine.certificates import (
+    BY_PASSWORD,
+    NONE,
+    Certificate,
+    find_certificate,
+    find_certificates_by_user,
+)
 from servicebroker.engine.principals import find_principal
+from servicebroker.model.certificates import Facts
+from servicebroker.model.dialog_security import choose
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.running import run
 
@@ -26,6 +34,45 @@ DatabaseOption = Annotated[
     str | None, typer.Option("--database", help="A certificate of a user of this database, for secure conversations.")
 ]
 UserOption = Annotated[str | None, typer.Option("--user", help="Whose it is; made when it is missing. Default: dbo.")]
+
+
+class Row(NamedTuple):
+    """A certificate, as it is listed. `is_used`: it is the one of several that is taken."""
+
+    name: str
+    whose: str
+    is_own: bool
+    is_used: bool
+    by_password: bool
+    facts: Facts
+
+    def told(self) -> dict[str, object]:
+        """For a program."""
+        return {
+            "name": self.name,
+            "of": self.whose,
+            "is_own": self.is_own,
+            "is_used": self.is_used,
+            "by_password": self.by_password,
+            "subject": self.facts.subject,
+            "start_date": self.facts.start_date.isoformat(),
+            "expiry_date": self.facts.expiry_date.isoformat(),
+            "sha256": self.facts.thumbprint.hex(),
+        }
+
+
+def listed(opened: Instance, database: str) -> list[Row]:
+    """The certificates of the users of a database, by user and name."""
+    there = opened.database(database)
+    with opened.connection() as connection:
+        found = run(connection, find_certificates_by_user(there.database_id))
+    now, rows = opened.clock(), []
+    for user, certificates in found.items():
+        used = choose(certificates, now)
+        for one in certificates:
+            own, locked = one.key.encryption != NONE, one.key.encryption == BY_PASSWORD
+            rows.append(Row(one.name, f"user {user}", own, one == used, locked, one.facts))
+    return rows
 
 
 def create_master_key(opened: Instance, database: str) -> None:
