@@ -19,10 +19,14 @@ from support import Clock, standard_database
 class Pipe:
     """What one site has sent another."""
 
+    owner = ""
     room = 2**40
 
     def __init__(self) -> None:
         self.frames: deque[tuple[bytes, bool]] = deque()
+
+    def complain(self) -> None:
+        """Nobody floods here."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         self.frames.append((body, is_forwarded))

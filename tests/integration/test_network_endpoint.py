@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import servicebroker as sb
+from servicebroker.store.keys import KeyFolder
+from servicebroker.store.membership import Membership
 from support import query, refused
 
 # columns and types, in their order; these views belong to the instance and name no database
@@ -125,10 +129,13 @@ def test_a_port_that_it_cannot_listen_on(bare: sb.Instance, port: Any) -> None:
         (402, {"listener_ip": "localhost"}),
         (402, {"listener_ip": 1}),
         (402, {"message_forward_size": "10"}),
-        (5838, {"authentication": "WINDOWS"}),
-        (5838, {"authentication": "WINDOWS NEGOTIATE"}),
-        (5838, {"authentication": "WINDOWS KERBEROS CERTIFICATE c"}),
+        (5838, {"authentication": "WINDOWS NTLM KERBEROS"}),
+        (5838, {"authentication": "WINDOWS WINDOWS"}),
+        (5838, {"authentication": "PASSWORD"}),
         (5838, {"authentication": ""}),
+        (5838, {"authentication": 3}),
+        (15151, {"authentication": "WINDOWS KERBEROS CERTIFICATE nobody"}),
+        (15151, {"authentication": "CERTIFICATE nobody WINDOWS"}),
         (5839, {"message_forward_size": 0}),
         (5839, {"message_forward_size": -1}),
         (5840, {"message_forwarding": "ON"}),
@@ -144,6 +151,68 @@ def test_what_a_clause_may_not_say(bare: sb.Instance, number: int, clause: dict[
     with refused(number):
         bare.alter_endpoint("e", listener_port=4030, **clause)
     assert rows(bare, "select * from servicebroker.network_endpoints") == before
+
+
+@pytest.mark.feature(32, 146)
+def test_the_methods_of_authentication_and_their_order(bare: sb.Instance, tmp_path: Path) -> None:
+    """As SQL Server numbers them; WINDOWS alone has no certificate."""
+    bare.create_endpoint("e", listener_port=4022, authentication="windows")
+    with sb.open(bare.url, upkeep=None, keys=tmp_path) as instance:
+        instance.create_certificate("my own")
+    shown = "select connection_auth, connection_auth_desc, certificate_id from sys.service_broker_endpoints"
+    own = rows(bare, "select certificate_id from servicebroker.transport_certificates")[0][0]
+    assert rows(bare, shown) == [(3, "NEGOTIATE", 0)]
+    for number, said, description in [
+        (1, "WINDOWS NTLM", "NTLM"),
+        (2, "Windows Kerberos", "KERBEROS"),
+        (3, "WINDOWS NEGOTIATE", "NEGOTIATE"),
+        (4, "CERTIFICATE [my own]", "CERTIFICATE"),
+        (5, "WINDOWS NTLM CERTIFICATE my own", "NTLM, CERTIFICATE"),
+        (6, "WINDOWS KERBEROS CERTIFICATE", "KERBEROS, CERTIFICATE"),
+        (7, "WINDOWS CERTIFICATE", "NEGOTIATE, CERTIFICATE"),
+        (8, "CERTIFICATE WINDOWS NTLM", "CERTIFICATE, NTLM"),
+        (9, "CERTIFICATE my own WINDOWS KERBEROS", "CERTIFICATE, KERBEROS"),
+        (10, "CERTIFICATE WINDOWS", "CERTIFICATE, NEGOTIATE"),
+    ]:
+        bare.alter_endpoint("e", authentication=said)
+        assert rows(bare, shown) == [(number, description, 0 if number < 4 else own)]
+    bare.drop_endpoint("e")
+    with sb.open(bare.url, upkeep=None, keys=tmp_path) as instance:
+        instance.drop_certificate("my own")
+
+
+@pytest.mark.feature(32, 146)
+def test_who_is_in_a_domain_and_has_no_certificate_authenticates_by_it(
+    bare: sb.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    shown = "select connection_auth_desc from sys.service_broker_endpoints"
+    Membership(KeyFolder(tmp_path / "keys"), bare.identifier()).look(datetime.now(UTC))
+    with sb.open(bare.url, upkeep=None, keys=tmp_path / "keys") as instance:
+        instance.create_endpoint("e", listener_port=4022)
+        assert rows(instance, shown) == [("NEGOTIATE",)]
+        instance.drop_endpoint("e")
+        instance.create_certificate("own")
+        instance.create_endpoint("e", listener_port=4022)
+        assert rows(instance, shown) == [("CERTIFICATE",)]
+        instance.drop_certificate("own")
+
+
+@pytest.mark.feature(32, 146)
+def test_a_certificate_that_the_endpoint_cannot_use(bare: sb.Instance, tmp_path: Path) -> None:
+    day, now = timedelta(days=1), datetime.now(UTC)
+    with sb.open(bare.url, upkeep=None, keys=tmp_path) as instance:
+        instance.create_certificate("early", start_date=now + day)
+        instance.create_certificate("late", start_date=now - 9 * day, expiry_date=now - day)
+        instance.create_certificate("locked", encryption_password="Pa55 of the key")
+        for name in ("early", "late", "locked"):
+            with refused(28055, name):
+                instance.create_endpoint("e", listener_port=4022, authentication=f"CERTIFICATE {name}")
+        instance.alter_certificate("locked", decryption_password="Pa55 of the key")
+        instance.create_endpoint("e", listener_port=4022, authentication="CERTIFICATE locked")
+        instance.drop_endpoint("e")
+        for name in ("early", "late", "locked"):
+            instance.drop_certificate(name)
 
 
 @pytest.mark.feature(32)

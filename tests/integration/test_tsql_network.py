@@ -9,6 +9,7 @@ import pytest
 
 import servicebroker as sb
 from daemons import Served, free_port
+from servicebroker.tsql.check import Verdict, check
 from servicebroker.tsql.errors import TsqlError
 from support import eventually, query
 
@@ -73,6 +74,13 @@ def sides(make_instance_url: Callable[..., str], tmp_path: Path) -> Iterator[tup
     east.close()
 
 
+@pytest.fixture(scope="module")
+def master(instance: sb.Instance, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sb.Database]:
+    with sb.open(instance.url, upkeep=None, keys=tmp_path_factory.mktemp("keys")) as opened:
+        opened.create_certificate("Own One")
+        yield opened.database("master", create=True)
+
+
 def test_scripts_introduce_two_instances(sides: tuple[Side, Side]) -> None:
     """Certificates are exchanged by files; without CONNECT for its login a peer is refused, and its message waits."""
     west, east = sides
@@ -103,8 +111,6 @@ def test_what_master_has_and_what_it_refuses(sides: tuple[Side, Side]) -> None:
     ]
     for script, number in [
         ("ALTER CERTIFICATE EastTransport WITH ACTIVE FOR BEGIN_DIALOG = OFF", 40515),
-        ("CREATE CERTIFICATE c ENCRYPTION BY PASSWORD = 'Pa55 word!' WITH SUBJECT = 'c'", 40515),
-        ("CREATE CERTIFICATE c WITH SUBJECT = 'c', START_DATE = '2090-01-01'", 40515),
         ("CREATE USER nobody WITHOUT LOGIN CREATE CERTIFICATE c AUTHORIZATION nobody FROM FILE = '{folder}/x'", 15151),
         ("DROP CERTIFICATE EastTransport", 3716),
         ("GRANT ALTER ON ENDPOINT::BrokerEndpoint TO WestLogin", 40515),
@@ -119,24 +125,106 @@ def test_what_master_has_and_what_it_refuses(sides: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.feature(146)
-@pytest.mark.parametrize("method", ["WINDOWS", "WINDOWS NTLM", "WINDOWS KERBEROS", "WINDOWS NEGOTIATE"])
-def test_windows_authentication_is_refused_and_the_alternative_named(instance: sb.Instance, method: str) -> None:
-    master = instance.database("master", create=True)
-    with pytest.raises(TsqlError, match="Use AUTHENTICATION = CERTIFICATE name"):
-        master.execute_tsql(
-            "CREATE ENDPOINT e STATE = STARTED AS TCP (LISTENER_PORT = 4022) "
-            f"FOR SERVICE_BROKER (AUTHENTICATION = {method})"
-        )
-    assert query(master, "select * from sys.service_broker_endpoints") == []
+@pytest.mark.parametrize(
+    ("method", "shown"),
+    [
+        ("WINDOWS", "NEGOTIATE"),
+        ("WINDOWS NTLM", "NTLM"),
+        ("WINDOWS KERBEROS", "KERBEROS"),
+        ("WINDOWS NEGOTIATE", "NEGOTIATE"),
+        ("WINDOWS KERBEROS CERTIFICATE [Own One]", "KERBEROS, CERTIFICATE"),
+        ("CERTIFICATE [Own One] WINDOWS", "CERTIFICATE, NEGOTIATE"),
+        ("CERTIFICATE WINDOWS NTLM", "CERTIFICATE, NTLM"),
+    ],
+)
+def test_how_an_endpoint_authenticates(master: sb.Database, method: str, shown: str) -> None:
+    statement = (
+        "CREATE ENDPOINT e STATE = STARTED AS TCP (LISTENER_PORT = 4022) "
+        f"FOR SERVICE_BROKER (AUTHENTICATION = {method}, ENCRYPTION = REQUIRED)"
+    )
+    assert [finding.verdict for finding in check(statement)] == [Verdict.DIFFERS]
+    master.execute_tsql(statement)
+    columns = "connection_auth_desc, CASE certificate_id WHEN 0 THEN NULL ELSE 1 END"
+    certified = 1 if "CERTIFICATE" in method else None
+    assert master.execute_tsql(f"SELECT {columns} FROM sys.service_broker_endpoints").rows == [(shown, certified)]
+    master.execute_tsql("ALTER ENDPOINT e FOR SERVICE_BROKER (AUTHENTICATION = WINDOWS) DROP ENDPOINT e")
 
 
 @pytest.mark.feature(146)
-@pytest.mark.parametrize("method", ["CERTIFICATE", "WINDOWS KERBEROS CERTIFICATE", "CERTIFICATE WINDOWS"])
-def test_of_two_methods_the_certificate_is_taken(instance: sb.Instance, method: str) -> None:
-    """Both sides always show certificates, so there is no order to choose from."""
-    master = instance.database("master", create=True)
-    said = f"(AUTHENTICATION = {method})"
-    master.execute_tsql(f"CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER {said}")
-    shown = "select connection_auth_desc from sys.service_broker_endpoints"
-    assert query(master, shown) == [("CERTIFICATE",)]
-    instance.drop_endpoint("e")
+@pytest.mark.parametrize("method", ["WINDOWS WINDOWS", "NTLM", "CERTIFICATE a CERTIFICATE b", "WINDOWS NTLM NTLM", ""])
+def test_what_is_no_authentication(master: sb.Database, method: str) -> None:
+    statement = (
+        f"CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (AUTHENTICATION = {method}, "
+        "ENCRYPTION = REQUIRED)"
+    )
+    with pytest.raises(TsqlError) as refused:
+        master.execute_tsql(statement)
+    assert refused.value.number == 102
+    assert [finding.verdict for finding in check(statement)] == [Verdict.REFUSED]
+
+
+@pytest.mark.feature(146)
+def test_logins_from_windows_name_members_of_a_domain(master: sb.Database) -> None:
+    script = """
+        CREATE LOGIN [CORP\\Shop] FROM WINDOWS WITH DEFAULT_DATABASE = [master]
+        CREATE LOGIN Plain WITH PASSWORD = 'never used'
+    """
+    master.execute_tsql(script)
+    shown = "SELECT name, type, type_desc FROM sys.server_principals WHERE principal_id <> 2 ORDER BY name"
+    assert master.execute_tsql(shown).rows == [
+        ("CORP\\Shop", "U", "WINDOWS_LOGIN"),
+        ("Plain", "S", "SQL_LOGIN"),
+    ]
+    assert [finding.verdict for finding in check(script)] == [Verdict.DIFFERS] * 2
+    for name in ("Shop", "CORP\\", "\\Shop", "A\\B\\C"):
+        statement = f"CREATE LOGIN [{name}] FROM WINDOWS"
+        with pytest.raises(TsqlError) as refused:
+            master.execute_tsql(statement)
+        (found,) = check(statement)
+        assert (refused.value.number, found.verdict) == (15407, Verdict.REFUSED)
+        assert "15407" in found.note
+    with pytest.raises(TsqlError) as taken:
+        master.execute_tsql("CREATE LOGIN [corp\\shop] FROM WINDOWS")
+    assert taken.value.number == 15025
+    master.execute_tsql("DROP LOGIN [CORP\\Shop] DROP LOGIN Plain")
+
+
+@pytest.mark.feature(146)
+def test_certificates_of_master_obey_their_dates_and_passwords(sides: tuple[Side, Side]) -> None:
+    west, east = sides
+    west.run("""
+        CREATE CERTIFICATE Dated WITH SUBJECT = 'd', START_DATE = '2031-01-02', EXPIRY_DATE = '2032-03-04'
+        CREATE CERTIFICATE Locked ENCRYPTION BY PASSWORD = 'Pa55 of Locked' WITH SUBJECT = 'l'
+        BACKUP CERTIFICATE Locked TO FILE = '{folder}/locked.cer'
+            WITH PRIVATE KEY (FILE = '{folder}/locked.pvk', ENCRYPTION BY PASSWORD = 'Pa55 of the file',
+                              DECRYPTION BY PASSWORD = 'Pa55 of Locked')
+    """)
+    shown = "SELECT name, pvt_key_encryption_type FROM sys.certificates ORDER BY name"
+    assert west.master.execute_tsql(shown).rows == [("Dated", "MK"), ("Locked", "PW")]
+    dates = "SELECT start_date, expiry_date FROM sys.certificates WHERE name = 'Dated'"
+    ((start, expiry),) = west.master.execute_tsql(dates).rows
+    assert [f"{at:%Y-%m-%d %H:%M}" for at in (start, expiry)] == ["2031-01-02 00:00", "2032-03-04 00:00"]
+    west.run("ALTER CERTIFICATE Locked WITH PRIVATE KEY (DECRYPTION BY PASSWORD = 'Pa55 of Locked')")
+    assert west.master.execute_tsql(shown).rows == [("Dated", "MK"), ("Locked", "MK")]
+    east.run("""
+        CREATE CERTIFICATE Locked FROM FILE = '{folder}/locked.cer'
+            WITH PRIVATE KEY (FILE = '{folder}/locked.pvk', DECRYPTION BY PASSWORD = 'Pa55 of the file',
+                              ENCRYPTION BY PASSWORD = 'Pa55 of East')
+    """)
+    assert east.master.execute_tsql(shown).rows == [("Locked", "PW")]
+    for script, number in [
+        ("CREATE CERTIFICATE c WITH SUBJECT = 'c', EXPIRY_DATE = '2001-01-01'", 402),
+        ("CREATE CERTIFICATE c WITH SUBJECT = 'c', START_DATE = '2041-01-01', EXPIRY_DATE = '2040-01-01'", 402),
+        ("CREATE CERTIFICATE c ENCRYPTION BY PASSWORD = 'short' WITH SUBJECT = 'c'", 15116),
+        ("ALTER CERTIFICATE Locked WITH PRIVATE KEY (DECRYPTION BY PASSWORD = 'Pa55 of West')", 15465),
+        ("ALTER CERTIFICATE Locked REMOVE PRIVATE KEY", 40515),
+        ("BACKUP CERTIFICATE Locked TO FILE = '{folder}/locked.cer'", 15240),
+        (
+            "CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (AUTHENTICATION = CERTIFICATE Locked)",
+            28055,
+        ),
+    ]:
+        with pytest.raises(TsqlError) as refused:
+            east.run(script)
+        assert refused.value.number == number, script
+    assert east.master.execute_tsql(shown).rows == [("Locked", "PW")]

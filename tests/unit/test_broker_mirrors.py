@@ -83,7 +83,7 @@ def test_what_is_news_is_kept_once_and_again_when_that_failed() -> None:
     mirrors.heard(B, MIRROR)
     mirrors.heard(A, FIRST)
     text = "TCP://a:1 is the principal: it says so, on timeline 1, and its commits wait for a standby."
-    row = Row("TCP://a:1", "TCP://b:1", "TCP://a:1", "c", 1, text)
+    row = Row("TCP://a:1", "TCP://b:1", "TCP://a:1", "c", 1, b"", text)
     assert mirrors.take_news() == [row]
     mirrors.heard(A, FIRST)
     assert mirrors.take_news() == []

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
+from servicebroker.engine.certificate_ages import InUse
 from servicebroker.engine.diagnosis import (
-    CertificateFacts,
     ConversationFacts,
     Facts,
     QueueFacts,
@@ -18,6 +18,7 @@ from servicebroker.engine.diagnosis import (
     judge,
     judge_conversation,
 )
+from servicebroker.engine.membership import Membership
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
 
@@ -51,7 +52,7 @@ def test_all_is_well() -> None:
     assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
     assert of_talk() == []
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
-    assert said(certificates=[CertificateFacts("a", True, NOW + timedelta(days=90))]) == []
+    assert said(certificates=[InUse("", "", "a", True, NOW + timedelta(days=31))]) == []
 
 
 @pytest.mark.parametrize(
@@ -64,10 +65,23 @@ def test_all_is_well() -> None:
         ({"remote_routes": 2}, ["2 routes lead", "servicebroker serve"]),
         ({"remote_routes": 2, "has_daemon": True}, ["no endpoint", "CREATE ENDPOINT"]),
         ({"remote_routes": 1, "has_daemon": True, "endpoint": "STOPPED"}, ["endpoint is STOPPED", "STARTED"]),
-        ({"certificates": [CertificateFacts("mine", True, AGO)]}, ["certificate mine", "has expired", "create"]),
+        ({"certificates": [InUse("", "", "mine", True, AGO)]}, ["certificate mine", "has expired", "create"]),
         (
-            {"certificates": [CertificateFacts("far", False, NOW + timedelta(days=3))]},
+            {"certificates": [InUse("", "", "far", False, NOW + timedelta(days=3))]},
             ["of a peer and expires on 2030-01-04"],
+        ),
+        (
+            {"certificates": [InUse("Shop", "Far", "stock", False, NOW + timedelta(days=29))]},
+            ["certificate stock", "user Far in Shop and expires on 2030-01-30", "--database"],
+        ),
+        (
+            {"certificates": [InUse("", "", "CORP\\shop", True, NOW + timedelta(days=1), "It was revoked.")]},
+            ["domain member CORP\\shop", "expires on 2030-01-02, and is not renewed: It was revoked.", "domain show"],
+        ),
+        ({"is_public": True}, ["endpoint: CONNECT is granted to public", "REVOKE CONNECT"]),
+        (
+            {"membership": Membership(None, None, None, None, "There is no domain.")},
+            ["in no domain: There is no domain.", "domain join"],
         ),
         (
             {"sessions": [SESSION]},

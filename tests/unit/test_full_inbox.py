@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from servicebroker.broker import network as networks
-from servicebroker.broker.links import Arrival
+from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.network import Inbox, Network
 from servicebroker.broker.policy import Policy
 from servicebroker.broker.stream import Stream
@@ -22,10 +22,9 @@ class Crossing(Inbox):
 
     is_armed = True
 
-    @property
-    def is_full(self) -> bool:
+    def is_full(self, link: Link) -> bool:
         """As the loop sees it."""
-        found = super().is_full
+        found = super().is_full(link)
         if found and self.is_armed:
             self.is_armed = False
             self.take(100)

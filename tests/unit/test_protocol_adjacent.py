@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servicebroker.model.errors import BrokerError
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import (
     HANDSHAKE_TIME,
     IDLE,
     KEEP_ALIVE,
     SILENCE,
+    Alive,
     Arrived,
     Closed,
     Connection,
@@ -49,10 +51,10 @@ def test_both_go_online_and_know_each_other() -> None:
     opener, other, events = pair()
     (greeted,) = events
     assert isinstance(greeted, Greeted)
-    assert (greeted.hello.instance, greeted.hello.moment) == (ONE.instance, 5)
+    assert (greeted.hello.seat, greeted.hello.moment) == (ONE.seat, 5)
     assert other.phase is Phase.ARBITRATING
-    assert other.welcome(7, 0.0) == Online(ONE.instance, ONE.incarnation, 5)
-    assert opener.receive(other.outgoing(), 0.0) == [Online(TWO.instance, TWO.incarnation, 7)]
+    assert other.welcome(7, 0.0) == Online(ONE.seat, ONE.incarnation, 5)
+    assert opener.receive(other.outgoing(), 0.0) == [Online(TWO.seat, TWO.incarnation, 7)]
     assert opener.phase is other.phase is Phase.ONLINE
     assert opener.capabilities == other.capabilities == {"fragments"}
     assert opener.version == other.version == 1
@@ -94,7 +96,7 @@ def test_no_version_in_common(oldest: int, newest: int) -> None:
 
 def test_a_welcome_with_a_version_that_was_not_offered() -> None:
     opener, _, _ = pair()
-    welcome = adjacent.Welcome(TWO.instance, TWO.incarnation, 1, 2)
+    welcome = adjacent.Welcome(TWO.seat, TWO.incarnation, 1, 2)
     (closed,) = opener.receive(encode_frame(FrameKind.WELCOME, adjacent._encoder.encode(welcome)), 0.0)
     assert isinstance(closed, Closed)
     assert closed.number == 28027
@@ -102,7 +104,7 @@ def test_a_welcome_with_a_version_that_was_not_offered() -> None:
 
 def test_a_rejection_says_why() -> None:
     opener, other, _ = pair()
-    assert other.reject(28032, 0.0).number == 28032
+    assert other.reject(BrokerError(28032), 0.0).number == 28032
     (closed,) = opener.receive(other.outgoing(), 0.0)
     assert isinstance(closed, Closed)
     assert (closed.number, "arbitration" in closed.text) == (28032, True)
@@ -159,7 +161,7 @@ def test_whatever_comes_ends_in_an_event(junk: bytes, is_opener: bool, kind: Fra
             connection.receive(data[place : place + 1], 0.0)
         assert connection.phase in (Phase.NEGOTIATING, Phase.ARBITRATING, Phase.CLOSED)
         for side in online():
-            assert all(isinstance(event, (Arrived, Closed)) for event in side.receive(data, 0.0))
+            assert all(isinstance(event, (Arrived, Alive, Closed)) for event in side.receive(data, 0.0))
 
 
 def test_who_does_not_greet_in_time_is_closed() -> None:
@@ -210,10 +212,20 @@ def test_a_peer_that_went_silent_is_given_up() -> None:
     assert (now, closed.number) == (SILENCE, 9753)
 
 
+@pytest.mark.parametrize("fields", [[], [["one"]], [[], UUID(int=7).bytes]])
+def test_a_greeting_may_leave_out_what_an_older_version_does_not_know(fields: list[object]) -> None:
+    connection = Connection(TWO, is_opener=False, now=0.0)
+    connection.begin(0, 0.0)
+    hello = [ONE.seat.bytes, ONE.incarnation.bytes, 5, 1, 1, *fields]
+    (greeted,) = connection.receive(encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)), 0.0)
+    assert isinstance(greeted, Greeted)
+    assert greeted.hello.instance == (UUID(int=7) if len(fields) == 2 else None)
+
+
 def test_fields_of_a_later_version_are_skipped() -> None:
     connection = Connection(TWO, is_opener=False, now=0.0)
     connection.begin(0, 0.0)
-    hello = [ONE.instance.bytes, ONE.incarnation.bytes, 5, 1, 9, ["later"], {"more": True}]
+    hello = [ONE.seat.bytes, ONE.incarnation.bytes, 5, 1, 9, ["later"], None, {"more": True}]
     (greeted,) = connection.receive(encode_frame(FrameKind.HELLO, msgspec.msgpack.encode(hello)), 0.0)
     assert isinstance(greeted, Greeted)
     assert connection.version == 1

@@ -4,6 +4,7 @@ from uuid import UUID
 
 import pytest
 
+from servicebroker.model.peers import NOBODY, Peer
 from servicebroker.protocol.adjacent import Hello, Online
 from servicebroker.protocol.arbitration import Arbiter
 
@@ -40,7 +41,7 @@ class Side:
 
 
 def self_of(hello: Hello) -> tuple[UUID, UUID, int]:
-    return hello.instance, hello.incarnation, hello.moment
+    return hello.seat, hello.incarnation, hello.moment
 
 
 @pytest.fixture
@@ -51,9 +52,9 @@ def sides() -> tuple[Side, Side]:
 def test_one_connection_is_what_it_is(sides: tuple[Side, Side]) -> None:
     low, high = sides
     assert low.welcomed("a", high.greeted("a", low.open("a"))) is None
-    assert low.arbiter.find(HIGH) == high.arbiter.find(LOW) == "a"
+    assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "a"
     low.arbiter.gone("a")
-    assert low.arbiter.find(HIGH) is None
+    assert low.arbiter.find(Peer(NOBODY, HIGH)) is None
 
 
 @pytest.mark.parametrize("order", range(4))
@@ -75,9 +76,9 @@ def test_of_two_opened_at_once_both_keep_that_of_the_lower_instance(sides: tuple
         assert high.welcomed("high's", low.greeted("high's", theirs)) is None
         assert high.greeted("low's", mine) != 28032
     if order != 3:
-        assert low.arbiter.find(HIGH) == high.arbiter.find(LOW) == "low's"
+        assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "low's"
     else:
-        assert high.arbiter.find(LOW) == "low's"
+        assert high.arbiter.find(Peer(NOBODY, LOW)) == "low's"
 
 
 def test_a_peer_that_has_lost_the_connection_and_opens_another_is_believed(sides: tuple[Side, Side]) -> None:
@@ -85,14 +86,14 @@ def test_a_peer_that_has_lost_the_connection_and_opens_another_is_believed(sides
     low.welcomed("old", high.greeted("old", low.open("old")))
     high.arbiter.gone("old")
     assert high.welcomed("new", low.greeted("new", high.open("new"))) is None
-    assert low.arbiter.find(HIGH) == high.arbiter.find(LOW) == "new"
+    assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "new"
 
 
 def test_both_sides_prefer_the_later_one(sides: tuple[Side, Side]) -> None:
     low, high = sides
     low.welcomed("old", high.greeted("old", low.open("old")))
     assert high.welcomed("new", low.greeted("new", high.open("new"))) == "old"
-    assert low.arbiter.find(HIGH) == high.arbiter.find(LOW) == "new"
+    assert low.arbiter.find(Peer(NOBODY, HIGH)) == high.arbiter.find(Peer(NOBODY, LOW)) == "new"
 
 
 def test_a_late_welcome_does_not_bring_back_the_earlier_one(sides: tuple[Side, Side]) -> None:
@@ -101,14 +102,14 @@ def test_a_late_welcome_does_not_bring_back_the_earlier_one(sides: tuple[Side, S
     high.arbiter.gone("old")
     assert not isinstance(low.greeted("new", high.open("new")), int)
     assert low.welcomed("old", answer) == "old"
-    assert low.arbiter.find(HIGH) == "new"
+    assert low.arbiter.find(Peer(NOBODY, HIGH)) == "new"
 
 
 def test_the_same_side_opens_again(sides: tuple[Side, Side]) -> None:
     low, high = sides
     high.greeted("old", low.open("old"))
     assert low.welcomed("new", high.greeted("new", low.open("new"))) is None
-    assert high.arbiter.find(LOW) == "new"
+    assert high.arbiter.find(Peer(NOBODY, LOW)) == "new"
 
 
 def test_a_restarted_peer_is_believed(sides: tuple[Side, Side]) -> None:
@@ -120,3 +121,18 @@ def test_a_restarted_peer_is_believed(sides: tuple[Side, Side]) -> None:
 def test_an_instance_does_not_connect_to_itself(sides: tuple[Side, Side]) -> None:
     low, _ = sides
     assert low.arbiter.greeted(low.open("self")) == 28032
+
+
+def test_a_seat_counts_under_its_own_certificate_only(sides: tuple[Side, Side]) -> None:
+    low, _ = sides
+    arbiter = low.arbiter
+    for owner in ("shop", "mallory"):
+        assert arbiter.greeted(Hello(HIGH, UUID(int=5), 900, 1, 1), owner) == 0
+        moment = arbiter.moment()
+        assert (
+            arbiter.online(owner, Online(HIGH, UUID(int=5), 900), is_opener=False, moment=moment, owner=owner) is None
+        )
+    assert arbiter.find(Peer("shop", HIGH)) == "shop"  # the second one has replaced nothing
+    assert arbiter.online("new", Online(HIGH, UUID(int=6), 1), is_opener=False, moment=9, owner="mallory") == "mallory"
+    arbiter.gone("new")
+    assert (arbiter.find(Peer("shop", HIGH)), arbiter.find(Peer("mallory", HIGH))) == ("shop", None)

@@ -12,6 +12,7 @@ import pytest
 from servicebroker.broker.tls import Channel, Tls
 from servicebroker.engine.transport_certificates import Certificate
 from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.peers import Proved
 from servicebroker.store import certificates
 from servicebroker.store.keys import KeyFolder
 
@@ -27,7 +28,9 @@ def make(tmp_path: Path) -> Make:
         facts, key = certificates.make(name, now, 10)
         keys = KeyFolder(tmp_path / "keys")
         keys.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
-        return Certificate(len(name), name, True, None, True, facts), keys.file(facts.thumbprint)
+        return Certificate(len(name), name, True, None, True, facts, Proved(f"certificate {name}")), keys.file(
+            facts.thumbprint
+        )
 
     return make
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -29,6 +30,7 @@ from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
 from servicebroker.engine.principals import find_user
+from servicebroker.engine.site import find_instance
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
@@ -40,7 +42,7 @@ from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
-from servicebroker.store.running import execute, run, run_alone
+from servicebroker.store.running import run, run_alone
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow
 
@@ -158,9 +160,12 @@ class Instance(Network):
         """
         if self.keys.folder is not None:
             return self.keys.folder
+        return self.keys.locate(self.identifier())
+
+    def identifier(self) -> UUID:
+        """The identifier of the instance, which the certificate of a domain carries."""
         with self.connection() as connection:
-            ((identifier,),) = execute(connection, "select instance_id from servicebroker.instance")
-        return self.keys.locate(identifier)
+            return run(connection, find_instance())
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""

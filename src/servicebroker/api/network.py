@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from datetime import datetime
+from contextlib import AbstractContextManager, suppress
+from datetime import datetime, timedelta
 from typing import TypeVar
 
-from servicebroker.api.certificates import File, read_file, write_file
-from servicebroker.engine import logins, network_endpoints, server_grants, transport_certificates
+from servicebroker.api.certificates import File, after, check_backup, read_file, write_backup
+from servicebroker.engine import logins, network_endpoints, peers, server_grants, transport_certificates
 from servicebroker.engine.alter import lock_catalog
-from servicebroker.model.errors import BrokerError
-from servicebroker.store.certificates import DAYS, as_pem, key_pem, make, read, read_key
+from servicebroker.engine.peers import Accepted
+from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.model.arguments import check_switch, checked_password
+from servicebroker.model.certificates import Facts
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.store.certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.membership import is_in_domain
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -47,7 +52,7 @@ class Network(ABC):
         listener_port: int,
         listener_ip: str = "ALL",
         state: str = "STOPPED",
-        authentication: str = "CERTIFICATE",
+        authentication: str | None = None,
         encryption: str = "REQUIRED",
         message_forwarding: str = "DISABLED",
         message_forward_size: int = 10,
@@ -55,12 +60,16 @@ class Network(ABC):
         """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
 
         `state` is STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error);
-        `authentication` is CERTIFICATE, or CERTIFICATE and the name of one of this instance; `encryption` REQUIRED,
-        SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys it.
+        `authentication` is CERTIFICATE, or CERTIFICATE and the name of one of this instance; WINDOWS, or WINDOWS and
+        NTLM, KERBEROS or NEGOTIATE, which mean the same: the domain that this instance is in; or both, in the order in
+        which they are tried. WINDOWS by default for an instance that is in a domain and has no certificate of its own.
+        `encryption` is REQUIRED, SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys
+        it.
 
         Raises:
             BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one
-                already, 15151 unknown certificate, 402 anything else that a clause may not say.
+                already, 15151 unknown certificate, 28055 one that cannot be used now, 402 anything else that a clause
+                may not say.
         """
         clauses = network_endpoints.Clauses(
             listener_port,
@@ -71,7 +80,8 @@ class Network(ABC):
             message_forwarding,
             message_forward_size,
         )
-        self._administer(network_endpoints.create_endpoint(name, clauses))
+        in_domain = in_thread(is_in_domain, self.key_folder())
+        self._administer(network_endpoints.create_endpoint(name, clauses, self.clock(), in_domain=in_domain))
 
     def alter_endpoint(
         self,
@@ -99,7 +109,7 @@ class Network(ABC):
             message_forwarding,
             message_forward_size,
         )
-        self._administer(network_endpoints.alter_endpoint(name, clauses))
+        self._administer(network_endpoints.alter_endpoint(name, clauses, self.clock()))
 
     def drop_endpoint(self, name: str) -> None:
         """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
@@ -109,13 +119,17 @@ class Network(ABC):
         """
         self._administer(network_endpoints.drop_endpoint(name))
 
-    def create_login(self, name: str) -> None:
-        """CREATE LOGIN: a name for a peer. It has no password: nobody opens a session as a login.
+    def create_login(self, name: str, *, from_windows: bool = False) -> None:
+        """CREATE LOGIN name [FROM WINDOWS]: a name for a peer. It has no password: nobody opens a session as a login.
+
+        `from_windows`: it is the member of a domain that the name says, as DOMAIN\\member, and needs CONNECT on the
+        endpoint.
 
         Raises:
-            BrokerError: 15025 name taken, 15247.
+            BrokerError: 15025 name taken, 15407 a member is not named like that, 15247, 402.
         """
-        self._administer(logins.create_login(name))
+        check_switch("FROM WINDOWS", from_windows)
+        self._administer(logins.create_login(name, is_windows=from_windows))
 
     def drop_login(self, name: str) -> None:
         """DROP LOGIN, with what was granted to it.
@@ -126,7 +140,9 @@ class Network(ABC):
         self._administer(logins.drop_login(name))
 
     def grant_connect(self, endpoint: str, login: str) -> None:
-        """GRANT CONNECT ON ENDPOINT::endpoint TO login, which may be public: peers that are this login are let in.
+        """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers that are this login are let in.
+
+        To public: every peer that proves to have the key of its certificate, also one that nobody has imported.
 
         Raises:
             BrokerError: 15151 no such endpoint or login, 15247.
@@ -181,7 +197,9 @@ class Network(ABC):
         *,
         authorization: str | None = None,
         subject: str | None = None,
-        days: int = DAYS,
+        start_date: datetime | None = None,
+        expiry_date: datetime | None = None,
+        encryption_password: str | None = None,
         file: File | None = None,
         private_key_file: File | None = None,
         decryption_password: str | None = None,
@@ -193,7 +211,11 @@ class Network(ABC):
             authorization: the login that a peer with this certificate is: it needs CONNECT on the endpoint. Without it
                 the peer is let in because of its certificate.
             subject: "CN=...", or just a name, of a new one; its name when it is not given. It proves nothing.
-            days: how long a new one is valid.
+            start_date: a new one is valid from then on, with a time zone; from now on when it is not given, also for
+                clocks that are 10 minutes behind.
+            expiry_date: valid until then; for a year when it is not given.
+            encryption_password: encrypts the private key: the endpoint cannot use it before `alter_certificate` has
+                opened it.
             file: a certificate in PEM or DER: that of a peer, or with `private_key_file` one of this instance. Without
                 it a new one of this instance is made, whose key goes into the key folder.
             private_key_file: its key in PKCS #8.
@@ -204,38 +226,121 @@ class Network(ABC):
 
         Raises:
             BrokerError: 15232 the name is taken, or the certificate is there already, 15208 no such file, or not what
-                it should be, 15465 wrong password, 15151 no such login, 15247, 402.
+                it should be, 15465 wrong password, 15116 the password is too short, 15151 no such login, 15247, 402.
         """
         key = None
         if file is None:
-            facts, key = make(name if subject is None else subject, self.clock(), days)
+            if private_key_file is not None or decryption_password is not None:
+                raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
+            start = self.clock().replace(microsecond=0) if start_date is None else start_date
+            expiry = after(start, DAYS) if expiry_date is None else expiry_date
+            own = self._administer(transport_certificates.myself())
+            before = transport_certificates.shown(own.endpoint, own.certificates, self.clock())
+            facts, key = issue(
+                name if subject is None else subject,
+                start,
+                expiry,
+                SKEW if start_date is None else timedelta(0),
+                instance=own.instance,
+                predecessor=None if before is None else self._private_key(before),
+            )
         else:
+            if any(one is not None for one in (subject, start_date, expiry_date)):
+                raise BrokerError(402, "SUBJECT, START_DATE or EXPIRY_DATE", "given with a file", "left out")
             facts = read(in_thread(read_file, file))
             if private_key_file is not None:
                 key = read_key(in_thread(read_file, private_key_file), decryption_password, facts)
         if key is None:
+            if encryption_password is not None:
+                raise BrokerError(402, "ENCRYPTION BY PASSWORD", "given without a private key", "left out")
             steps = transport_certificates.add_certificate(name, facts, is_own=False, login=authorization)
             self._administer(steps)
             return facts.thumbprint
         if authorization is not None:
             raise BrokerError(402, "AUTHORIZATION", "given for a certificate of this instance", "left out")
+        pem = self._key_file(key, facts, encryption_password)
+        by_password = encryption_password is not None
         folder = self.key_folder()
-        in_thread(folder.write, facts.thumbprint, key_pem(key) + as_pem(facts.der))
+        is_new = not folder.file(facts.thumbprint).exists()  # else the certificate is here, or an attempt was cut
+        if is_new:
+            in_thread(folder.write, facts.thumbprint, pem)
         try:
-            self._administer(transport_certificates.add_certificate(name, facts, is_own=True))
+            self._administer(transport_certificates.add_certificate(name, facts, is_own=True, by_password=by_password))
         except BaseException:
-            folder.remove(facts.thumbprint)
+            if is_new:
+                folder.remove(facts.thumbprint)
             raise
+        if not is_new:
+            in_thread(folder.write, facts.thumbprint, pem)
         return facts.thumbprint
 
-    def backup_certificate(self, name: str, file: File) -> None:
-        """BACKUP CERTIFICATE name TO FILE: without its key, for others to import.
+    def _private_key(self, certificate: Certificate) -> PrivateKey | None:
+        """The key of one of our certificates, when it is here and nobody else's."""
+        with suppress(InstanceError, BrokerError):
+            file = (self.key_folder()).find(certificate.facts.thumbprint)
+            return None if file is None else read_key(in_thread(read_file, file), None, certificate.facts)
+        return None
+
+    def accept_certificate(self, name: str) -> Accepted:
+        """Believe what the peer with that certificate claims to be, and its owner's other certificates with it.
+
+        It is about instances that somebody else claims too, and about addresses at which somebody else has answered
+        before. From then on the others are not believed to be that.
+
+        Returns:
+            The instances and the addresses; neither, when nobody claims anything of it.
 
         Raises:
-            BrokerError: 15151 no such certificate, 15240 the file is there already or cannot be written, 15247.
+            BrokerError: 15151 no such certificate of a peer, 15247.
         """
+        return self._administer(peers.accept(name, self.clock()))
+
+    def alter_certificate(
+        self, name: str, *, decryption_password: str | None = None, encryption_password: str | None = None
+    ) -> None:
+        """ALTER CERTIFICATE name WITH PRIVATE KEY (DECRYPTION BY PASSWORD = ..., ENCRYPTION BY PASSWORD = ...).
+
+        `decryption_password` opens a private key that lies under one; then the endpoint can use it, unless an
+        `encryption_password` is to encrypt it anew.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 15556 its private key is not here, 15465 wrong password, 15313 it
+                lies under none, 15116 the password is too short, 15247, 402.
+        """
+        if decryption_password is None and encryption_password is None:
+            raise BrokerError(402, "ALTER CERTIFICATE", "empty", "WITH PRIVATE KEY")
+        found = self._administer(transport_certificates.find_certificate("alter", name))
+        key = self._open(found, decryption_password)
+        pem = self._key_file(key, found.facts, encryption_password)
+        folder, by_password = self.key_folder(), encryption_password is not None
+        if not by_password:
+            in_thread(folder.write, found.facts.thumbprint, pem)
+        self._administer(transport_certificates.set_by_password(found, by_password))
+        if by_password:  # the daemon opens no such file: it is told first
+            in_thread(folder.write, found.facts.thumbprint, pem)
+
+    def backup_certificate(
+        self,
+        name: str,
+        file: File,
+        *,
+        private_key_file: File | None = None,
+        encryption_password: str | None = None,
+        decryption_password: str | None = None,
+    ) -> None:
+        """BACKUP CERTIFICATE name TO FILE = ... [WITH PRIVATE KEY (FILE = ..., ENCRYPTION BY PASSWORD = ...)].
+
+        The certificate alone is for others to import; the private key is for nobody else. `decryption_password` is
+        that of a private key which is kept under a password.
+
+        Raises:
+            BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 the
+                private key is not here, 15465, 15313, 15116, 15247, 402.
+        """
+        check_backup(private_key_file, encryption_password)
         found = self._administer(transport_certificates.find_certificate("find", name))
-        in_thread(write_file, file, as_pem(found.facts.der))
+        key = None if private_key_file is None else self._open(found, decryption_password)
+        in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
 
     def drop_certificate(self, name: str) -> None:
         """DROP CERTIFICATE: of a peer, it is let in no more; of this instance, its key is removed too.
@@ -246,6 +351,23 @@ class Network(ABC):
         dropped = self._administer(transport_certificates.drop_certificate(name))
         if dropped.is_own:
             (self.key_folder()).remove(dropped.facts.thumbprint)
+
+    def _open(self, certificate: transport_certificates.Certificate, password: str | None) -> PrivateKey:
+        """The private key that is in the key folder."""
+        file = (self.key_folder()).find(certificate.facts.thumbprint)
+        if file is None:
+            raise BrokerError(15556, f"certificate '{certificate.name}'")
+        if certificate.by_password:
+            password = checked_password("DECRYPTION BY PASSWORD", password)
+        elif password is not None:
+            raise BrokerError(15313)
+        return in_thread(read_key, file.read_bytes(), password, certificate.facts)
+
+    def _key_file(self, key: PrivateKey, facts: Facts, password: str | None) -> bytes:
+        """What stands in the file of a private key."""
+        if password is not None:
+            checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
+        return in_thread(key_pem, key, password) + as_pem(facts.der)
 
     def _administer(self, steps: Steps[T]) -> T:
         """DDL of the instance, one at a time."""

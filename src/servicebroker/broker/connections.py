@@ -27,6 +27,7 @@ class Observed(NamedTuple):
     is_accept: bool
     login_state: int
     is_encrypted: bool
+    authentication: str | None
     is_receive_flow_controlled: bool
     is_send_flow_controlled: bool
     total_bytes_sent: int

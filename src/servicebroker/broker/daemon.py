@@ -19,17 +19,20 @@ from uuid import uuid4
 
 import psycopg
 
-from servicebroker.broker import connections, forwarding, metrics
+from servicebroker.broker import connections, forwarding, journal, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.seat import seat
+from servicebroker.broker.seat import instance_of, seat
 from servicebroker.broker.standing import Proof
+from servicebroker.broker.transaction import alone
 from servicebroker.engine.built_in import answer_built_in
 from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.membership import Membership, find_membership, tell_membership
 from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
+from servicebroker.engine.peers import save_answers, save_mistrusted
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.site import Here
 from servicebroker.engine.standing import find_standing
@@ -52,6 +55,8 @@ PACE = 0.02  # seconds between rounds that follow each other: many small transac
 MANY = 8  # messages that are much to do for one round
 AWAKE = 4  # rounds with much to do, none of them finding nothing, until it need not be woken; with little: it dozes
 ROUND = 2_000  # frames that a round takes
+FEWEST = 16  # of them; while several peers bring something, as many as it can take in a short round:
+SHORT = 0.02  # seconds
 FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 RECONNECT = 1.0  # seconds between attempts to reach the database again
@@ -90,16 +95,20 @@ class Daemon:
         self._inbox = Inbox()
         self._names: frozenset[Address] = frozenset()
         with connect(url) as connection:
-            self._network = Network(seat(connection), uuid4(), self._inbox, clock)
-        self._relay = Relay(self._network, clock, time.monotonic, Random(), self._here, keys=keys)
+            self._network = Network(seat(connection), uuid4(), self._inbox, clock, instance_of(connection))
+        self._relay = Relay(
+            self._network, clock, time.monotonic, Random(), self._here, keys=keys, peers=self._network.peers
+        )
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
+        self._most = ROUND
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
+        self._membership: Membership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
         self._connection: psycopg.Connection[Any] | None = None
@@ -216,6 +225,7 @@ class Daemon:
     def _serve(self, connection: DirectConnection) -> None:
         self._relay.forget()
         self._shown, self._look_at, self._answer_at = [], 0.0, 0.0
+        self._membership = run(connection, find_membership())
         connection.add_notice_handler(self._relay.notice)
         pin_plans(connection)
         connections.write(connection, [])
@@ -236,7 +246,11 @@ class Daemon:
         self._look_at = now + LOOK
         follow(self._clock, connection)
         self._proof.renew(connection)
+        self._keep(connection)
         self._follow(connection)
+        if self._watch.membership != self._membership:
+            run_alone(connection, tell_membership(self._watch.membership))
+            self._membership = self._watch.membership
         metrics.show_backlog(*self._network.backlog())
         shown = self._network.observe()
         if shown != self._shown:
@@ -249,6 +263,16 @@ class Daemon:
         if refused := self._network.take_refusals():
             connections.count(connection, refused, self._clock())
         self._take_answers(connection)
+
+    def _keep(self, connection: psycopg.Connection[Any]) -> None:
+        """What was learned of peers, and what they have done that is not theirs."""
+        peers = self._network.peers
+        if answers := peers.take_answers():
+            run_alone(connection, save_answers(answers, self._clock()))
+        if mistrusted := peers.take_mistrusted():
+            run_alone(connection, alone(save_mistrusted(mistrusted, self._clock())))
+            for what, (times, detail) in mistrusted.items():
+                journal.mistrusted(what, times, detail)
 
     def _follow(self, connection: psycopg.Connection[Any]) -> None:
         policy = self._watch.look(connection, self._clock())
@@ -323,7 +347,8 @@ class Daemon:
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
-        taken = self._inbox.take(ROUND)
+        began = time.monotonic()
+        taken = self._inbox.take(self._most)
         arrivals = []
         for one in taken:
             match one:
@@ -340,6 +365,8 @@ class Daemon:
                 case Outdated():
                     self._proof.challenge(one.known)
         carried = self._relay.round(connection, arrivals)
+        is_long = self._inbox.is_shared and time.monotonic() - began > SHORT
+        self._most = max(self._most // 2, FEWEST) if is_long else min(self._most * 2, ROUND)
         self._look(connection)
         return max(carried, min(len(taken), 1))
 

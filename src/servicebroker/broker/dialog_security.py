@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 import msgspec
 
 from servicebroker.broker import journal
-from servicebroker.broker.key_exchange import is_signed, public_key, sign, unwrap, wrap
+from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
 from servicebroker.broker.transaction import Do, alone
 from servicebroker.engine import admission, dialog_security
 from servicebroker.engine.certificates import BY_MASTER_KEY, Certificate
@@ -33,6 +33,7 @@ from servicebroker.protocol.envelope import Exchange, Failure, Header, Kind, pac
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.security import KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.session import UNSECURED, Session, bound
+from servicebroker.store.certificates import public_key
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.sealing import seal, unseal

@@ -13,6 +13,7 @@ from servicebroker.engine.failure import Failed
 from servicebroker.engine.remote import Remote as Endpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.peers import MESSAGES, STANDING, Mistrust
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
@@ -149,6 +150,19 @@ def login(subclass: str, peer: str, certificate: str = "", error: str = "") -> N
     metrics.LOGINS.labels(subclass).inc()
     level = logging.WARNING if error else logging.INFO
     _record(level, "Audit Broker Login", subclass=subclass, peer=peer, certificate=certificate, error=error)
+
+
+def mistrusted(what: Mistrust, times: int, detail: str) -> None:
+    """Audit Broker Conversation or Audit Broker Login: a peer has done so often what is not its own, lately this.
+
+    Whoever claimed to be another instance was refused when it greeted, and told of then.
+    """
+    metrics.MISTRUSTED.labels(what.owner, what.claim).inc(times)
+    fields = {"peer_owner": what.owner, "times": str(times), "error": detail}
+    if what.claim == MESSAGES:
+        _record(logging.WARNING, "Audit Broker Conversation", subclass="No Security Header", **fields)
+    elif what.claim == STANDING:
+        _record(logging.WARNING, "Audit Broker Login", subclass="Authorization Failure", **fields)
 
 
 def transmission(conversation_id: UUID, error: str) -> None:

@@ -9,10 +9,8 @@ is worth nothing in another one.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -20,21 +18,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from servicebroker.protocol.envelope import Exchange
 from servicebroker.protocol.security import KEY_SIZE
-from servicebroker.store.certificates import PrivateKey
-
-PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
+from servicebroker.store import certificates
+from servicebroker.store.certificates import PrivateKey, PublicKey
 
 _ABOUT = b"servicebroker key exchange key 1"
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
-_PSS = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 _NONCE = bytes(12)  # the key is used once
-
-
-@lru_cache(maxsize=1_000)
-def public_key(der: bytes) -> PublicKey | None:
-    """The key in a certificate; None when it is of a kind that we have no use for."""
-    key = x509.load_der_x509_certificate(der).public_key()
-    return key if isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey) else None
 
 
 def wrap(key: bytes, target: PublicKey, about: bytes) -> tuple[bytes, bytes]:
@@ -65,21 +54,12 @@ def unwrap(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes | None:
 
 def sign(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes:
     """The signature of an exchange, by who makes it."""
-    if isinstance(own, rsa.RSAPrivateKey):
-        return own.sign(_signed(exchange, about), _PSS, hashes.SHA256())
-    return own.sign(_signed(exchange, about), ec.ECDSA(hashes.SHA256()))
+    return certificates.sign(_signed(exchange, about), own)
 
 
 def is_signed(exchange: Exchange, by: PublicKey, about: bytes) -> bool:
     """Whether the signature is that of `by`."""
-    try:
-        if isinstance(by, rsa.RSAPublicKey):
-            by.verify(exchange.signature, _signed(exchange, about), _PSS, hashes.SHA256())
-        else:
-            by.verify(exchange.signature, _signed(exchange, about), ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
-        return False
-    return True
+    return certificates.is_signed(_signed(exchange, about), exchange.signature, by)
 
 
 def _signed(exchange: Exchange, about: bytes) -> bytes:

@@ -12,11 +12,18 @@ class Link(Protocol):
     """An online connection to a peer. Its methods may be called from any thread."""
 
     @property
+    def owner(self) -> str:
+        """Whose certificate the peer has shown; NOBODY's when it has shown none."""
+
+    @property
     def room(self) -> int:
         """How many bytes it takes now without piling them up."""
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one; a link that is over drops it."""
+
+    def complain(self) -> None:
+        """What it has brought was for nothing."""
 
 
 class Links(Protocol):

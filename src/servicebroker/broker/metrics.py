@@ -41,6 +41,9 @@ FORWARDED = _counter("forwarded_messages", "Forwarded Messages Total.")
 DISCARDED = _counter("forwarded_messages_discarded", "Forwarded Msg Discarded Total.")
 CONNECTIONS = _counter("connection_events", "Broker:Connection events.", "subclass")
 LOGINS = _counter("login_events", "Audit Broker Login events.", "subclass")
+MISTRUSTED = _counter(
+    "mistrusted_peers", "What peers have claimed or brought that is not theirs, and was dropped.", "owner", "claim"
+)
 ACTIVATIONS = _counter(
     "activation_events", "Broker:Activation events: Tasks Started, Tasks Aborted and their like.", "subclass"
 )

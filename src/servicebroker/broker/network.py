@@ -20,22 +20,29 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.connections import Observed, Refusals
 from servicebroker.broker.links import Arrival, Link
+from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.stream import Stream
+from servicebroker.broker.tls import Tls
 from servicebroker.engine.network_endpoints import REQUIRED, SUPPORTED
 from servicebroker.model.errors import RULES, InstanceError
-from servicebroker.protocol.adjacent import Closed, Myself, Online
+from servicebroker.model.peers import STANDING, Mistrust, Peer
+from servicebroker.protocol.adjacent import Closed, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address
 
-INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay before the streams are not read any more
+INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
+OVERHEAD = 500  # bytes that a frame counts for beside its body
+ACTIVE = 5.0  # seconds for which a peer that has brought something has its share
+LINKS = 64  # connections of one owner
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
 WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
-OWNERS = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
+REMEMBERED = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
 SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
 TICK = 0.5  # seconds
+NOT_BELIEVED = (9751, 28035)  # why a connection ends whose certificates one side does not take
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -84,50 +91,96 @@ class Outdated(NamedTuple):
 Happening = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
+class _Line:
+    """What one peer has brought, and when lately."""
+
+    def __init__(self) -> None:
+        self.arrivals: deque[Arrival] = deque()
+        self.size = 0  # bytes of their bodies
+        self.active_at = 0.0
+
+    @property
+    def weight(self) -> int:
+        """Bytes of memory."""
+        return self.size + OVERHEAD * len(self.arrivals)
+
+
 class Inbox:
     """What has happened on the network and waits for the relay's thread.
 
+    Each owner has a line of its own, and these are taken from in turns; who has proved nothing has one for each link.
+
     Attributes:
-        relieved: called when it was full and has room again.
+        relieved: called when a line that was full has room again.
     """
 
     def __init__(self) -> None:
         self.relieved: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-        self._items: deque[Happening] = deque()
-        self._size = 0
+        self._happened: deque[Happening] = deque()
+        self._lines: dict[object, _Line] = {}
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
         """Add one, and ring."""
         with self._lock:
-            self._items.append(item)
-            self._size += len(item.body) if isinstance(item, Arrival) else 0
+            if isinstance(item, Arrival):
+                line = self._lines.setdefault(_line(item.link), _Line())
+                line.arrivals.append(item)
+                line.size += len(item.body)
+                line.active_at = time.monotonic()
+            else:
+                self._happened.append(item)
         self.bell.set()
 
     def take(self, most: int) -> list[Happening]:
-        """At most so many, in their order."""
+        """At most so many: what has happened first, then what was brought, of each line one in turns."""
         with self._lock:
-            was_full = self.is_full
-            taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
-            self._size -= sum(len(item.body) for item in taken if isinstance(item, Arrival))
-            is_relieved = was_full and not self.is_full
+            full = [line for line in self._lines.values() if self._is_full(line)]
+            taken = [self._happened.popleft() for _ in range(min(most, len(self._happened)))]
+            waiting = [line for line in self._lines.values() if line.arrivals]
+            while waiting and len(taken) < most:
+                for line in waiting[: most - len(taken)]:
+                    arrival = line.arrivals.popleft()
+                    line.size -= len(arrival.body)
+                    taken.append(arrival)
+                waiting = [line for line in waiting if line.arrivals]
+            now = time.monotonic()
+            self._lines = {
+                key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
+            }
+            is_relieved = any(not self._is_full(line) for line in full)
         if is_relieved:
             self.relieved()
         return taken
 
     @property
-    def size(self) -> int:
-        """Bytes of the bodies in it."""
-        return self._size
+    def is_shared(self) -> bool:
+        """Whether several peers bring something these days."""
+        return len(self._lines) > 1
 
     @property
-    def is_full(self) -> bool:
-        """Whether the streams should not be read any more."""
-        return self._size > INBOX
+    def size(self) -> int:
+        """Bytes of the bodies in it."""
+        with self._lock:
+            return sum(line.size for line in self._lines.values())
+
+    def is_full(self, link: Link) -> bool:
+        """Whether the streams of that peer should not be read any more: it has its share of the room."""
+        with self._lock:
+            line = self._lines.get(_line(link))
+            return line is not None and self._is_full(line)
+
+    def _is_full(self, line: _Line) -> bool:
+        return line.weight > INBOX // (len(self._lines) + 1)
 
     def __len__(self) -> int:
-        return len(self._items)
+        with self._lock:
+            return len(self._happened) + sum(len(line.arrivals) for line in self._lines.values())
+
+
+def _line(link: Link) -> object:
+    return link.owner or link
 
 
 class Backlog(NamedTuple):
@@ -147,24 +200,34 @@ _NONE = Attempt(0.0, 0.0, "")
 class Network:
     """The connections of one instance: those it opens, and those it accepts where it listens, as its policy says."""
 
-    def __init__(self, instance: UUID, incarnation: UUID, inbox: Inbox, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        seat: UUID,
+        incarnation: UUID,
+        inbox: Inbox,
+        clock: Callable[[], datetime],
+        instance: UUID | None = None,
+    ) -> None:
         self.inbox = inbox
         self.clock = clock
         self.policy = OFF
-        self.me = Myself(instance, incarnation)
-        self.arbiter: Arbiter[Stream] = Arbiter(instance)
+        self.me = Myself(seat, incarnation, instance=instance)
+        self.peers = Peers(instance)
+        self.arbiter: Arbiter[Stream] = Arbiter(seat)
         self.streams: set[Stream] = set()
         self._lock = threading.Lock()
-        self._peers: dict[Address, UUID] = {}  # who answered there, while its link is online
+        self._peers: dict[Address, Peer] = {}  # who answered there, while its link is online
         self._attempts: dict[Address, Attempt] = {}
         self._asked: dict[Address, float] = {}  # when the relay last wanted to reach what it could not
-        self._owners: dict[Address, UUID] = {}  # who answered there last
+        self._last: dict[Address, Peer] = {}  # who answered there last
         self._connecting: set[Address] = set()
         self._wanted: set[Address] = set()  # asked for while nothing could leave
         self._plain: set[Address] = set()  # where a peer takes no TLS
+        self._turns: dict[Address, int] = {}  # where a peer has not believed the first of our certificates
         self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._standing, self._seen_at = IN_DOUBT, 0.0
         self._told = IN_DOUBT  # to those who have asked
+        self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # whether we are the principal, by anybody
         self._refused: dict[int, Refusals] = {}
         self._listening: tuple[str, int | None] = "", None
@@ -228,7 +291,7 @@ class Network:
         with self._lock:
             self._questions.pop(address, None)
             self._questions[address] = known
-            if len(self._questions) > OWNERS:
+            if len(self._questions) > REMEMBERED:
                 del self._questions[next(iter(self._questions))]
         link = self.reach(address)
         if isinstance(link, Stream):
@@ -259,8 +322,10 @@ class Network:
 
     async def _obey(self, policy: Policy) -> int | None:
         before, self.policy = self.policy, policy
+        self.peers.obey(policy)
         if policy._replace(forwards=before.forwards, forward_size=before.forward_size) != before:
             self._plain.clear()
+            self._turns.clear()
             self._end_all(
                 policy.silence, _text(policy.silence, "Service Broker") if policy.silence else "The transport restarts."
             )
@@ -324,6 +389,10 @@ class Network:
         if self.policy.encryption == SUPPORTED:
             self._plain.add(address)
 
+    def turn(self, address: Address) -> int:
+        """Which of our certificates is shown there, when there are two: the other one after each refusal."""
+        return self._turns.get(address, 0)
+
     def refuse(self, number: int, peer: str) -> None:
         """Count a peer that was not let in."""
         with self._lock:
@@ -340,29 +409,49 @@ class Network:
             self._attempts[address] = Attempt(time.monotonic() + pause, pause, status)
         self.inbox.put(Unreached(address, status))
 
+    def doubt(self, stream: Stream) -> str | None:
+        """A peer has greeted: why it is not believed to be who it says. Who answers us is remembered."""
+        if stream.vouched not in (None, stream.instance):
+            return self.peers.contradicted(stream.owner, stream.instance)
+        if stream.address is None:
+            return self.peers.greeted(stream.owner, stream.instance) or self._is_crowded(stream)
+        why = self.peers.answered(stream.address, stream.owner, stream.instance)
+        for other in [one for one in self.streams if one.phase is Phase.ONLINE and one.instance == stream.instance]:
+            claimed = self.peers.objection(other.owner, other.instance)  # somebody else claims it as well now
+            if claimed is not None and other is not stream:
+                other.refuse(claimed)
+        return why
+
+    def _is_crowded(self, stream: Stream) -> str | None:
+        """Why one more connection is too many: they would use up the sockets of this process."""
+        many = sum(one.phase is Phase.ONLINE and one.owner == stream.owner for one in self.streams)
+        return f"its owner has {many} connections" if stream.owner and many >= LINKS else None
+
     def online(self, stream: Stream, event: Online) -> None:
         """A connection may carry messages, unless another one with the same peer does."""
+        peer = Peer(stream.owner, event.seat)
         with self._lock:
-            loser = self.arbiter.online(stream, event, is_opener=stream.address is not None, moment=stream.moment)
+            loser = self.arbiter.online(
+                stream, event, is_opener=stream.address is not None, moment=stream.moment, owner=peer.owner
+            )
             if stream.address is not None:
                 self._connecting.discard(stream.address)
                 self._attempts.pop(stream.address, None)
                 self._asked.pop(stream.address, None)
-                self._peers[stream.address] = event.instance
-                self._owners.pop(stream.address, None)
-                self._owners[stream.address] = event.instance
-                if len(self._owners) > OWNERS:
-                    del self._owners[next(iter(self._owners))]
+                self._peers[stream.address] = peer
+                self._last.pop(stream.address, None)
+                self._last[stream.address] = peer
+                if len(self._last) > REMEMBERED:
+                    del self._last[next(iter(self._last))]
             else:
-                self._peer_is_back(event.instance)
+                self._peer_is_back(peer)
         if loser is not None:
             loser.shut(28033, RULES[28033].text)
         if stream.address is not None:
             self.inbox.put(Reached(stream.address))
+        self._loop.call_soon(self._ask_again, peer)
 
-        self._loop.call_soon(self._ask_again, event.instance)
-
-    def _ask_again(self, peer: UUID) -> None:
+    def _ask_again(self, peer: Peer) -> None:
         """A half of a mirrored pair is reached."""
         with self._lock:
             link = self.arbiter.find(peer)
@@ -370,34 +459,50 @@ class Network:
         if link is not None and known is not None:
             link.ask(known)
 
-    def _halves(self, peer: UUID) -> list[Address]:
+    def _halves(self, peer: Peer) -> list[Address]:
         """The addresses of mirrored pairs at which this peer answers. The caller has the lock."""
         return [address for address, one in self._peers.items() if one == peer and address in self._questions]
 
     def told(self, stream: Stream, standing: Standing) -> None:
         """A peer has said whether it is the principal."""
-        assert stream.connection.peer is not None
+        assert stream.peer is not None
         with self._lock:
-            halves = self._halves(stream.connection.peer.instance)
+            halves = self._halves(stream.peer)
         for address in halves:
             self.inbox.put(Answered(address, standing))
+        if not halves and self.peers.proves:
+            self.peers.mistrust(Mistrust(stream.owner, STANDING), f"{standing.role.name} of {standing.system}")
 
-    def asked(self, known: Known) -> None:
-        """A peer wants to know whether we are the principal, and has seen this timeline of a cluster."""
+    def asked(self, stream: Stream, known: Known) -> None:
+        """A peer wants to know whether we are the principal, and has seen this timeline of a cluster.
+
+        Where peers can prove something, a higher timeline than ours is that only with the signature of our other half.
+        """
         self.was_asked = True
-        mine = self._standing
-        if mine.role is Role.PRINCIPAL and known.system == mine.system and known.timeline > mine.timeline:
+        mine, tls = self._standing, self.policy.tls
+        if mine.role is not Role.PRINCIPAL or known.system != mine.system or known.timeline <= mine.timeline:
+            return
+        if self.peers.proves and tls is not None and not tls.is_ours(known):
+            self.peers.mistrust(Mistrust(stream.owner, STANDING), f"timeline {known.timeline} of {known.system}")
+        else:
             self.inbox.put(Outdated(known))
+
+    def evident(self, standing: Standing) -> Standing:
+        """The same, with the evidence that it is true, for those who are told."""
+        tls = self.policy.tls if self.peers.proves else None
+        if self._evident[:2] != (standing, tls):
+            self._evident = standing, tls, standing if tls is None else tls.signed(standing)
+        return self._evident[2]
 
     def _tell(self) -> None:
         self._told = self.standing
         for stream in list(self.streams):
             stream.tell(self._told)
 
-    def _peer_is_back(self, instance: UUID) -> None:
+    def _peer_is_back(self, peer: Peer) -> None:
         """It has connected to us: where it was not reached lately it may be now. The caller has the lock."""
         for address in self._asked:
-            if self._owners.get(address) == instance:
+            if self._last.get(address) == peer:
                 self._begin_connecting(address)
 
     def over(self, stream: Stream, closed: Closed, *, was_online: bool) -> None:
@@ -405,7 +510,7 @@ class Network:
         self.streams.discard(stream)
         with self._lock:
             self.arbiter.gone(stream)
-            peer = stream.connection.peer.instance if stream.connection.peer else None
+            peer = stream.peer
             lost: list[Address] = []
             if peer is not None and self.arbiter.find(peer) is None:
                 lost = self._halves(peer)
@@ -417,6 +522,8 @@ class Network:
                 self.failed(address, closed.text)
             self.inbox.put(Lost(stream, closed.text if closed.number else ""))
         elif stream.address is not None:
+            if closed.number in NOT_BELIEVED and self.policy.tls is not None and self.policy.tls.ways > 1:
+                self._turns[stream.address] = self.turn(stream.address) + 1
             self.failed(stream.address, closed.text)
 
     def _tick(self) -> None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import psycopg
 
 from servicebroker.broker.tls import Tls
+from servicebroker.engine.logins import Connect, find_connect
+from servicebroker.engine.membership import Membership as Told
 from servicebroker.engine.network_endpoints import (
     DISABLED,
     REQUIRED,
@@ -18,14 +24,22 @@ from servicebroker.engine.network_endpoints import (
     NetworkEndpoint,
     find_endpoint,
 )
-from servicebroker.engine.transport_certificates import Certificate, all_certificates
-from servicebroker.model.errors import RULES, InstanceError
+from servicebroker.engine.peers import find_answers
+from servicebroker.engine.site import find_instance
+from servicebroker.engine.transport_certificates import Certificate, all_certificates, shown
+from servicebroker.model.authentication import Method
+from servicebroker.model.errors import RULES, DomainError, InstanceError
+from servicebroker.model.peers import Answer
 from servicebroker.protocol.routing import Address
 from servicebroker.store.addresses import own_addresses
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.membership import Membership, MemberState
 from servicebroker.store.running import run
 
 _log = logging.getLogger("servicebroker.broker")
+
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 class Policy(NamedTuple):
@@ -37,6 +51,10 @@ class Policy(NamedTuple):
         silence: the number of the reason why nothing leaves, 0 when it does.
         encryption: DISABLED, SUPPORTED or REQUIRED.
         tls: None while there is no certificate to show.
+        owners: of the certificates that are imported.
+        named: for an instance, the owners of the imported certificates that name it.
+        accepted: for an instance that several have claimed, whose it is.
+        answers: who has answered where we connected, as it was kept.
     """
 
     host: str = ""
@@ -47,6 +65,15 @@ class Policy(NamedTuple):
     tls: Tls | None = None
     forwards: bool = False
     forward_size: int = 0  # MB
+    owners: frozenset[str] = frozenset()
+    named: Mapping[UUID, frozenset[str]] = EMPTY
+    accepted: Mapping[UUID, str] = EMPTY
+    answers: Mapping[Address, Answer] = EMPTY
+
+    @property
+    def proves(self) -> bool:
+        """Whether connections prove who their peers are."""
+        return self.tls is not None and self.encryption != DISABLED
 
     @property
     def addresses(self) -> frozenset[Address]:
@@ -60,32 +87,68 @@ OFF = Policy(silence=9666)  # no endpoint, or not the daemon that serves the ins
 
 
 class PolicyWatch:
-    """Makes the policy of what the database holds. `listener` stands for the stored endpoint when it is given."""
+    """Makes the policy of what the database holds. `listener` stands for the stored endpoint when it is given.
+
+    Attributes:
+        membership: how the instance stands in its domain, None while its endpoint does not ask for one.
+    """
 
     def __init__(self, keys: KeyFolder | None, listener: NetworkEndpoint | None = None) -> None:
         self.listener = listener
+        self.membership: Told | None = None
         self._keys = keys
+        self._member: Membership | None = None
         self._basis: tuple[object, ...] | None = None
 
     def look(self, connection: psycopg.Connection[Any], now: datetime) -> Policy | None:
         """The policy, when it is another one than at the last look; else None."""
         endpoint = self.listener or run(connection, find_endpoint())
-        certificates = run(connection, all_certificates())
-        own = _choose(endpoint, certificates, now)
-        basis = (endpoint, certificates, own)
+        found = run(connection, all_certificates())
+        certificates = found if _takes(endpoint, Method.CERTIFICATE) else []
+        own = shown(endpoint, certificates, now)
+        standing = self._stand(connection, now) if _takes(endpoint, Method.WINDOWS) else None
+        if not _takes(endpoint, Method.WINDOWS):
+            self.membership = None
+        connect = run(connection, find_connect())
+        basis = (endpoint, certificates, own, _essence(standing), connect)
         if basis == self._basis:
             return None
         if self._basis is not None:
             _log.info(RULES[11295 if self._basis[0] != endpoint else 11296].text)
         self._basis = basis
-        return self._policy(endpoint, certificates, own)
+        policy = self._policy(endpoint, certificates, own, standing, connect)
+        if policy.tls is not None and own is not None:
+            _tell_which(own, certificates, now)
+        return policy._replace(**_trust(certificates), answers=run(connection, find_answers()))
 
     def forget(self) -> None:
         """Make the policy anew at the next look."""
         self._basis = None
 
+    def _stand(self, connection: psycopg.Connection[Any], now: datetime) -> MemberState | None:
+        """How this instance stands in its domain; what is wrong with that is logged when it is news."""
+        if self._keys is None:
+            return None
+        if self._member is None:
+            self._member = Membership(self._keys, run(connection, find_instance()))
+        standing = None
+        try:
+            standing = self._member.look(now)
+            told = _told(standing)
+        except (DomainError, InstanceError, OSError) as trouble:
+            told = Told(None, None, None, None, str(trouble))
+        if told.problem and (self.membership is None or self.membership.problem != told.problem):
+            _log.error("AUTHENTICATION = WINDOWS: %s", told.problem)
+        self.membership = told
+        return standing
+
     def _policy(
-        self, endpoint: NetworkEndpoint | None, certificates: list[Certificate], own: Certificate | None
+        self,
+        endpoint: NetworkEndpoint | None,
+        certificates: list[Certificate],
+        own: Certificate | None,
+        standing: MemberState | None,
+        connect: Connect,
     ) -> Policy:
         if endpoint is None:
             return OFF
@@ -97,7 +160,7 @@ class PolicyWatch:
             0,
             0,
             endpoint.encryption,
-            self._tls(own, certificates),
+            self._tls(endpoint, certificates, own, standing, connect),
             endpoint.forwards,
             endpoint.forward_size,
         )
@@ -112,23 +175,93 @@ class PolicyWatch:
             return policy._replace(refusal=28036, silence=9763 if is_old else 9762)
         return policy
 
-    def _tls(self, own: Certificate | None, certificates: list[Certificate]) -> Tls | None:
-        if own is None or self._keys is None:
+    def _tls(
+        self,
+        endpoint: NetworkEndpoint,
+        certificates: list[Certificate],
+        own: Certificate | None,
+        standing: MemberState | None,
+        connect: Connect,
+    ) -> Tls | None:
+        if endpoint.encryption == DISABLED:
+            return None
+        domain = standing if standing is not None and standing.identity is not None else None
+        identity = None if own is None else self._identity(own)
+        if identity is None and domain is None:
+            _warn_of_passwords(certificates)
+            return None
+        try:
+            made = Tls(
+                identity,
+                [one for one in certificates if not one.is_own],
+                [one for one in certificates if one.is_own],
+                domain=domain,
+                authentication=endpoint.authentication,
+                connect=connect,
+            )
+        except (InstanceError, ssl.SSLError, OSError) as problem:
+            _log.error("%s cannot be used: %s", f"Certificate {own.name}" if own else "The domain's", problem)
+            return None
+        if domain is not None and domain.member is not None and domain.facts is not None:
+            until = f"{domain.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
+            _log.info("Peers are shown a certificate of %s, until %s.", domain.member.account, until)
+        return made
+
+    def _identity(self, own: Certificate) -> Path | None:
+        """The file with the key of a certificate of ours."""
+        if self._keys is None:
             return None
         try:
             identity = self._keys.find(own.facts.thumbprint)
-            if identity is None:
-                _log.error("The private key of certificate %s is not in %s.", own.name, self._keys.path)
-                return None
-            return Tls(identity, [one for one in certificates if not one.is_own])
-        except (InstanceError, ssl.SSLError, OSError) as problem:
+        except InstanceError as problem:
             _log.error("Certificate %s cannot be used: %s", own.name, problem)
             return None
+        if identity is None:
+            _log.error("The private key of certificate %s is not in %s.", own.name, self._keys.path)
+        return identity
 
 
-def _choose(endpoint: NetworkEndpoint | None, certificates: list[Certificate], now: datetime) -> Certificate | None:
-    """Our certificate: the one that the endpoint names, else the oldest, as long as it is valid."""
-    valid = [one for one in certificates if one.is_own and one.facts.is_valid(now)]
-    if endpoint is not None and endpoint.certificate_id is not None:
-        valid = [one for one in valid if one.certificate_id == endpoint.certificate_id]
-    return min(valid, key=lambda one: one.certificate_id, default=None)
+def _takes(endpoint: NetworkEndpoint | None, method: Method) -> bool:
+    return endpoint is not None and method in endpoint.authentication.methods
+
+
+def _told(standing: MemberState) -> Told:
+    account = None if standing.member is None else standing.member.account
+    facts = standing.facts
+    if facts is None:
+        return Told(account, None, None, None, standing.problem)
+    return Told(account, facts.thumbprint, facts.start_date, facts.expiry_date, standing.problem)
+
+
+def _essence(standing: MemberState | None) -> object:
+    """What connections rest on: not the problem, which is told and changes nothing for them."""
+    return None if standing is None else standing._replace(problem="")
+
+
+def _tell_which(own: Certificate, certificates: list[Certificate], now: datetime) -> None:
+    """Which of our certificates is shown, of several that could be."""
+    others = ", ".join(one.name for one in certificates if one.is_usable(now) and one != own)
+    until = f"{own.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
+    also = f" Valid too, and not shown: {others}." if others else ""
+    _log.info("Peers are shown the certificate %s, until %s.%s", own.name, until, also)
+
+
+def _warn_of_passwords(certificates: list[Certificate]) -> None:
+    for one in certificates:
+        if one.by_password:
+            _log.error(
+                "The private key of certificate %s lies under a password, so that the endpoint cannot use it: "
+                "ALTER CERTIFICATE ... WITH PRIVATE KEY (DECRYPTION BY PASSWORD = ...).",
+                one.name,
+            )
+
+
+def _trust(certificates: list[Certificate]) -> dict[str, Any]:
+    """Whom the imported certificates stand for."""
+    imported = [one for one in certificates if not one.is_own]
+    named: dict[UUID, frozenset[str]] = {}
+    for owner, instance, _ in (one.proved for one in imported):
+        if instance is not None:
+            named[instance] = named.get(instance, frozenset()) | {owner}
+    accepted = {instance: one.proved.owner for one in imported for instance in one.claims}
+    return {"owners": frozenset(one.proved.owner for one in imported), "named": named, "accepted": accepted}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from random import Random
@@ -38,16 +39,18 @@ from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.session import UNSECURED, Session
 
-KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait for their service in memory; of more the peers try again
+KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
+KEPT_OF_LINK = 250  # of these
 
 
 class Came(NamedTuple):
-    """A message that has come; `passage` when it has passed forwarders."""
+    """A message that has come, at the moment `since`; `passage` when it has passed forwarders."""
 
     link: Link
     envelope: Envelope
     body: bytes
     passage: Passage | None
+    since: float
 
     @property
     def header(self) -> Header:
@@ -69,7 +72,9 @@ class Received(NamedTuple):
 
 
 class Waiting:
-    """First messages of conversations whose service is being made or altered: their peers would take seconds.
+    """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
+
+    Their senders would take seconds to try again.
 
     Attributes:
         wake_at: when those that are kept are taken.
@@ -78,6 +83,7 @@ class Waiting:
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
         self._kept: list[Came] = []
+        self._of_link: Counter[Link] = Counter()
         self._bytes = 0
         self._pause = SOON
         self.wake_at = NEVER
@@ -86,6 +92,9 @@ class Waiting:
         """Whether there is room for it."""
         if len(self._kept) >= KEPT or self._bytes + len(came.body) > KEPT_BYTES:
             return False
+        if self._of_link[came.link] >= KEPT_OF_LINK:
+            return False
+        self._of_link[came.link] += 1
         self._kept.append(came)
         self._bytes += len(came.body)
         return True
@@ -95,7 +104,13 @@ class Waiting:
         if self._seconds() < self.wake_at:
             return []
         taken, self._kept, self._bytes, self.wake_at = self._kept, [], 0, NEVER
+        self._of_link.clear()
         return taken
+
+    def hurry(self) -> None:
+        """Something has happened that they may have waited for."""
+        if self._kept:
+            self.wake_at = self._seconds()
 
     def plan_again(self) -> None:
         """What is kept is taken soon, and less often when that lasts."""
@@ -203,7 +218,7 @@ class Reception:
         return Received(self._memory.enter(endpoint), header, payload)
 
 
-def parsed(arrival: Arrival) -> Came:
+def parsed(arrival: Arrival, now: float) -> Came:
     """A frame whose names can be looked up.
 
     Raises:
@@ -214,7 +229,7 @@ def parsed(arrival: Arrival) -> Came:
     header = envelope.header
     check_addresses(header)
     _check(header.to_service, header.from_service, header.opening.contract if header.opening else "")
-    return Came(arrival.link, envelope, body, passage)
+    return Came(arrival.link, envelope, body, passage, now)
 
 
 def _opened(envelope: Envelope, session: Session) -> Payload:

@@ -24,10 +24,12 @@ from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.matching import Matching
 from servicebroker.broker.memory import CAPACITY, Memory
 from servicebroker.broker.mirrors import Mirrors
+from servicebroker.broker.peers import Peers
 from servicebroker.broker.readahead import Readahead
 from servicebroker.broker.reception import Came, Reception, Waiting, parsed
 from servicebroker.broker.settling import Settling
 from servicebroker.broker.transaction import Do, transaction
+from servicebroker.broker.trust import Trust
 from servicebroker.engine import departing, remote
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.departing import Snapshot
@@ -36,7 +38,7 @@ from servicebroker.engine.site import Here
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.mirroring import Standing
-from servicebroker.protocol.routing import Address
+from servicebroker.protocol.routing import Address, Decision
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.keys import KeyFolder
 
@@ -45,7 +47,7 @@ class Relay:
     """The conversations of one instance with others. Not thread-safe: one thread runs its rounds.
 
     `seconds` never goes back; `capacity` is how many conversations it remembers at a time; `keys` has the service
-    master key, for secure conversations.
+    master key, for secure conversations; `peers` says what links prove, nothing without it.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Relay:
         here: Callable[[], Here] = Here,
         capacity: int = CAPACITY,
         keys: KeyFolder | None = None,
+        peers: Peers | None = None,
     ) -> None:
+        self._peers = peers or Peers()
         self._security = DialogSecurity(keys, clock)
         self._links = links
         self._clock = clock
@@ -76,6 +80,7 @@ class Relay:
         self._memory = Memory(clock, seconds, self._chance.random, self._capacity, security.session)
         self._lines = Lines(self._memory, self._links, seconds)
         self._waiting = Waiting(seconds)
+        self._trust = Trust(self._links, self._peers, self._catalog, self._waiting, self._here, clock, seconds)
         self._reception = Reception(self._memory, self._waiting, self._catalog, security, clock, self._chance)
         self._settling = Settling(self._memory, self._lines, self._catalog, clock, seconds)
         self._finding = Finding(self._memory, self._lines, security, seconds)
@@ -102,6 +107,7 @@ class Relay:
             stored = self._settling.store(do, touched)
             settled, ended = self._settling.settle(do, do_lazily, is_traced=self._is_traced)
             look = do_lazily(departing.look(self._snapshot))
+            self._trust.see_routes(look.routes)
             touched |= self._lines.enable(look.disabled)
             touched |= self._matching.see_routes(do, look.routes)
             touched |= self._matching.see_mirrors(do)
@@ -150,6 +156,7 @@ class Relay:
         """There is a link to that address now: whoever waits for it may send at once."""
         self._lines.reached(address)
         self._finding.reached()
+        self._waiting.hurry()
 
     def unreached(self, address: Address, status: str) -> None:
         """There is no link to that address, and why."""
@@ -163,12 +170,13 @@ class Relay:
                 self.reached(address)
 
     def _take(self, do: Do, arrivals: list[Arrival]) -> set[UUID]:
-        came = self._waiting.take()
+        came, now = self._waiting.take(), self._seconds()
         for arrival in arrivals:
             try:
-                came.append(parsed(arrival))
+                came.append(parsed(arrival, now))
             except CorruptedMessage as problem:
                 journal.not_taken(problem)
+                arrival.link.complain()
         unknown = [key for key in {one.key for one in came} if self._memory.find(*key) is None]
         if unknown:
             for endpoint in do(remote.find_by_conversation(unknown)):
@@ -179,6 +187,7 @@ class Relay:
                 received = self._reception.open(do, one)
             except CorruptedMessage as problem:
                 journal.not_taken(problem)
+                one.link.complain()
                 continue
             if received is not None:
                 self._settling.arrived(one.link, received)
@@ -186,17 +195,24 @@ class Relay:
         return touched
 
     def _pass_on(self, do: Do, came: list[Came]) -> list[Came]:
-        """Messages that the routes lead elsewhere are taken over by the forwarder. Returns the others."""
+        """What the routes lead elsewhere is taken over by the forwarder; what is not its bringer's is dropped.
+
+        Returns the others.
+        """
         here = self._here()
         self.forwarding.obey(here)
         strangers = [one for one in came if self._memory.find(*one.key) is None]
-        if not strangers:
-            return came
-        decisions = do(route_arrivals(self._catalog, [one.header for one in strangers], here, self._clock()))
-        self._matching.acquaint(do, decisions)
-        gone = {
-            id(one)
-            for one, decision in zip(strangers, decisions, strict=True)
-            if self.forwarding.takes(one, decision, here)
-        }
-        return [one for one in came if id(one) not in gone]
+        decided: dict[int, Decision] = {}
+        if strangers:
+            decisions = do(route_arrivals(self._catalog, [one.header for one in strangers], here, self._clock()))
+            self._matching.acquaint(do, decisions)
+            decided = {id(one): decision for one, decision in zip(strangers, decisions, strict=True)}
+        ours = []
+        for one in came:
+            decision, handle = decided.get(id(one)), self._memory.find(*one.key)
+            entry = None if handle is None else self._memory.get(handle)
+            if not self._trust.takes(do, one, entry, decision):
+                continue
+            if decision is None or not self.forwarding.takes(one, decision, here):
+                ours.append(one)
+        return ours

@@ -11,11 +11,17 @@ import psycopg
 from servicebroker.store.running import execute
 
 
+def instance_of(connection: psycopg.Connection[Any]) -> UUID:
+    """The identifier of the instance: the same in a primary and its standbys."""
+    ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
+    return UUID(str(instance))
+
+
 def seat(connection: psycopg.Connection[Any]) -> UUID:
     """The identifier under which the daemon of an instance greets others.
 
-    The instance's own is the same in a primary and its standbys, and two of them may be connected to one peer at a
-    time; so it is derived from that and from where the daemon and its server are.
+    Two servers of one instance may be connected to one peer at a time; so it is derived from the instance's and from
+    where the daemon and its server are.
     """
-    ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
-    return uuid5(UUID(str(instance)), f"{socket.gethostname()} {connection.info.host} {connection.info.port}")
+    place = f"{socket.gethostname()} {connection.info.host} {connection.info.port}"
+    return uuid5(instance_of(connection), place)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from datetime import datetime
 from typing import TYPE_CHECKING
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.connections import Observed
@@ -15,7 +15,9 @@ from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
 from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.peers import NOBODY, UNPROVED, Peer
 from servicebroker.protocol.adjacent import (
+    Alive,
     Arrived,
     Asked,
     Closed,
@@ -35,8 +37,11 @@ if TYPE_CHECKING:
     from servicebroker.broker.network import Network
 
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
+NOISE = 500  # frames for nothing that are read in half a second
 LINGER = 1.0  # seconds that a refused peer has to read why
+CLAIM = "it does not prove that this is the instance which it says"
 
+NOTHING = Alive, Asked, Told, Corrupted  # what brings no message
 
 _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
 
@@ -49,7 +54,7 @@ class Stream(asyncio.Protocol):
         self.address = address  # where we connected to; None for a connection that we accepted
         self.connection = Connection(network.me, is_opener=address is not None, now=time.monotonic())
         self.moment = 0
-        self.peer = str(address or "")
+        self.where = str(address or "")  # the peer is, for who reads of it
         self._channel: Channel | None = None
         self._is_begun = False  # the protocol has: it is known whether TLS is under it
         self._transport: asyncio.Transport | None = None
@@ -58,6 +63,7 @@ class Stream(asyncio.Protocol):
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
+        self._noise = 0  # frames for nothing, since the last tick
         self._handed = 0  # fragments that the socket was given since it last had taken all
         self._loop = asyncio.get_running_loop()
         self._id = uuid4()
@@ -83,6 +89,45 @@ class Stream(asyncio.Protocol):
             self._flush_due = True
             self._loop.call_soon_threadsafe(self._flush)
 
+    @property
+    def owner(self) -> str:
+        """Whose certificate the peer has shown."""
+        return NOBODY if self._channel is None else self._channel.proved.owner
+
+    @property
+    def vouched(self) -> UUID | None:
+        """Which instance the authority of the domain says that the peer is; None when it says nothing."""
+        proved = UNPROVED if self._channel is None else self._channel.proved
+        return proved.instance if proved.is_vouched else None
+
+    @property
+    def _certificate(self) -> str:
+        return "" if self._channel is None or self._channel.peer is None else self._channel.peer.name
+
+    @property
+    def instance(self) -> UUID:
+        """Which instance the peer says that it is; of a daemon that does not say so its seat stands for it."""
+        greeting = self.connection.peer
+        assert greeting is not None
+        return greeting.instance or greeting.seat
+
+    @property
+    def peer(self) -> Peer | None:
+        """Who is at the other end, once it has greeted."""
+        greeting = self.connection.peer
+        return None if greeting is None else Peer(self.owner, greeting.seat)
+
+    @property
+    def phase(self) -> Phase:
+        """How far the connection is."""
+        return self.connection.phase
+
+    def complain(self) -> None:
+        """What it has brought was for nothing: who does that all the time is read from time to time only."""
+        self._noise += 1
+        if self._noise == NOISE + 1:
+            self._loop.call_soon_threadsafe(self._pause)
+
     # ---------------------------------------------------------------- what the loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -93,8 +138,8 @@ class Stream(asyncio.Protocol):
         self.network.streams.add(self)
         name = transport.get_extra_info("peername") or ("", 0)
         if self.address is None:
-            self.peer = str(Address(name[0], name[1]))
-            journal.connection("Accept", self.peer)
+            self.where = str(Address(name[0], name[1]))
+            journal.connection("Accept", self.where)
             return
         if not self.network.is_secured(self.address):
             self._begin()
@@ -104,7 +149,7 @@ class Stream(asyncio.Protocol):
         if tls is None:  # it has just been taken away
             self.shut(9762, RULES[9762].text)
             return
-        self._channel = tls.channel(is_opener=True)
+        self._channel = tls.channel(is_opener=True, turn=self.network.turn(self.address))
         self._channel.begin()
         self._write()
 
@@ -123,8 +168,8 @@ class Stream(asyncio.Protocol):
             self._handle(self.connection.receive(plain, time.monotonic()))
         else:
             self._write()
-        if self.network.inbox.is_full and self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
+        if self._is_noisy or self.network.inbox.is_full(self):
+            self._pause()
 
     def eof_received(self) -> bool:
         """The peer has closed the stream."""
@@ -134,7 +179,7 @@ class Stream(asyncio.Protocol):
         """The stream is over."""
         if problem is not None:  # a pipe is found broken when it is written to
             kind = "Send IO Error" if isinstance(problem, BrokenPipeError) else "Receive IO Error"
-            journal.connection(kind, self.peer, str(problem))
+            journal.connection(kind, self.where, str(problem))
         self._is_lost = True
         self._handle(self.connection.end_of_stream())
         self._transport = None
@@ -146,18 +191,41 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- what the network calls
 
     def tick(self) -> None:
-        """Time has passed."""
+        """Time has passed, also for the peer's certificate."""
+        was_noisy, self._noise = self._is_noisy, 0
+        if was_noisy:
+            self.resume()
+        peer = None if self._channel is None else self._channel.peer
+        if peer is not None and peer.facts.expiry_date <= self.network.clock():
+            self.shut(28035, BrokerError(28035, "it has expired").text)
         self._handle(self.connection.tick(time.monotonic()))
 
+    @property
+    def _is_noisy(self) -> bool:
+        return self._noise > NOISE
+
+    def _pause(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
     def resume(self) -> None:
-        """The inbox takes frames again."""
-        if self._transport is not None and not self._transport.is_closing():
+        """The inbox may take frames again."""
+        is_open = self._transport is not None and not self._transport.is_closing()
+        if self._transport is not None and is_open and not self._is_noisy and not self.network.inbox.is_full(self):
             self._transport.resume_reading()
 
     def shut(self, number: int, text: str) -> None:
         """End the connection, and tell the peer why."""
         if self.connection.phase is not Phase.CLOSED:
             self._handle([self.connection.close(number, text, time.monotonic())])
+
+    def refuse(self, why: str) -> None:
+        """The peer is not believed to be who it says; it is not told whose that is."""
+        if self.phase is Phase.ARBITRATING:
+            self.connection.reject(BrokerError(28035, CLAIM), time.monotonic())
+        elif self.phase is not Phase.CLOSED:
+            self.connection.close(28035, BrokerError(28035, CLAIM).text, time.monotonic())
+        self._handle([Closed(28035, BrokerError(28035, why).text)])
 
     def ask(self, known: Known) -> None:
         """Ask the peer whether it is the principal."""
@@ -167,7 +235,7 @@ class Stream(asyncio.Protocol):
     def tell(self, standing: Standing) -> None:
         """Tell the peer what we are, if it has asked."""
         if self._has_asked and self.connection.phase is Phase.ONLINE:
-            self.connection.tell(standing, time.monotonic())
+            self.connection.tell(self.network.evident(standing), time.monotonic())
             self._write()
 
     @property
@@ -190,16 +258,17 @@ class Stream(asyncio.Protocol):
             self._connected_at,
             self._online_at,
             peer.name if peer else None,
-            peer.certificate_id if peer else None,
-            self.peer,
+            (peer.certificate_id or None) if peer else None,
+            self.where,
             self._active_at,
             self.address is None,
             login,
             peer is not None,
+            (self._channel.authentication or None) if self._channel else None,
             transport is not None and not transport.is_closing() and not transport.is_reading(),
             self.room <= 0,
             *(self._bytes[0], self._bytes[1], self._fragments[0], self._fragments[1], self._calls[0], self._calls[1]),
-            greeting.instance if greeting else None,
+            greeting.seat if greeting else None,
         )
 
     # ---------------------------------------------------------------- TLS, or not
@@ -267,13 +336,14 @@ class Stream(asyncio.Protocol):
 
     def _handle(self, events: list[Event]) -> None:
         for event in events:
+            self._noise += isinstance(event, NOTHING)
             match event:
                 case Arrived() if self.network.standing.role is Role.MIRROR:
                     self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))
                     return
                 case Asked():
                     self._has_asked = True
-                    self.network.asked(event.known)
+                    self.network.asked(self, event.known)
                     self.tell(self.network.standing)
                 case Told():
                     self.network.told(self, event.standing)
@@ -281,15 +351,19 @@ class Stream(asyncio.Protocol):
                     self._count_fragment(metrics.RECEIVE, event.body)
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
-                    journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"), self.peer)
+                    journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"), self.where)
                 case Greeted():
                     self._greeted(event)
                 case Online():
+                    why = None if self.address is None else self.network.doubt(self)
+                    if why is not None:
+                        self.refuse(why)
+                        return
                     self._was_online = True
                     self._online_at = self.network.clock()
-                    journal.connection("Connected", self.peer)
-                    if self._channel is not None and self._channel.peer is not None:
-                        journal.login("Login Success", self.peer, self._channel.peer.name)
+                    journal.connection("Connected", self.where)
+                    if self._certificate:
+                        journal.login("Login Success", self.where, self._certificate)
                     self.network.online(self, event)
                 case Closed():
                     self._write()
@@ -299,9 +373,13 @@ class Stream(asyncio.Protocol):
 
     def _greeted(self, event: Greeted) -> None:
         now = time.monotonic()
-        refused = self.network.arbiter.greeted(event.hello)
+        why = self.network.doubt(self)
+        if why is not None:
+            self.refuse(why)
+            return
+        refused = self.network.arbiter.greeted(event.hello, self.owner)
         if refused:
-            self._handle([self.connection.reject(refused, now)])
+            self._handle([self.connection.reject(BrokerError(refused), now)])
             return
         self.moment = self.network.arbiter.moment()
         self._handle([self.connection.welcome(self.moment, now), *self.connection.resume(now)])
@@ -310,17 +388,17 @@ class Stream(asyncio.Protocol):
         is_refusal = not self._was_online and closed.number in journal.AUDITED
         error = closed.text if closed.number else ""
         if self._transport is not None and not self._is_lost:
-            journal.connection("Closing", self.peer, error)
+            journal.connection("Closing", self.where, error)
         if self._transport is not None:
             if is_refusal and self.address is None:
                 self._let_it_read(self._transport)
             else:
                 self._transport.close()
         if is_refusal:
-            journal.login(journal.AUDITED[closed.number], self.peer, error=error)
+            journal.login(journal.AUDITED[closed.number], self.where, self._certificate, error)
             if self.address is None:
-                self.network.refuse(closed.number, self.peer)
-        journal.connection("Closed", self.peer, error)
+                self.network.refuse(closed.number, self.where)
+        journal.connection("Closed", self.where, error)
         self.network.over(self, closed, was_online=self._was_online)
 
     def _let_it_read(self, transport: asyncio.Transport) -> None:

@@ -1,38 +1,113 @@
-"""TLS 1.3 between two instances that have each other's certificates, without I/O: bytes in, bytes out.
+"""TLS 1.3 between two instances, without I/O: bytes in, bytes out.
 
-No authority vouches for anybody: a peer is let in when its certificate is one of those that were imported.
+Both show a certificate and prove to have its key; whom that stands for, and whether it is let in, is said by
+broker/recognition.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from servicebroker.broker.recognition import Recognition
+from servicebroker.engine.logins import Connect
 from servicebroker.engine.transport_certificates import Certificate
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.peers import UNPROVED, Proved
+from servicebroker.protocol.mirroring import Known, Role, Standing, statement
+from servicebroker.store.certificates import is_signed, public_key, read_identity, sign
+from servicebroker.store.membership import MemberState
 
 HANDSHAKE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
 RECORDS = range(0x14, 0x18)  # the first byte of what a TLS server may answer
 PORTION = 256 * 1024  # bytes
 
-_EXPIRED, _NOT_YET = 10, 9  # of OpenSSL's reasons why a certificate is refused
+MOST_STRANGERS = 1_000  # certificates that a context believes because it was shown them
+CERTIFICATE_MESSAGE = 11  # of a handshake
+NO_COMPRESSED_CERTIFICATES = 1 << 33  # of OpenSSL's options, from its version 3.2 on: what is watched is not compressed
+
+_REASONS = {10: "it has expired", 9: "it is not valid yet"}  # of OpenSSL, why a certificate is refused
 
 
 class Tls:
-    """Who we are and whom we trust: a certificate of ours, with its key in the file `identity`, and those of peers."""
+    """Who we are and whom we trust.
 
-    def __init__(self, identity: Path, peers: Sequence[Certificate]) -> None:
-        self._peers = {peer.facts.thumbprint: peer for peer in peers}
-        self._server = self._context(ssl.PROTOCOL_TLS_SERVER, identity)
-        self._server.num_tickets = 0  # every connection shows its certificate
-        self._client = self._context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    Args:
+        identity: the file with our certificate and its key; None without one.
+        imported: the certificates of peers.
+        own: all of ours, also those whose key another server of the instance has.
+        domain: how we stand in our domain; None when we are in none.
+        authentication: which of both counts, and in which order we show them.
+        connect: whom the endpoint lets in.
 
-    def channel(self, *, is_opener: bool) -> Channel:
-        """For a new connection."""
-        return Channel(self._client if is_opener else self._server, self._peers, is_opener=is_opener)
+    Raises:
+        InstanceError: there is nothing to show.
+        ssl.SSLError, OSError: a file cannot be used.
+    """
+
+    def __init__(
+        self,
+        identity: Path | None,
+        imported: Sequence[Certificate],
+        own: Sequence[Certificate] = (),
+        *,
+        domain: MemberState | None = None,
+        authentication: Authentication = CERTIFICATE,
+        connect: Connect | None = None,
+    ) -> None:
+        self.recognition = Recognition(imported, domain, authentication, connect)
+        files = {Method.CERTIFICATE: identity, Method.WINDOWS: None if domain is None else domain.identity}
+        self._shown = {method: file for method in authentication.methods if (file := files[method]) is not None}
+        if not self._shown:
+            raise InstanceError("There is no certificate to show to peers.")
+        self._own = own
+        self._takes = ".".join(method.value.lower() for method in authentication.methods)
+        self._strangers = 0  # that the contexts believe
+        self._contexts = self._make_contexts()
+
+    @property
+    def ways(self) -> int:
+        """How many certificates we have to show, by different methods."""
+        return len(self._shown)
+
+    def channel(self, *, is_opener: bool, turn: int = 0) -> Channel:
+        """For a new connection. An opener shows its first certificate at turn 0, the next one at turn 1."""
+        if self._strangers >= MOST_STRANGERS:
+            with contextlib.suppress(OSError):  # the file was taken away just now: the next policy knows
+                self._contexts, self._strangers = self._make_contexts(), 0
+        method = list(self._shown)[turn % len(self._shown)]
+        return Channel(self._contexts[method, is_opener], self.recognition, is_opener=is_opener, takes=self._takes)
+
+    def _make_contexts(self) -> dict[tuple[Method, bool], ssl.SSLContext]:
+        """By what is shown, and whether by the opener."""
+        made = {}
+        for method, file in self._shown.items():
+            made[method, True] = self._context(ssl.PROTOCOL_TLS_CLIENT, file)
+            made[method, False] = self._context(ssl.PROTOCOL_TLS_SERVER, file)
+        for context in [made[method, False] for method in self._shown]:
+            context.num_tickets = 0  # every connection shows its certificate
+            context.sni_callback = self._choose({method: made[method, False] for method in self._shown})
+        return made
+
+    def signed(self, standing: Standing) -> Standing:
+        """What we are, with the evidence that we have said it where we are the principal."""
+        if standing.role is not Role.PRINCIPAL:
+            return standing
+        method, file = next(iter(self._shown.items()))
+        signature = sign(statement(standing.system, standing.timeline), read_identity(file.read_bytes()))
+        if method is Method.WINDOWS:
+            signature = self.recognition.evidence(signature)
+        return standing._replace(evidence=signature)
+
+    def is_ours(self, known: Known) -> bool:
+        """Whether a server of this instance has signed that timeline of the cluster."""
+        text = statement(known.system, known.timeline)
+        signature, ours = self.recognition.read_evidence(known.evidence)
+        keys = [key for der in [*ours, *(one.facts.der for one in self._own)] if (key := public_key(der)) is not None]
+        return any(is_signed(text, signature, key) for key in keys)
 
     def _context(self, protocol: int, identity: Path) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
@@ -40,21 +115,63 @@ class Tls:
         context.check_hostname = False  # a certificate stands for an instance, wherever it is
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # one that an authority has signed is trusted by itself
-        context.load_cert_chain(identity)
-        if self._peers:
-            context.load_verify_locations(cadata=b"".join(peer.facts.der for peer in self._peers.values()))
+        context.load_cert_chain(identity, password="")  # else a key under a password would be asked for
+        if anchors := self.recognition.anchors:
+            context.load_verify_locations(cadata=b"".join(anchors))
+        if self.recognition.is_public:
+            context._msg_callback = self._believe(context)  # type: ignore[attr-defined]
+            context.options |= NO_COMPRESSED_CERTIFICATES
         return context
+
+    def _believe(self, context: ssl.SSLContext) -> Callable[..., None]:
+        """Believe whatever certificate a peer shows, so that TLS goes on and asks for its key.
+
+        The module ssl has no way to look at a certificate that is not trusted but to watch the handshake; so it is
+        trusted in the moment when it comes.
+        """
+
+        def watch(connection: object, direction: str, version: object, kind: object, message: int, data: bytes) -> None:
+            if direction == "read" and message == CERTIFICATE_MESSAGE:
+                with contextlib.suppress(ssl.SSLError, ValueError):  # no certificate: TLS says so itself
+                    context.load_verify_locations(cadata=_first_certificate(data))
+                    self._strangers += 1
+
+        return watch
+
+    def _choose(self, contexts: Mapping[Method, ssl.SSLContext]) -> Callable[..., int | None]:
+        """What is shown to an opener: the first of ours that it takes. It says that as the name of the server."""
+
+        def choose(stream: ssl.SSLObject, takes: str | None, context: ssl.SSLContext) -> int | None:
+            offered = takes.upper().split(".") if takes else list(contexts)
+            found = next((context for method, context in contexts.items() if method in offered), None)
+            if found is None:
+                return ssl.AlertDescription.ALERT_DESCRIPTION_HANDSHAKE_FAILURE
+            if found is not context:
+                stream.context = found
+            return None
+
+        return choose
 
 
 class Channel:
-    """One secured stream. `peer` is set once both sides have shown their certificates."""
+    """One secured stream. `peer` is set once both sides have shown their certificates; `proved` is what that means.
 
-    def __init__(self, context: ssl.SSLContext, peers: dict[bytes, Certificate], *, is_opener: bool) -> None:
+    `authentication` is the method by which the peer is known, '' before it is. `takes`: by which an opener takes peers.
+    """
+
+    def __init__(self, context: ssl.SSLContext, recognition: Recognition, *, is_opener: bool, takes: str = "") -> None:
         self.peer: Certificate | None = None
-        self._peers = peers
+        self.authentication = ""
+        self._recognition = recognition
         self._is_opener = is_opener
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=not is_opener)
+        name = takes if is_opener and takes else None
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=not is_opener, server_hostname=name)
+
+    @property
+    def proved(self) -> Proved:
+        """What the peer's certificate stands for; nothing before it has shown it."""
+        return UNPROVED if self.peer is None else self.peer.proved
 
     def outgoing(self) -> bytes:
         """What is to be written to the stream, once."""
@@ -97,19 +214,16 @@ class Channel:
         except ssl.SSLWantReadError:
             return
         except ssl.SSLCertVerificationError as problem:
-            raise BrokerError(28035, _reason(problem.verify_code)) from None
+            raise BrokerError(28035, _REASONS.get(problem.verify_code, self._recognition.stranger)) from None
         except ssl.SSLError as problem:
             raise self._refusal(problem) from None
         der = self._object.getpeercert(binary_form=True) or b""
-        peer = self._peers.get(hashlib.sha256(der).digest())
-        if peer is None:
-            raise BrokerError(28035, _reason(0))
-        if not peer.may_connect:
-            raise BrokerError(28034, peer.login)
-        self.peer = peer
+        self.peer, self.authentication = self._recognition.recognize(der)
 
     def _refusal(self, problem: ssl.SSLError) -> BrokerError:
         why = (problem.reason or str(problem)).lower().replace("_", " ")
+        if "callback failed" in why:
+            return BrokerError(28027, "authentication protocol")
         if "did not return a certificate" in why:
             return BrokerError(28035, "it was not shown")
         if "alert" in why:
@@ -117,9 +231,8 @@ class Channel:
         return BrokerError(9758)
 
 
-def _reason(code: int) -> str:
-    if code == _EXPIRED:
-        return "it has expired"
-    if code == _NOT_YET:
-        return "it is not valid yet"
-    return "it is none of those that were imported here"
+def _first_certificate(message: bytes) -> bytes:
+    """The peer's own in a Certificate message of TLS 1.3 (RFC 8446, 4.4.2), b"" when there is none."""
+    start = 4 + 1 + int.from_bytes(message[4:5], "big") + 3  # behind the header, the context and the length of the list
+    size = int.from_bytes(message[start : start + 3], "big")
+    return message[start + 3 : start + 3 + size]

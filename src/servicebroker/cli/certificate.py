@@ -16,8 +16,11 @@ from servicebroker.api.instance import Instance
 from servicebroker.cli import user_certificate
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.cli.user_certificate import DatabaseOption, UserOption
-from servicebroker.engine.transport_certificates import Certificate, all_certificates, find_certificate
+from servicebroker.cli.user_certificate import DatabaseOption, Row, UserOption
+from servicebroker.engine.membership import find_membership
+from servicebroker.engine.network_endpoints import find_endpoint
+from servicebroker.engine.transport_certificates import Certificate, all_certificates, find_certificate, shown
+from servicebroker.model.authentication import Method
 from servicebroker.store.certificates import DAYS, as_pem
 from servicebroker.store.running import run
 
@@ -46,7 +49,7 @@ def create(
             made = user_certificate.create(opened, database, name, user, days)
             typer.echo(f"Certificate {name} of {user or 'dbo'} is valid until {_day(made.facts.expiry_date)}.")
             return
-        opened.create_certificate(name, days=days)
+        opened.create_certificate(name, expiry_date=user_certificate.expiry(opened, days))
         folder = opened.key_folder()
         found = _found(opened, name)
     typer.echo(f"Certificate {name} is valid until {_day(found.facts.expiry_date)}; its key is in {folder.path}.")
@@ -120,24 +123,56 @@ def master_key(
 
 
 @app.command("list")
-def list_(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
-    """Show the certificates of this instance and those of its peers; those of users are in sys.certificates."""
-    with open_existing(instance) as opened, opened.connection() as connection:
-        found, now = run(connection, all_certificates()), opened.clock()
+def list_(
+    instance: InstanceOption = DEFAULT_INSTANCE, database: DatabaseOption = None, as_json: JsonOption = False
+) -> None:
+    """Show the certificates of this instance and those of its peers, and which one is shown to them.
+
+    With --database those of its users, and which one conversations that begin take.
+    """
+    with open_existing(instance) as opened:
+        now = opened.clock()
+        if database is not None:
+            rows = user_certificate.listed(opened, database)
+        else:
+            with opened.connection() as connection:
+                endpoint, found = run(connection, find_endpoint()), run(connection, all_certificates())
+                membership = run(connection, find_membership())
+            used = shown(endpoint, found, now)
+            takes = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
+            rows = [
+                Row(
+                    one.name,
+                    "this instance" if one.is_own else "a peer",
+                    one.is_own,
+                    takes and one == used,
+                    one.by_password,
+                    one.facts,
+                )
+                for one in found
+            ]
     if as_json:
-        typer.echo(json.dumps([_told(one) for one in found]))
+        typer.echo(json.dumps([row.told() for row in rows]))
         return
-    if not found:
+    if not rows:
         typer.echo("No certificates yet.")
-        return
+    else:
+        Console().print(_table(rows, now))
+    if database is None and membership is not None and membership.expiry_date is not None:
+        until = _day(membership.expiry_date)
+        typer.echo(f"The domain lets this instance be {membership.account} until {until}, and renews that.")
+
+
+def _table(rows: list[Row], now: datetime) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("name", "of", "valid until", "SHA-256"):
+    for heading in ("name", "of", "valid until", "used", "SHA-256"):
         table.add_column(heading, overflow="fold")
-    for one in found:
-        expired = " (expired)" if one.facts.expiry_date <= now else ""
-        whose = "this instance" if one.is_own else "a peer"
-        table.add_row(one.name, whose, _day(one.facts.expiry_date) + expired, one.facts.thumbprint.hex())
-    Console().print(table)
+    for row in rows:
+        facts = row.facts
+        out = " (expired)" if facts.expiry_date <= now else " (not yet valid)" if facts.start_date > now else ""
+        used = "yes" if row.is_used else "under a password" if row.by_password else ""
+        table.add_row(row.name, row.whose, _day(facts.expiry_date) + out, used, facts.thumbprint.hex())
+    return table
 
 
 @app.command()
@@ -151,18 +186,6 @@ def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: 
 def _found(opened: Instance, name: str) -> Certificate:
     with opened.connection() as connection:
         return run(connection, find_certificate("find", name))
-
-
-def _told(one: Certificate) -> dict[str, object]:
-    facts = one.facts
-    return {
-        "name": one.name,
-        "is_own": one.is_own,
-        "subject": facts.subject,
-        "start_date": facts.start_date.isoformat(),
-        "expiry_date": facts.expiry_date.isoformat(),
-        "sha256": facts.thumbprint.hex(),
-    }
 
 
 def _day(at: datetime) -> str:

@@ -20,11 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.open import open_instance
-from servicebroker.cli import certificate, pipeline, poison, route, tsql
+from servicebroker.cli import certificate, domain, pipeline, poison, route, tsql
 from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.engine.certificate_ages import certificates_in_use
 from servicebroker.engine.status import COUNT_LIMIT, connections, is_standby, refusals
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.wording import counted
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 
 app.add_typer(certificate.app, name="certificate")
+app.add_typer(domain.app, name="domain")
 app.add_typer(tsql.app, name="tsql")
 app.add_typer(route.app, name="route")
 app.add_typer(poison.app, name="poison")
@@ -114,6 +116,9 @@ def serve(
     encryption: Annotated[
         str, typer.Option(metavar="MODE", help="With --listen: REQUIRED, SUPPORTED or DISABLED.")
     ] = "REQUIRED",
+    authentication: Annotated[
+        str, typer.Option(metavar="METHODS", help="With --listen: CERTIFICATE, WINDOWS, or both in their order.")
+    ] = "CERTIFICATE",
     keys: KeysOption = None,
     procedures: Annotated[
         list[str] | None,
@@ -142,6 +147,7 @@ def serve(
         instance,
         listen,
         encryption,
+        authentication,
         keys,
         procedures=procedures or (),
         interval=activation_interval,
@@ -170,10 +176,12 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
     must_exist(instance)
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
+        now = opened.clock()
         with opened.connection() as connection:
             now = opened.clock()
             links, refused = run(connection, connections()), run(connection, refusals())
             mirrors = run(connection, is_standby())
+            expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
     if as_json:
         told = {
             "is_standby": mirrors,
@@ -181,6 +189,7 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
             "transmission_queue": waiting._asdict(),
             "connections": [link._asdict() for link in links],
             "refused_connections": [one._asdict() for one in refused],
+            "expiring_certificates": [one._asdict() for one in expiring],
         }
         typer.echo(json.dumps(told, default=str))
         return
@@ -212,6 +221,10 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
     for one in refused:
         console.print(f"{counted(one.times, 'connection')} refused with {one.number}, the last from {one.last_peer}")
+    for old in expiring:
+        over = "has expired" if old.expires <= now else "expires"
+        where = f" of {old.user} in {old.database}" if old.database else ""
+        console.print(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
 
 
 @app.command()

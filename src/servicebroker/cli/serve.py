@@ -30,6 +30,7 @@ from servicebroker.engine.network_endpoints import (
     SUPPORTED,
     NetworkEndpoint,
 )
+from servicebroker.model.authentication import parse_authentication
 from servicebroker.model.errors import BrokerError, Unreachable
 from servicebroker.protocol.activation import INTERVAL
 from servicebroker.store.connection import is_url
@@ -44,6 +45,7 @@ def serve(
     target: str,
     listen: str | None,
     encryption: str,
+    authentication: str,
     keys: str | None,
     *,
     procedures: Sequence[str] = (),
@@ -56,9 +58,9 @@ def serve(
 
     Raises:
         InstanceError: there is none, or it cannot be used; procedures cannot be imported.
-        BrokerError: 5837 port, 402 what the arguments may not say.
+        BrokerError: 5837 port, 5838 authentication, 402 what the arguments may not say.
     """
-    listener = None if listen is None else parse_listener(listen, encryption)
+    listener = None if listen is None else parse_listener(listen, encryption, authentication)
     log_to_standard_error(as_json=as_json)
     stopping = _Stopping()
     while not stopping.asked:
@@ -107,11 +109,11 @@ def parse_address(option: str, text: str) -> tuple[str, int]:
     return found["v6"] or found["host"], int(found["port"])
 
 
-def parse_listener(text: str, encryption: str) -> NetworkEndpoint:
+def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICATE") -> NetworkEndpoint:
     """The endpoint that HOST:PORT stands for; an empty host is every address of the machine.
 
     Raises:
-        BrokerError: 5837 port, 402 no HOST:PORT.
+        BrokerError: 5837 port, 5838 authentication, 402 no HOST:PORT.
     """
     found = _LISTEN.fullmatch(text)
     if found is None:
@@ -120,7 +122,11 @@ def parse_listener(text: str, encryption: str) -> NetworkEndpoint:
         raise BrokerError(5837)
     if encryption.upper() not in (DISABLED, SUPPORTED, REQUIRED):
         raise BrokerError(402, "--encryption", repr(encryption), "DISABLED, SUPPORTED or REQUIRED")
-    return NetworkEndpoint(STARTED, found["v6"] or found["host"], int(found["port"]), encryption.upper())
+    methods, certificate = parse_authentication(authentication)
+    if certificate is not None:
+        raise BrokerError(5838, hint="A certificate is named by ALTER ENDPOINT; --listen takes the oldest valid one.")
+    host = found["v6"] or found["host"]
+    return NetworkEndpoint(STARTED, host, int(found["port"]), encryption.upper(), authentication=methods)
 
 
 class _Stopping:

@@ -6,16 +6,25 @@ What importing one takes besides, the user, its binding or its permission, is ma
 from __future__ import annotations
 
 import os
-from datetime import timedelta
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
+from servicebroker.api.certificates import after
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.engine.certificates import Certificate, find_certificate
+from servicebroker.engine.certificates import (
+    BY_PASSWORD,
+    NONE,
+    Certificate,
+    find_certificate,
+    find_certificates_by_user,
+)
 from servicebroker.engine.principals import find_principal
+from servicebroker.model.certificates import Facts
+from servicebroker.model.dialog_security import choose
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.running import run
 
@@ -27,6 +36,45 @@ DatabaseOption = Annotated[
 UserOption = Annotated[str | None, typer.Option("--user", help="Whose it is; made when it is missing. Default: dbo.")]
 
 
+class Row(NamedTuple):
+    """A certificate, as it is listed. `is_used`: it is the one of several that is taken."""
+
+    name: str
+    whose: str
+    is_own: bool
+    is_used: bool
+    by_password: bool
+    facts: Facts
+
+    def told(self) -> dict[str, object]:
+        """For a program."""
+        return {
+            "name": self.name,
+            "of": self.whose,
+            "is_own": self.is_own,
+            "is_used": self.is_used,
+            "by_password": self.by_password,
+            "subject": self.facts.subject,
+            "start_date": self.facts.start_date.isoformat(),
+            "expiry_date": self.facts.expiry_date.isoformat(),
+            "sha256": self.facts.thumbprint.hex(),
+        }
+
+
+def listed(opened: Instance, database: str) -> list[Row]:
+    """The certificates of the users of a database, by user and name."""
+    there = opened.database(database)
+    with opened.connection() as connection:
+        found = run(connection, find_certificates_by_user(there.database_id))
+    now, rows = opened.clock(), []
+    for user, certificates in found.items():
+        used = choose(certificates, now)
+        for one in certificates:
+            own, locked = one.key.encryption != NONE, one.key.encryption == BY_PASSWORD
+            rows.append(Row(one.name, f"user {user}", own, one == used, locked, one.facts))
+    return rows
+
+
 def create_master_key(opened: Instance, database: str) -> None:
     """Make the master key of a database; its password comes from the environment, or is asked for."""
     password = os.environ.get(PASSWORD)
@@ -35,15 +83,17 @@ def create_master_key(opened: Instance, database: str) -> None:
     opened.database(database).create_master_key(password)
 
 
+def expiry(opened: Instance, days: int) -> datetime:
+    """So many days from now."""
+    return after(opened.clock().replace(microsecond=0), max(days, 0))
+
+
 def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> Certificate:
     """Make a certificate of a user, with its private key under the master key of the database."""
     there = opened.database(database)
     ensure_user(there, user)
-    start = opened.clock().replace(microsecond=0)
     try:
-        there.create_certificate(
-            name, authorization=user, start_date=start, expiry_date=start + timedelta(days=max(days, 0))
-        )
+        there.create_certificate(name, authorization=user, expiry_date=expiry(opened, days))
     except BrokerError as refused:
         if refused.number == 15581:
             command = f"servicebroker certificate master-key --database {database}"

@@ -80,6 +80,20 @@ def find_certificate(action: str, database_id: int, name: str) -> Steps[Certific
     return certificate_of(rows[0])
 
 
+def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[Certificate]]]:
+    """The certificates of a database, by the name of their owner."""
+    rows = yield Statement(
+        SELECT.replace(" from ", ", (select p.name from servicebroker.principals p where p.database_id = "
+                       "certificates.database_id and p.principal_id = owner_id) from ", 1)
+        + " where database_id = $1 order by 14, certificate_id",
+        (database_id,),
+    )  # fmt: skip
+    found: dict[str, list[Certificate]] = {}
+    for row in rows:
+        found.setdefault(str(row[-1]), []).append(certificate_of(row))
+    return found
+
+
 def alter_certificate(database_id: int, name: str, is_active: bool | None, key: KeptKey | None) -> Steps[None]:
     """ALTER CERTIFICATE: what is given changes.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from servicebroker.engine.certificate_ages import WARNING, certificates_in_use
 from servicebroker.engine.status import COUNT_LIMIT, queue_statuses
 from servicebroker.engine.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
 from servicebroker.model import names
@@ -34,6 +35,7 @@ def counters() -> Steps[list[Counter]]:
         *(yield from _poison()),
         *(yield from _activation()),
         *(yield from _transport()),
+        *(yield from _certificates()),
     ]
 
 
@@ -166,6 +168,28 @@ def _activation() -> Steps[list[Counter]]:
     )
     running = [((database, queue), count) for database, queue, count in rows]
     return [Counter("tasks_running", "Tasks Running: activated procedures.", ("database", "queue"), running)]
+
+
+def _certificates() -> Steps[list[Counter]]:
+    """How long those in use are good: the ones of 7 days of a domain only when they are not renewed."""
+    rows = yield Statement("select clock_timestamp()")
+    now = rows[0][0]
+    found = yield from certificates_in_use(now)
+    left = [((one.database, one.user, one.name), (one.expires - now).total_seconds()) for one in found]
+    return [
+        Counter(
+            "certificate_seconds_left",
+            "How long a certificate that is in use is valid still; below 0 when it has expired.",
+            ("database", "user", "certificate"),
+            left,
+        ),
+        Counter(
+            "expiring_certificates",
+            f"Certificates in use that expire within {WARNING.days} days or have expired, or a domain does not renew.",
+            (),
+            [((), sum(one.is_expiring(now) for one in found))],
+        ),
+    ]
 
 
 def _transport() -> Steps[list[Counter]]:

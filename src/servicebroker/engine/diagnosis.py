@@ -7,6 +7,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.certificate_ages import InUse
+from servicebroker.engine.membership import Membership
 from servicebroker.model.wording import counted
 
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
@@ -83,14 +85,6 @@ class SessionFacts(NamedTuple):
     groups: int
 
 
-class CertificateFacts(NamedTuple):
-    """A certificate of this instance or of a peer."""
-
-    name: str
-    is_own: bool
-    expires: datetime
-
-
 class Facts(NamedTuple):
     """What the configuration of an instance is, and what happens there now."""
 
@@ -99,12 +93,14 @@ class Facts(NamedTuple):
     queues: list[QueueFacts]
     waits: list[WaitFacts]
     sessions: list[SessionFacts]
-    certificates: list[CertificateFacts]
+    certificates: list[InUse]
     settings: dict[str, str]
     has_daemon: bool
     endpoint: str | None  # its state
     remote_routes: int
     in_recovery: bool
+    is_public: bool = False  # CONNECT on the endpoint is granted to public
+    membership: Membership | None = None
 
 
 class ConversationFacts(NamedTuple):
@@ -140,7 +136,7 @@ def judge(facts: Facts) -> list[Finding]:
         *(finding for queue in facts.queues for finding in _queue(queue, facts.now)),
         *(_waiting(wait) for wait in facts.waits),
         *_network(facts),
-        *(_certificate(one, facts.now) for one in facts.certificates if one.expires <= facts.now + timedelta(days=14)),
+        *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
     ]
 
@@ -225,6 +221,18 @@ def _advice(status: str) -> str:
 
 
 def _network(facts: Facts) -> Iterator[Finding]:
+    if facts.is_public:
+        yield Finding(
+            "endpoint",
+            "CONNECT is granted to public: whoever makes a certificate of its own is let in.",
+            "Import the certificates of the peers, then REVOKE CONNECT ON ENDPOINT::... FROM PUBLIC.",
+        )
+    if facts.membership is not None and facts.membership.account is None:
+        yield Finding(
+            "domain",
+            f"AUTHENTICATION of the endpoint is WINDOWS, and this is in no domain: {facts.membership.problem}",
+            "servicebroker domain join, or AUTHENTICATION = CERTIFICATE.",
+        )
     if not facts.remote_routes:
         return
     if not facts.has_daemon:
@@ -243,12 +251,24 @@ def _network(facts: Facts) -> Iterator[Finding]:
         yield Finding("network", f"The endpoint is {facts.endpoint}.", "ALTER ENDPOINT ... STATE = STARTED.")
 
 
-def _certificate(one: CertificateFacts, now: datetime) -> Finding:
+def _certificate(one: InUse, now: datetime) -> Finding:
+    over = f"{'has expired' if one.expires <= now else 'expires'} on {one.expires:%Y-%m-%d}"
+    if one.problem:
+        return Finding(
+            f"domain member {one.name}",
+            f"Its certificate {over}, and is not renewed: {one.problem}",
+            "See the log of servicebroker serve, and servicebroker domain show.",
+        )
+    if one.database:
+        return Finding(
+            f"certificate {one.name}",
+            f"It is that of the user {one.user} in {one.database} and {over}: without it nothing secure begins.",
+            "Make or import a new one under the same user: servicebroker certificate create or import, --database.",
+        )
     whose = "of this instance" if one.is_own else "of a peer"
-    over = "has expired" if one.expires <= now else "expires"
     return Finding(
         f"certificate {one.name}",
-        f"It is {whose} and {over} on {one.expires:%Y-%m-%d}: without it no connection is let in.",
+        f"It is {whose} and {over}: without it no connection is let in.",
         "Make a new one (servicebroker certificate create), export it, and import it at each peer.",
     )
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+from servicebroker.engine.certificate_ages import certificates_in_use
 from servicebroker.engine.diagnosis import (
-    CertificateFacts,
     ConversationFacts,
     Facts,
     QueueFacts,
     SessionFacts,
     WaitFacts,
 )
+from servicebroker.engine.logins import find_connect
+from servicebroker.engine.membership import find_membership
 from servicebroker.engine.status import COUNT_LIMIT
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -42,9 +44,8 @@ def gather(now: datetime) -> Steps[Facts]:
         f"group by 1, 2 order by 4 limit {_MOST}"
     )
     sessions = yield Statement(f"{_SESSIONS} order by a.xact_start limit {_MOST}")
-    certificates = yield Statement(
-        "select name, is_own, expiry_date from servicebroker.transport_certificates order by expiry_date"
-    )
+    certificates = yield from certificates_in_use(now)
+    connect, membership = (yield from find_connect()), (yield from find_membership())
     settings = yield Statement(
         "select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')"
     )
@@ -62,12 +63,14 @@ def gather(now: datetime) -> Steps[Facts]:
         queues,
         [WaitFacts(*row) for row in waits],
         [SessionFacts(*row) for row in sessions],
-        [CertificateFacts(*row) for row in certificates],
+        certificates,
         dict(settings),
         has_daemon,
         endpoint,
         remote_routes,
         in_recovery,
+        connect.is_public,
+        membership,
     )
 
 

@@ -5,7 +5,11 @@ Nobody opens a session as one; that is done as a role of PostgreSQL. A login has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from servicebroker.model import names
+from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind
 from servicebroker.store.statements import Statement, Steps
@@ -27,15 +31,18 @@ def demand_administrator() -> Steps[None]:
         raise BrokerError(15247)
 
 
-def create_login(name: str) -> Steps[None]:
-    """CREATE LOGIN.
+def create_login(name: str, *, is_windows: bool) -> Steps[None]:
+    """CREATE LOGIN [FROM WINDOWS].
 
     Raises:
-        BrokerError: 15025 name taken.
+        BrokerError: 15025 name taken, 15407 a member of a domain has another form.
     """
+    names.checked("login", name)
+    if is_windows:
+        check_account(name)
     rows = yield Statement(
-        "insert into servicebroker.logins (name) values ($1) on conflict do nothing returning login_id",
-        (names.checked("login", name),),
+        "insert into servicebroker.logins (name, is_windows) values ($1, $2) on conflict do nothing returning login_id",
+        (name, is_windows),
     )
     if not rows:
         raise BrokerError(15025, name)
@@ -58,6 +65,37 @@ def drop_login(name: str) -> Steps[None]:
         "delete from servicebroker.server_permissions where class = $1 and major_id = $2", (Kind.LOGIN.value, login_id)
     )
     yield Statement("delete from servicebroker.logins where login_id = $1", (login_id,))
+
+
+class Connect(NamedTuple):
+    """CONNECT ON ENDPOINT: for everybody, and for the logins FROM WINDOWS by their names in lower case.
+
+    None is neither granted nor denied.
+    """
+
+    public: str | None
+    members: Mapping[str, str | None]
+
+    @property
+    def is_public(self) -> bool:
+        """Whether certificates are let in that nobody has imported."""
+        return self.public == GRANT
+
+    def of_member(self, account: str, *, is_ours: bool) -> bool:
+        """Whether a member of the domain is let in; one that this instance is too needs no GRANT."""
+        states = (self.public, self.members.get(account.lower()))
+        return DENY not in states and (is_ours or GRANT in states)
+
+
+def find_connect() -> Steps[Connect]:
+    """Whom the endpoint lets in, beside those whose certificates were imported."""
+    rows = yield Statement(
+        "select l.login_id, lower(l.name), p.state::text from servicebroker.logins l "
+        "left join servicebroker.endpoint_permissions p using (login_id) where l.is_windows or l.login_id = $1",
+        (PUBLIC,),
+    )
+    public = next((state for login_id, _, state in rows if login_id == PUBLIC), None)
+    return Connect(public, {name: state for login_id, name, state in rows if login_id != PUBLIC})
 
 
 def set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:

@@ -19,12 +19,13 @@ class Row(NamedTuple):
     principal: str | None
     system: str
     timeline: int
+    evidence: bytes
     explanation: str
 
 
 def known(pairs: Iterable[Remote]) -> Steps[dict[Remote, Known]]:
     """The highest timeline that was seen of each of these pairs."""
-    found = {_pair(row): Known(row.system, row.timeline) for row in (yield from find_pairs())}
+    found = {_pair(row): Known(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
     return {pair: found.get(pair, Known()) for pair in pairs}
 
 
@@ -41,7 +42,8 @@ def find_explanations() -> Steps[dict[Remote, str]]:
 def find_pairs() -> Steps[list[Row]]:
     """What is remembered."""
     rows = yield Statement(
-        "select address, mirror_address, principal, system, timeline, explanation from servicebroker.mirrored_pairs"
+        "select address, mirror_address, principal, system, timeline, evidence, explanation "
+        "from servicebroker.mirrored_pairs"
     )
     return [Row(*row) for row in rows]
 
@@ -50,11 +52,12 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
     """This is known of these pairs since `now`."""
     return Statement(
         "insert into servicebroker.mirrored_pairs "
-        "(address, mirror_address, principal, system, timeline, explanation, since) "
-        "select r.*, $7 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[]) r "
+        "(address, mirror_address, principal, system, timeline, evidence, explanation, since) "
+        "select r.*, $8 "
+        "from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::text[]) r "
         "on conflict (address, mirror_address) do update set principal = excluded.principal, "
-        "system = excluded.system, timeline = excluded.timeline, explanation = excluded.explanation, "
-        "since = excluded.since",
+        "system = excluded.system, timeline = excluded.timeline, evidence = excluded.evidence, "
+        "explanation = excluded.explanation, since = excluded.since",
         (*map(list, zip(*rows, strict=True)), now),
     )
 

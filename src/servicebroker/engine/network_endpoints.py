@@ -5,10 +5,12 @@ An instance has at most one, and none at first. The daemon of the instance obeys
 
 from __future__ import annotations
 
+from datetime import datetime
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from servicebroker.model import names
+from servicebroker.model.authentication import CERTIFICATE, Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
 
@@ -43,22 +45,29 @@ class NetworkEndpoint(NamedTuple):
     certificate_id: int | None = None
     forwards: bool = False
     forward_size: int = FORWARD_SIZE
+    authentication: Authentication = CERTIFICATE
 
 
-def create_endpoint(name: str, clauses: Clauses) -> Steps[None]:
+def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bool) -> Steps[None]:
     """CREATE ENDPOINT name STATE = ... AS TCP (LISTENER_PORT, LISTENER_IP) FOR SERVICE_BROKER (...).
+
+    AUTHENTICATION is WINDOWS by default for an instance that is in a domain and has no certificate of its own.
 
     Raises:
         BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one already,
-            15151 unknown certificate, 402 anything else that a clause may not say.
+            15151 unknown certificate, 28055 one that cannot be used, 402 anything else that a clause may not say.
     """
     names.checked("endpoint", name)
     if clauses.listener_port is None:
         raise BrokerError(5837)
-    found = yield from _checked(clauses, NetworkEndpoint(STOPPED, "", 0, REQUIRED))
+    if clauses.authentication is None and in_domain:
+        own = yield Statement("select from servicebroker.transport_certificates where is_own limit 1")
+        clauses = clauses if own else clauses._replace(authentication="WINDOWS")
+    found = yield from _checked(clauses, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
     rows = yield Statement(
         "insert into servicebroker.network_endpoints (name, state, ip_address, port, encryption, certificate_id, "
-        "is_message_forwarding_enabled, message_forwarding_size) values ($1, $2, $3, $4, $5, $6, $7, $8) "
+        "is_message_forwarding_enabled, message_forwarding_size, connection_auth) "
+        "values ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
         "on conflict do nothing returning endpoint_id",
         (name, *_row(found)),
     )
@@ -66,7 +75,7 @@ def create_endpoint(name: str, clauses: Clauses) -> Steps[None]:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
 
 
-def alter_endpoint(name: str, clauses: Clauses) -> Steps[None]:
+def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[None]:
     """ALTER ENDPOINT name ...: what is given changes.
 
     Raises:
@@ -78,10 +87,10 @@ def alter_endpoint(name: str, clauses: Clauses) -> Steps[None]:
     rows = yield Statement(_SELECT + " where lower(name) = lower($1) for update", (name,))
     if not rows:
         raise BrokerError(15151, "alter", "endpoint", name)
-    found = yield from _checked(clauses, _endpoint(rows[0]))
+    found = yield from _checked(clauses, _endpoint(rows[0]), now)
     yield Statement(
         "update servicebroker.network_endpoints set state = $2, ip_address = $3, port = $4, encryption = $5, "
-        "certificate_id = $6, is_message_forwarding_enabled = $7, message_forwarding_size = $8 "
+        "certificate_id = $6, is_message_forwarding_enabled = $7, message_forwarding_size = $8, connection_auth = $9 "
         "where lower(name) = lower($1)",
         (name, *_row(found)),
     )
@@ -109,20 +118,21 @@ def find_endpoint() -> Steps[NetworkEndpoint | None]:
 
 _SELECT = (
     "select state::int, ip_address, port, encryption, certificate_id, is_message_forwarding_enabled, "
-    "message_forwarding_size from servicebroker.network_endpoints"
+    "message_forwarding_size, connection_auth from servicebroker.network_endpoints"
 )
 
 
 def _endpoint(row: tuple[object, ...]) -> NetworkEndpoint:
-    state, host, *rest = row
-    return NetworkEndpoint._make([STATES[int(str(state))], host or "", *rest])
+    state, host, *rest, number = row
+    authentication = Authentication.numbered(int(str(number)))
+    return NetworkEndpoint._make([STATES[int(str(state))], host or "", *rest, authentication])
 
 
 def _row(endpoint: NetworkEndpoint) -> tuple[object, ...]:
-    return (STATES.index(endpoint.state), endpoint.host or None, *endpoint[2:])
+    return (STATES.index(endpoint.state), endpoint.host or None, *endpoint[2:-1], endpoint.authentication.number)
 
 
-def _checked(clauses: Clauses, before: NetworkEndpoint) -> Steps[NetworkEndpoint]:
+def _checked(clauses: Clauses, before: NetworkEndpoint, now: datetime) -> Steps[NetworkEndpoint]:
     """The endpoint that the clauses make of `before`, when the rules allow it."""
     found = before._replace(
         state=_one_of("STATE", clauses.state, STATES) or before.state,
@@ -134,16 +144,20 @@ def _checked(clauses: Clauses, before: NetworkEndpoint) -> Steps[NetworkEndpoint
     )
     if clauses.authentication is None:
         return found
-    certificate = _certificate_name(clauses.authentication)
-    if certificate is None:
-        return found._replace(certificate_id=None)
+    authentication, name = parse_authentication(clauses.authentication)
+    if name is None:
+        return found._replace(authentication=authentication, certificate_id=None)
     rows = yield Statement(
-        "select certificate_id from servicebroker.transport_certificates where lower(name) = lower($1) and is_own",
-        (certificate,),
+        "select certificate_id, not by_password and start_date <= $2 and $2 < expiry_date "
+        "from servicebroker.transport_certificates where lower(name) = lower($1) and is_own",
+        (name, now),
     )
     if not rows:
-        raise BrokerError(15151, "find", "certificate", certificate)
-    return found._replace(certificate_id=rows[0][0])
+        raise BrokerError(15151, "find", "certificate", name)
+    certificate_id, is_usable = rows[0]
+    if not is_usable:
+        raise BrokerError(28055, name)
+    return found._replace(authentication=authentication, certificate_id=certificate_id)
 
 
 def _one_of(clause: str, given: object, words: tuple[str, ...]) -> str | None:
@@ -189,11 +203,3 @@ def _forward_size(given: object, before: int) -> int:
     if not 1 <= given <= LARGEST_FORWARD_SIZE:
         raise BrokerError(5839)
     return given
-
-
-def _certificate_name(given: object) -> str | None:
-    """The name in CERTIFICATE name; None for CERTIFICATE alone, the oldest own one that is valid."""
-    kind, _, name = given.partition(" ") if isinstance(given, str) else ("", "", "")
-    if kind.upper() != "CERTIFICATE":
-        raise BrokerError(5838, hint="Write CERTIFICATE, or CERTIFICATE and the name of one of this instance.")
-    return name.strip() or None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import NamedTuple
+from uuid import UUID
 
 from servicebroker.engine.catalog import Catalog, find_routes
 from servicebroker.engine.missing_routes import ASK_AGAIN
@@ -83,6 +84,12 @@ class Located(NamedTuple):
         if database is None:
             return RoutingTable(())
         return (yield from find_routes(catalog, database.database_id, database.routes_version))
+
+
+def find_instance() -> Steps[UUID]:
+    """The identifier of this instance."""
+    rows = yield Statement("select instance_id from servicebroker.instance")
+    return UUID(str(rows[0][0]))
 
 
 def find_site(

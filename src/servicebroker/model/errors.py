@@ -27,6 +27,10 @@ class Unreachable(InstanceError):
     """Its PostgreSQL cannot be connected to: nothing was asked of it."""
 
 
+class DomainError(ServiceBrokerError):
+    """A domain, or a membership in one, cannot be made, read or used. The message says what to do."""
+
+
 class BrokerError(ServiceBrokerError):
     """A statement was refused. Nothing of it was done.
 
@@ -500,6 +504,7 @@ RULES: dict[int, Rule] = {
         'Cannot execute as the server principal because the principal "{0}" does not exist, '
         "this type of principal cannot be impersonated, or you do not have permission."
     ),
+    15407: Rule("'{0}' is not a valid Windows NT name. Give the complete name: <domain\\username>.", 11),
     15413: Rule("Cannot make a role a member of itself.", 11),
     15465: Rule("The private key password is invalid."),
     15517: Rule(
@@ -555,6 +560,11 @@ RULES: dict[int, Rule] = {
     28054: Rule(
         "Service Broker needs to access the master key in the database '{0}'. Error code:{1}. The master key has to "
         "exist and the service master key encryption is required."
+    ),
+    28055: Rule(
+        "The certificate '{0}' is not valid for endpoint authentication. The certificate must have a private key "
+        "encrypted with the database master key and current UTC date has to be between the certificate start date and "
+        "the certificate expiration date."
     ),
     28056: Rule(
         _UNDELIVERABLE + "the user with ID {0} in database ID {1} does not have control permission on the service. "

@@ -28,6 +28,7 @@ MIRRORING = "mirroring"  # the capability of answering QUESTION
 Version = Annotated[int, Meta(ge=0, le=65_535)]
 Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
 Counter = Annotated[int, Meta(ge=0, le=2**62)]
+Evidence = Annotated[bytes, Meta(max_length=1_024)]
 
 
 class Phase(StrEnum):
@@ -43,25 +44,28 @@ class Phase(StrEnum):
 class Hello(Struct, array_like=True, frozen=True):
     """What the side that connected says first.
 
-    `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances.
+    `incarnation` is drawn anew by each start of a daemon; `moment` counts its openings and acceptances. A daemon that
+    does not know `instance` yet leaves it out.
     """
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     moment: Counter
     oldest: Version
     newest: Version
     capabilities: Capabilities = ()
+    instance: UUID | None = None
 
 
 class Welcome(Struct, array_like=True, frozen=True):
     """The other side accepts; `version` and `capabilities` are those both have."""
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     moment: Counter
     version: Version
     capabilities: Capabilities = ()
+    instance: UUID | None = None
 
 
 class Goodbye(Struct, array_like=True, frozen=True):
@@ -76,6 +80,7 @@ class Highest(Struct, array_like=True, frozen=True):
 
     system: Annotated[str, Meta(max_length=64)]
     timeline: Counter
+    evidence: Evidence = b""
 
 
 class Says(Struct, array_like=True, frozen=True):
@@ -85,16 +90,18 @@ class Says(Struct, array_like=True, frozen=True):
     system: Annotated[str, Meta(max_length=64)]
     timeline: Counter
     is_guarded: bool
+    evidence: Evidence = b""
 
 
 class Myself(NamedTuple):
-    """Who we are, in this start of the daemon."""
+    """Who we are, in this start of the daemon; `instance` is the same in a primary and its standbys, `seat` is not."""
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     capabilities: tuple[str, ...] = (MIRRORING,)
     oldest: int = OLDEST_VERSION
     newest: int = NEWEST_VERSION
+    instance: UUID | None = None
 
 
 class Greeted(NamedTuple):
@@ -106,7 +113,7 @@ class Greeted(NamedTuple):
 class Online(NamedTuple):
     """Messages may travel; who greeted us, and the `moment` at which it welcomed us, if we connected."""
 
-    instance: UUID
+    seat: UUID
     incarnation: UUID
     moment: int
 
@@ -130,6 +137,10 @@ class Told(NamedTuple):
     standing: Standing
 
 
+class Alive(NamedTuple):
+    """The peer has nothing to say, and is still there."""
+
+
 class Corrupted(NamedTuple):
     """A message was changed under way and dropped: Broker:Corrupted Message."""
 
@@ -143,7 +154,7 @@ class Closed(NamedTuple):
     text: str
 
 
-Event = Greeted | Online | Arrived | Asked | Told | Corrupted | Closed
+Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
 
 CARRYING = (FrameKind.DIALOG, FrameKind.FORWARDED)
 ONLINE = frozenset({*CARRYING, FrameKind.QUESTION, FrameKind.STANDING, FrameKind.KEEP_ALIVE, FrameKind.CLOSE})
@@ -205,7 +216,7 @@ class Connection:
         self.phase = Phase.NEGOTIATING
         if self.is_opener:
             me = self._me
-            hello = Hello(me.instance, me.incarnation, moment, me.oldest, me.newest, me.capabilities)
+            hello = Hello(me.seat, me.incarnation, moment, me.oldest, me.newest, me.capabilities, me.instance)
             self._say(FrameKind.HELLO, _encoder.encode(hello), now)
 
     def welcome(self, moment: int, now: float) -> Online:
@@ -214,14 +225,14 @@ class Connection:
         assert isinstance(self.peer, Hello)
         me, peer = self._me, self.peer
         common = tuple(one for one in me.capabilities if one in peer.capabilities)
-        answer = Welcome(me.instance, me.incarnation, moment, self.version, common)
+        answer = Welcome(me.seat, me.incarnation, moment, self.version, common, me.instance)
         self._say(FrameKind.WELCOME, _encoder.encode(answer), now)
         return self._go_online(peer, common, now)
 
-    def reject(self, number: int, now: float) -> Closed:
-        """Do not let in the peer that greeted; `number` says why."""
+    def reject(self, why: BrokerError, now: float) -> Closed:
+        """Do not let in the peer that greeted."""
         self._expect(Phase.ARBITRATING)
-        return self._part(FrameKind.REJECT, BrokerError(number), now)
+        return self._part(FrameKind.REJECT, why, now)
 
     def send(self, body: bytes, now: float, *, is_forwarded: bool = False) -> None:
         """Send the body of a DIALOG frame, or of a FORWARDED one."""
@@ -329,13 +340,13 @@ class Connection:
             case FrameKind.WELCOME:
                 return [self._welcomed(_welcomes.decode(frame.body), now)]
             case FrameKind.KEEP_ALIVE:
-                return []
+                return [Alive()]
             case FrameKind.QUESTION:
                 question = _questions.decode(frame.body)
-                return [Asked(Known(question.system, question.timeline))]
+                return [Asked(Known(question.system, question.timeline, question.evidence))]
             case FrameKind.STANDING:
                 said = _standings.decode(frame.body)
-                return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded))]
+                return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded, said.evidence))]
             case _:
                 goodbye = _goodbyes.decode(frame.body)
                 return [self._closed(goodbye.number, goodbye.text)]
@@ -359,7 +370,7 @@ class Connection:
         self.capabilities = frozenset(capabilities)
         self._reader.limit = MAXIMUM_BODY
         self._active_at = now
-        return Online(peer.instance, peer.incarnation, peer.moment)
+        return Online(peer.seat, peer.incarnation, peer.moment)
 
     def _expect(self, phase: Phase) -> None:
         if self.phase is not phase:

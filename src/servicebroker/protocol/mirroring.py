@@ -32,30 +32,41 @@ class Standing(NamedTuple):
         system: the identifier of the PostgreSQL cluster: the same in a primary and its standbys.
         timeline: of the server; 0 when it is not known.
         is_guarded: its commits wait for a synchronous standby.
+        evidence: a principal's signature of cluster and timeline; its other half can tell by it that this is true.
     """
 
     role: Role
     system: str = ""
     timeline: int = 0
     is_guarded: bool = False
+    evidence: bytes = b""
 
 
 IN_DOUBT = Standing(Role.IN_DOUBT)
 
 
 class Known(NamedTuple):
-    """The highest timeline that was seen of a cluster."""
+    """The highest timeline that was seen of a cluster, and the evidence of who said so."""
 
     system: str = ""
     timeline: int = 0
+    evidence: bytes = b""
 
     def after(self, standing: Standing) -> Known:
         """With what a broker has said; a cluster that was made anew begins to count again."""
         if standing.role is Role.IN_DOUBT or not standing.system:
             return self
+        said = Known(*standing[1:3], standing.evidence)
         if standing.system != self.system:
-            return Known(standing.system, standing.timeline) if standing.role is Role.PRINCIPAL else self
-        return self._replace(timeline=max(self.timeline, standing.timeline))
+            return said if standing.role is Role.PRINCIPAL else self
+        if said.timeline == self.timeline:
+            return self._replace(evidence=self.evidence or said.evidence)
+        return max(self, said, key=lambda one: one.timeline)
+
+
+def statement(system: str, timeline: int) -> bytes:
+    """What a principal signs."""
+    return f"servicebroker standing 1 {timeline} {system}".encode()
 
 
 class Word(Enum):

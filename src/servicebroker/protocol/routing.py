@@ -247,8 +247,7 @@ def match(
         instances = {key: valid for key, routes in named.items() if key and (valid := _valid(routes, now))}
         if instances:
             return Rule.SERVICE_ANY_INSTANCE, instances[_any(_preferred(instances, site), pick)]
-    askable = conversation.service != DYNAMIC_ROUTING_SERVICE and conversation.service not in site.asked
-    if askable and any(_valid(routes, now) for routes in table.of(DYNAMIC_ROUTING_SERVICE).values()):
+    if conversation.service not in site.asked and asks(conversation.service, table, now):
         return Rule.DYNAMIC, ()
     if found := _valid(table.of(None).get(None, ()), now):
         return Rule.LAST_RESORT, found
@@ -271,6 +270,29 @@ def choose(conversation: Conversation, matched: Sequence[Route], site: Site, pic
         return _any(_distinct(reachable or network), pick)
     transport = [route for route in matched if _is(route, TRANSPORT)]
     return _any(transport, pick) if transport and address_of_service(conversation.service) else None
+
+
+def ways(service: str, broker_instance: str, tables: Iterable[RoutingTable], now: datetime) -> set[Address]:
+    """Every address that a route of these tables names for a service at that broker, also by one that has expired.
+
+    As everywhere, routes for any service count where no valid one is for this.
+    """
+    found: set[Address | None] = set()
+    for table in tables:
+        of_service, any_service = table.of(service), table.of(None)
+        named = (*of_service.get(broker_instance, ()), *of_service.get(None, ()))
+        for route in named if _valid(named, now) else (*named, *any_service.get(None, ())):
+            if _is(route, TRANSPORT):
+                found.add(address_of_service(service))
+            else:
+                found |= {parse_address(text) for text in (route.address, route.mirror_address) if text is not None}
+    return {address for address in found if address is not None}
+
+
+def asks(service: str, table: RoutingTable, now: datetime) -> bool:
+    """Whether a dynamic routing service is asked for a route to this service where there is none."""
+    routes = table.of(DYNAMIC_ROUTING_SERVICE).values()
+    return service != DYNAMIC_ROUTING_SERVICE and any(_valid(some, now) for some in routes)
 
 
 def _destination(conversation: Conversation, chosen: Route, site: Site, pick: Pick) -> Destination:

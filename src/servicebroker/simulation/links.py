@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from servicebroker.model.errors import RULES
+from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.peers import NOBODY, Peer
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online
 from servicebroker.protocol.arbitration import Arbiter
@@ -32,7 +33,7 @@ class Links:
     def __init__(self, broker: SimulatedBroker, me: Myself) -> None:
         self._broker = broker
         self._me = me
-        self._arbiter: Arbiter[Link] = Arbiter(me.instance)
+        self._arbiter: Arbiter[Link] = Arbiter(me.seat)
         self._open: list[Link] = []
         self._connecting: set[UUID] = set()
         self._is_over = False
@@ -48,7 +49,7 @@ class Links:
 
     def find(self, peer: UUID) -> Link | None:
         """The connection with a peer."""
-        return self._arbiter.find(peer)
+        return self._arbiter.find(Peer(NOBODY, peer))
 
     def accept(self, stream: Stream) -> None:
         """A peer has connected."""
@@ -116,7 +117,7 @@ class Links:
         now = self._broker.now
         number = self._arbiter.greeted(hello)
         if number:
-            self._handle(link, [link.connection.reject(number, now)])
+            self._handle(link, [link.connection.reject(BrokerError(number), now)])
             return
         link.moment = self._arbiter.moment()
         self._handle(link, [link.connection.welcome(link.moment, now)])
@@ -124,15 +125,15 @@ class Links:
 
     def _online(self, link: Link, event: Online) -> None:
         broker = self._broker
-        link.peer = event.instance
-        self._connecting.discard(event.instance)
+        link.peer = event.seat
+        self._connecting.discard(event.seat)
         loser = self._arbiter.online(link, event, is_opener=link.connection.is_opener, moment=link.moment)
         if loser is not None:
-            broker.trace("arbitration with", broker.world.brokers[event.instance])
+            broker.trace("arbitration with", broker.world.brokers[event.seat])
             self._handle(loser, [loser.connection.close(28033, RULES[28033].text, broker.now)])
         if loser is not link:
-            broker.trace("online with", broker.world.brokers[event.instance])
-            broker.link_up(event.instance)
+            broker.trace("online with", broker.world.brokers[event.seat])
+            broker.link_up(event.seat)
 
     def _closed(self, link: Link, event: Closed) -> None:
         self._broker.trace(*event)
@@ -142,5 +143,5 @@ class Links:
         if link.peer is not None:
             if link.connection.is_opener:
                 self._connecting.discard(link.peer)
-            if self._arbiter.find(link.peer) is None:
+            if self._arbiter.find(Peer(NOBODY, link.peer)) is None:
                 self._broker.link_down(link.peer)

@@ -28,9 +28,9 @@ class KeyFolder:
         return self.path / f"{thumbprint.hex()}.pem"
 
     def write(self, thumbprint: bytes, pem: bytes) -> None:
-        """Keep a key; nobody but the owner may read it."""
+        """Keep a key, in the place of what is there; nobody but the owner may read it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_private(self.file(thumbprint), pem)
+        replace(self.file(thumbprint), pem)
 
     def find(self, thumbprint: bytes) -> Path | None:
         """The file with the key; None when it is not here.
@@ -41,7 +41,7 @@ class KeyFolder:
         file = self.file(thumbprint)
         if not file.is_file():
             return None
-        _check_alone(file)
+        check_alone(file)
         return file
 
     def remove(self, thumbprint: bytes) -> None:
@@ -57,7 +57,7 @@ class KeyFolder:
         file = self.path / SERVICE_MASTER_KEY
         if not file.is_file():
             return None
-        _check_alone(file)
+        check_alone(file)
         return file.read_bytes()
 
     def ensure_service_master_key(self) -> bytes:
@@ -75,6 +75,11 @@ class KeyFolder:
         return found
 
 
+def user_data() -> Path:
+    """Where what belongs to the operating-system user is kept, whatever the instance."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "servicebroker"
+
+
 def write_private(file: Path, data: bytes) -> None:
     """A new file that nobody but the owner may read, on the disk when this returns.
 
@@ -88,6 +93,30 @@ def write_private(file: Path, data: bytes) -> None:
         os.fsync(descriptor)
 
 
-def _check_alone(file: Path) -> None:
+def replace(file: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file, new or instead of the one that is there: who reads it sees the one or the other, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=".", dir=file.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as written:
+            os.fchmod(descriptor, mode)
+            written.write(data)
+            written.flush()
+            os.fsync(descriptor)
+        os.replace(name, file)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def check_alone(file: Path) -> None:
+    """That nobody but its owner may read a key.
+
+    Raises:
+        InstanceError: others may.
+    """
     if file.stat().st_mode & 0o077:
         raise InstanceError(f"Others may read the key in {file}: make it yours alone with chmod 600.")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
-from pathlib import Path
 from uuid import UUID
 
 from servicebroker.model.certificates import MASTER_KEY, PRIVATE_KEY
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.certificates import PrivateKey, load_key
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.keys import KeyFolder, user_data
 from servicebroker.store.sealing import unseal
 
 REMEMBERED = 1_000  # private keys
@@ -34,8 +32,7 @@ class OpenedKeys:
     def locate(self, instance_id: UUID) -> KeyFolder:
         """The folder: that of the instance's own in the user's data where none was given."""
         if self.folder is None:
-            data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-            self.folder = KeyFolder(Path(data) / "servicebroker" / str(instance_id) / "keys")
+            self.folder = KeyFolder(user_data() / str(instance_id) / "keys")
         return self.folder
 
     def master_key(self, sealed: bytes | None) -> bytes | None:

@@ -374,8 +374,9 @@ select c.name,
 select c.name,
        c.certificate_id,
        1,
-       case when c.is_own then 'MK' else 'NA' end,
-       case when c.is_own then 'ENCRYPTED_BY_MASTER_KEY' else 'NO_PRIVATE_KEY' end,
+       case when c.by_password then 'PW' when c.is_own then 'MK' else 'NA' end,
+       case when c.by_password then 'ENCRYPTED_BY_PASSWORD' when c.is_own then 'ENCRYPTED_BY_MASTER_KEY'
+            else 'NO_PRIVATE_KEY' end,
        0::smallint,
        c.issuer_name,
        c.serial_number,
@@ -430,8 +431,9 @@ select 101 as key_id,
 create or replace view sys.server_principals with (security_invoker = true) as
 select l.name,
        l.login_id as principal_id,
-       case when l.login_id = 2 then 'R' else 'S' end as type,
-       case when l.login_id = 2 then 'SERVER_ROLE' else 'SQL_LOGIN' end as type_desc,
+       case when l.login_id = 2 then 'R' when l.is_windows then 'U' else 'S' end as type,
+       case when l.login_id = 2 then 'SERVER_ROLE' when l.is_windows then 'WINDOWS_LOGIN' else 'SQL_LOGIN' end
+           as type_desc,
        l.create_date
   from servicebroker.logins l;
 
@@ -489,9 +491,16 @@ create or replace view sys.service_broker_endpoints with (security_invoker = tru
 select e.*,
        n.is_message_forwarding_enabled::integer::smallint as is_message_forwarding_enabled,
        n.message_forwarding_size,
-       4::smallint as connection_auth,
-       'CERTIFICATE'::text as connection_auth_desc,
-       n.certificate_id,  -- null: the oldest own one that is valid
+       n.connection_auth,
+       (array['NTLM', 'KERBEROS', 'NEGOTIATE', 'CERTIFICATE',
+              'NTLM, CERTIFICATE', 'KERBEROS, CERTIFICATE', 'NEGOTIATE, CERTIFICATE',
+              'CERTIFICATE, NTLM', 'CERTIFICATE, KERBEROS', 'CERTIFICATE, NEGOTIATE'])[n.connection_auth]
+           as connection_auth_desc,
+       case when n.connection_auth < 4 then 0  -- none is asked for
+            else coalesce(n.certificate_id, (  -- the oldest own one that can be used now
+                 select min(c.certificate_id) from servicebroker.transport_certificates c
+                  where c.is_own and not c.by_password and c.start_date <= now() and now() < c.expiry_date))
+       end as certificate_id,
        case n.encryption when 'DISABLED' then 0 when 'REQUIRED' then 2 else 4 end::smallint as encryption_algorithm,
        case n.encryption when 'DISABLED' then 'NONE' when 'REQUIRED' then 'AES' else 'NONE, AES' end
            as encryption_algorithm_desc
@@ -525,7 +534,7 @@ select c.connection_id,
        (array['NEW', 'CONNECTING', 'CONNECTED', 'LOGGED_IN', 'CLOSED'])[c.state] as state_desc,
        c.connect_time,
        c.login_time,
-       case when c.is_encrypted then 'CERTIFICATE' end as authentication_method,
+       c.authentication as authentication_method,
        c.principal_name,
        c.remote_address as remote_user_name,  -- nobody logs in by name: where the peer is
        c.last_activity_time,

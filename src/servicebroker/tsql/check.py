@@ -7,6 +7,8 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
+from servicebroker.model.domain import check_account
+from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.functions import KNOWN
 from servicebroker.tsql.interpreter.machine import RUNNERS
@@ -165,8 +167,20 @@ def _difference(statement: Statement) -> tuple[Verdict, str]:
         if ignored:
             return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here."
         if statement.kind == "LOGIN" and statement.verb == "CREATE":
-            return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users."
+            return _login(statement)
+        if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
+            return Verdict.DIFFERS, "WINDOWS is the domain of the instance; its protocols all mean the same."
     return Verdict.RUNS, ""
+
+
+def _login(statement: Definition) -> tuple[Verdict, str]:
+    if "windows" not in statement.clauses:
+        return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users."
+    try:
+        check_account(statement.name.own)
+    except BrokerError as refused:
+        return Verdict.REFUSED, f"{refused.number}: {refused.text}"
+    return Verdict.DIFFERS, "It is a member of the domain of the instance, to be granted CONNECT ON ENDPOINT."
 
 
 def _type(text: str, declared: Declared) -> SqlType:

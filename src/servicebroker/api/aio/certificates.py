@@ -80,7 +80,7 @@ class AsyncCertificates(AsyncMasterKeys):
             if private_key_file is not None or decryption_password is not None:
                 raise BrokerError(402, "WITH PRIVATE KEY", "given without a file", "given with FROM FILE")
             start = self.instance.clock() if start_date is None else start_date
-            expiry = _after(start, DAYS) if expiry_date is None else expiry_date
+            expiry = after(start, DAYS) if expiry_date is None else expiry_date
             facts, key = issue(name if subject is None else subject, start, expiry)
             kept = await self._keep(key, encryption_password)
         else:
@@ -158,21 +158,10 @@ class AsyncCertificates(AsyncMasterKeys):
             BrokerError: 15151 no such certificate, 15240 a file is there already or cannot be written, 15556 there is
                 no private key, 15465, 15581, 15116, 402.
         """
-        if (private_key_file is None) != (encryption_password is None):
-            raise BrokerError(402, "WITH PRIVATE KEY", "half given", "a file and the password that encrypts it")
+        check_backup(private_key_file, encryption_password)
         found = await self._find_certificate("BACKUP CERTIFICATE", name)
-        secret = None
-        if encryption_password is not None:
-            checked_password("ENCRYPTION BY PASSWORD", encryption_password, is_new=True)
-            key = await self._open(found, decryption_password)
-            secret = await in_thread(key_pem, key, encryption_password)
-        await in_thread(write_file, file, as_pem(found.facts.der))
-        if private_key_file is not None and secret is not None:
-            try:
-                await in_thread(write_file, private_key_file, secret)
-            except BrokerError:
-                await in_thread(Path(file).unlink)
-                raise
+        key = None if private_key_file is None else await self._open(found, decryption_password)
+        await in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
 
     async def _find_certificate(self, statement: str, name: str) -> certificates.Certificate:
         action = statement.split()[0].lower()
@@ -212,7 +201,41 @@ class AsyncCertificates(AsyncMasterKeys):
         return load_key(der)
 
 
-def _after(start: datetime, days: int) -> datetime:
+def check_backup(private_key_file: File | None, encryption_password: str | None) -> None:
+    """That a private key is to be written under a password, or none at all.
+
+    Raises:
+        BrokerError: 402, 15116 the password is too short.
+    """
+    if (private_key_file is None) != (encryption_password is None):
+        raise BrokerError(402, "WITH PRIVATE KEY", "half given", "a file and the password that encrypts it")
+    if encryption_password is not None:
+        checked_password("ENCRYPTION BY PASSWORD", encryption_password, is_new=True)
+
+
+def write_backup(
+    file: File, facts: Facts, private_key_file: File | None, key: PrivateKey | None, password: str | None
+) -> None:
+    """A certificate, and its private key encrypted by that password; both files, or none.
+
+    Raises:
+        BrokerError: 15240 a file is there already or cannot be written.
+    """
+    write_file(file, as_pem(facts.der))
+    if private_key_file is not None and key is not None:
+        try:
+            write_file(private_key_file, key_pem(key, password))
+        except BrokerError:
+            Path(file).unlink()
+            raise
+
+
+def after(start: datetime, days: int) -> datetime:
+    """So many days later.
+
+    Raises:
+        BrokerError: 402 that is no date.
+    """
     try:
         return start + timedelta(days=days)
     except (TypeError, OverflowError):

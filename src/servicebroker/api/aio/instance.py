@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
@@ -28,6 +29,7 @@ from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
 from servicebroker.engine.databases import ensure_database, find_database
 from servicebroker.engine.principals import find_user
+from servicebroker.engine.site import find_instance
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
@@ -36,7 +38,7 @@ from servicebroker.model.permissions import User
 from servicebroker.store.aio.concurrency import Lock, finish, in_thread
 from servicebroker.store.aio.connection import connect, is_url, pool
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
-from servicebroker.store.aio.running import execute, run, run_alone
+from servicebroker.store.aio.running import run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
@@ -157,9 +159,12 @@ class AsyncInstance(AsyncNetwork):
         """
         if self.keys.folder is not None:
             return self.keys.folder
+        return self.keys.locate(await self.identifier())
+
+    async def identifier(self) -> UUID:
+        """The identifier of the instance, which the certificate of a domain carries."""
         async with self.connection() as connection:
-            ((identifier,),) = await execute(connection, "select instance_id from servicebroker.instance")
-        return self.keys.locate(identifier)
+            return await run(connection, find_instance())
 
     def catalog_of(self, user: User) -> Catalog:
         """What this process remembers of the catalog for a principal."""

@@ -82,14 +82,10 @@ def _create(machine: Machine, statement: Definition) -> None:
         for name in ("authorization", "subject", "file", "active_for_begin_dialog")
         if name in clauses
     }
-    for name in ("start_date", "expiry_date"):
-        if name in clauses:
-            given[name] = transport.date(clauses[name])
-    if "expiry_date" in given:
-        transport.check_expiry(clauses["expiry_date"], given.get("start_date", machine.instance.clock()))
     if "password" in clauses:
         given["encryption_password"] = clauses["password"]
-    machine.database.create_certificate(statement.name.own, **given, **_private_key(statement))
+    dates = transport.dates(machine, clauses)
+    machine.database.create_certificate(statement.name.own, **given, **dates, **_private_key(statement))
 
 
 def _private_key(statement: Definition) -> dict[str, Any]:
@@ -105,7 +101,8 @@ def _alter_certificate(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
     if transport.is_of_the_transport(machine):
         machine.context.demand("ALTER CERTIFICATE IN MASTER", "certificate", statement.name.own)
-        raise unsupported("ALTER CERTIFICATE in master", "Create another one, and drop this one.", statement.line)
+        transport.alter_certificate(machine, statement, _private_key(statement))
+        return
     given = {name: clauses[name] for name in ("active_for_begin_dialog", "remove_private_key") if name in clauses}
     machine.database.alter_certificate(statement.name.own, **given, **_private_key(statement))
 

@@ -280,12 +280,6 @@ def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]
     _demand(machine, statement)
     clauses = dict(statement.clauses)
     clauses.pop("authorization", None)
-    said = str(clauses.get("authentication", ""))
-    if "WINDOWS" in said:
-        words = said.replace("WINDOWS", "").split()
-        if not words:
-            raise unsupported("AUTHENTICATION = WINDOWS", "Use AUTHENTICATION = CERTIFICATE name.", statement.line)
-        clauses["authentication"] = " ".join(words)
     return clauses
 
 

@@ -48,10 +48,10 @@ _ALL = ("SELECT", "INSERT", "UPDATE", "DELETE", "REFERENCES")
 
 @defines("CREATE", "LOGIN")
 def _create_login(machine: Machine, statement: Definition) -> None:
-    """Its password, or Windows, or certificate is not what lets anybody in here: PostgreSQL does that."""
+    """Nobody opens a session as a login here: PostgreSQL lets in. FROM WINDOWS it names a peer of the network."""
     check_alone(machine, "CREATE LOGIN")
     machine.context.demand("CREATE LOGIN")
-    machine.instance.create_login(statement.name.own)
+    machine.instance.create_login(statement.name.own, from_windows="windows" in statement.clauses)
 
 
 @defines("ALTER", "LOGIN")

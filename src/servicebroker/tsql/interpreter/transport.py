@@ -6,7 +6,7 @@ in; the owner's login is then who that peer is. In every other database certific
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,8 +16,6 @@ from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.syntax import Definition, Permission
 from servicebroker.tsql.types import DATETIME, NVARCHAR
-
-_DAY = 86_400  # seconds
 
 
 def is_of_the_transport(machine: Machine) -> bool:
@@ -31,38 +29,34 @@ def create_certificate(machine: Machine, statement: Definition, private_key: dic
     check_alone(machine, "CREATE CERTIFICATE in master")
     machine.context.demand("CREATE CERTIFICATE IN MASTER")
     clauses, name = statement.clauses, statement.name.own
-    if "password" in clauses or private_key.pop("encryption_password", None) is not None:
-        raise unsupported(
-            "ENCRYPTION BY PASSWORD in master",
-            "Leave it out: the endpoint must open the key, which is a file that only the instance's owner reads.",
-            statement.line,
-        )
     if "file" in clauses:
         login = None if private_key else _login_of(machine, clauses.get("authorization"))
         machine.instance.create_certificate(name, file=clauses["file"], authorization=login, **private_key)
         return
-    now = machine.instance.clock()
-    if "start_date" in clauses and date(clauses["start_date"]) > now:
-        raise unsupported("A START_DATE in the future in master", "Create the certificate then.", statement.line)
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = dates(machine, clauses)
     if "subject" in clauses:
         given["subject"] = clauses["subject"]
-    if "expiry_date" in clauses:
-        check_expiry(clauses["expiry_date"], now)
-        given["days"] = math.ceil((date(clauses["expiry_date"]) - now).total_seconds() / _DAY)
-    machine.instance.create_certificate(name, **given)
+    if "password" in clauses:
+        given["encryption_password"] = clauses["password"]
+    machine.instance.create_certificate(name, **given, **private_key)
+
+
+def alter_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
+    """ALTER CERTIFICATE in master: what its private key lies under."""
+    check_alone(machine, "ALTER CERTIFICATE in master")
+    if set(statement.clauses) != {"private_key"} or "private_key_file" in private_key:
+        raise unsupported(
+            "ALTER CERTIFICATE in master, but for the passwords of its private key,",
+            "Create another one, and drop this one.",
+            statement.line,
+        )
+    machine.instance.alter_certificate(statement.name.own, **private_key)
 
 
 def backup_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
-    """BACKUP CERTIFICATE in master: what is handed to peers."""
+    """BACKUP CERTIFICATE in master: what is handed to peers, or with its private key is kept."""
     machine.context.demand("BACKUP CERTIFICATE IN MASTER", "certificate", statement.name.own)
-    if private_key:
-        raise unsupported(
-            "BACKUP CERTIFICATE WITH PRIVATE KEY in master",
-            "The key is a file in the instance's folder `keys`, named after the certificate: copy that.",
-            statement.line,
-        )
-    machine.instance.backup_certificate(statement.name.own, statement.clauses["file"])
+    machine.instance.backup_certificate(statement.name.own, statement.clauses["file"], **private_key)
 
 
 def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
@@ -86,17 +80,23 @@ def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
         done[statement.verb](statement.name.own, login.strip("[]"))
 
 
-def check_expiry(said: str, valid_from: datetime) -> None:
-    """That a certificate is valid at some time.
+def dates(machine: Machine, clauses: Mapping[str, Any]) -> dict[str, datetime]:
+    """START_DATE and EXPIRY_DATE, where they are given.
 
     Raises:
-        TsqlError: 402 it expires before it begins; 241 this is no date.
+        TsqlError: 402 the certificate expires before it begins; 241 this is no date.
     """
-    if date(said) <= valid_from:
+    given: dict[str, datetime] = {
+        name: date(clauses[name]) for name in ("start_date", "expiry_date") if name in clauses
+    }
+    valid_from = given.get("start_date", machine.instance.clock())
+    if given.get("expiry_date", datetime.max.replace(tzinfo=UTC)) <= valid_from:
         raise TsqlError(
-            402, f"EXPIRY_DATE '{said}' must be later than the certificate's first day, {valid_from:%Y-%m-%d}. "
-            "Write a later date, or leave it out: the certificate then is valid for a year.",
-        )  # fmt: skip
+            402,
+            f"EXPIRY_DATE '{clauses['expiry_date']}' must be later than the certificate's first day, "
+            f"{valid_from:%Y-%m-%d}. Write a later date, or leave it out: the certificate then is valid for a year.",
+        )
+    return given
 
 
 def date(said: str) -> datetime:

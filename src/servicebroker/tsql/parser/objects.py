@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from servicebroker.model.authentication import PROTOCOLS
 from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.security import Securing
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
@@ -297,20 +298,19 @@ class Objects(Securing):
         self.expect(")")
 
     def _authentication(self) -> str:
-        said: list[str] = []
-        while True:
-            if self.take("CERTIFICATE"):
-                said.append("CERTIFICATE")
-                if self.is_identifier() and self.word != "WINDOWS":
-                    said.append(self.identifier())
-            elif self.take("WINDOWS"):
-                said.append("WINDOWS")
-                self.take_any("NTLM", "KERBEROS", "NEGOTIATE")
-            else:
-                break
-        if not said:
-            self.fail()
-        return " ".join(said)
+        """As `parse_authentication` reads it; each of both at most once."""
+        first = self.expect_any("WINDOWS", "CERTIFICATE")
+        said = self._method(first)
+        if self.take("CERTIFICATE" if first == "WINDOWS" else "WINDOWS"):
+            said += " " + self._method("CERTIFICATE" if first == "WINDOWS" else "WINDOWS")
+        return said
+
+    def _method(self, method: str) -> str:
+        if method == "WINDOWS":
+            return f"WINDOWS {self.take_any(*PROTOCOLS) or ''}".rstrip()
+        if self.is_identifier() and self.word != "WINDOWS":
+            return f"CERTIFICATE [{self.identifier().replace(']', ']]')}]"
+        return "CERTIFICATE"
 
     def type_(self, line: int, verb: str) -> Statement:
         """`type` and `is_nullable` of an alias type, `columns` of a table type."""

@@ -1,0 +1,127 @@
+"""What a daemon knows of its peers: who is at which address, whose each instance is, and what was claimed in vain.
+
+The network's thread learns, the relay's asks. What is new is kept in the database by the look of each second.
+"""
+
+from __future__ import annotations
+
+import threading
+from uuid import UUID
+
+from servicebroker.broker.policy import Policy
+from servicebroker.engine.peers import MOST
+from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust
+from servicebroker.protocol.routing import Address
+
+OURSELVES = "this instance"  # an owner: whoever else says that it is us is not believed
+
+
+class Peers:
+    """The peers of one instance. `own` is its identifier.
+
+    Attributes:
+        proves: connections prove who their peers are; without TLS nothing does, and everything is believed.
+        version: another number when something else is known than before.
+    """
+
+    def __init__(self, own: UUID | None = None) -> None:
+        self.proves = False
+        self.version = 0
+        self._own = own
+        self._lock = threading.Lock()
+        self._owners: frozenset[str] = frozenset()  # of certificates that are imported
+        self._claims = Claims({}, {}, {})
+        self._answers: dict[Address, Answer] = {}
+        self._news: dict[Address, Answer] = {}  # not kept in the database yet
+        self._mistrusted: dict[Mistrust, tuple[int, str]] = {}
+
+    def obey(self, policy: Policy) -> None:
+        """Certificates were imported, dropped or accepted; and what was learned before."""
+        with self._lock:
+            self.proves = policy.proves
+            self._owners = policy.owners
+            named = policy.named if self._own is None else {**policy.named, self._own: frozenset({OURSELVES})}
+            self._claims = Claims(policy.accepted, named, {})
+            self._answers = {**policy.answers, **self._news}
+            self._learn()
+
+    def owner_at(self, address: Address) -> str | None:
+        """Who is at an address; None when that is not known."""
+        answer = self._answers.get(address)
+        return None if answer is None else answer.owner
+
+    def objection(self, owner: str, instance: UUID) -> str | None:
+        """Why a peer with this owner's certificate cannot be that instance; None when it may be."""
+        return None if owner == NOBODY else self._claims.objection(instance, owner)
+
+    def greeted(self, owner: str, instance: UUID) -> str | None:
+        """A peer has connected to us and says who it is: why it is not believed. Nothing is learned of it."""
+        with self._lock:
+            return self._judged(owner, instance) if self.proves else None
+
+    def contradicted(self, owner: str, instance: UUID) -> str:
+        """A peer says that it is another instance than the authority of its domain says: why it is not believed."""
+        why = "the certificate is that of another instance"
+        self.mistrust(Mistrust(owner, INSTANCE, str(instance)), why)
+        return why
+
+    def answered(self, address: Address, owner: str, instance: UUID) -> str | None:
+        """Who is at an address that we connected to: why it is not believed; else it is known from now on."""
+        if not self.proves:
+            return None
+        with self._lock:
+            before = self._answers.get(address)
+            if before is not None and before.owner != owner and before.owner in self._owners:
+                why = f"{before.owner} has answered at {address} before"
+                self._mistrust(Mistrust(owner, ADDRESS, str(address)), why)
+                return why
+            answer = Answer(owner, instance)
+            may_be = self._claims.is_open(instance) or self.objection(owner, instance) is None
+            if may_be and answer != before:
+                self._keep(address, answer)
+            return self._judged(owner, instance)
+
+    def _judged(self, owner: str, instance: UUID) -> str | None:
+        why = self.objection(owner, instance)
+        if why is not None:
+            self._mistrust(Mistrust(owner, INSTANCE, str(instance)), why)
+        return why
+
+    def _keep(self, address: Address, answer: Answer) -> None:
+        self._answers.pop(address, None)
+        self._answers[address] = answer
+        if len(self._answers) > MOST:
+            del self._answers[next(iter(self._answers))]
+        if answer.owner != NOBODY:
+            self._news[address] = answer
+        self._learn()
+
+    def _learn(self) -> None:
+        """Whose instances are where we connected."""
+        learned: dict[UUID, frozenset[str]] = {}
+        for owner, instance in self._answers.values():
+            if owner != NOBODY:
+                learned[instance] = learned.get(instance, frozenset()) | {owner}
+        self._claims = self._claims._replace(learned=learned)
+        self.version += 1
+
+    def mistrust(self, what: Mistrust, detail: str) -> None:
+        """Count what a peer has done and may not."""
+        with self._lock:
+            self._mistrust(what, detail)
+
+    def _mistrust(self, what: Mistrust, detail: str) -> None:
+        before, _ = self._mistrusted.get(what, (0, ""))
+        self._mistrusted[what] = before + 1, detail
+
+    def take_answers(self) -> dict[Address, Answer]:
+        """Who was found where since the last time."""
+        with self._lock:
+            taken, self._news = self._news, {}
+            return taken
+
+    def take_mistrusted(self) -> dict[Mistrust, tuple[int, str]]:
+        """What was counted since the last time, how often, and the last of each."""
+        with self._lock:
+            taken, self._mistrusted = self._mistrusted, {}
+            return taken

@@ -1,0 +1,123 @@
+"""Whom a certificate stands for, once TLS has proved that a peer has its key; or why the peer is not let in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from servicebroker.engine.logins import Connect
+from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
+from servicebroker.model.domain import Member
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.peers import Proved
+from servicebroker.store.certificates import facts_of_der
+from servicebroker.store.domain_certificates import member_of
+from servicebroker.store.membership import MemberState
+
+NOT_IN_THE_TABLE = 0  # the number of a certificate that nobody has imported
+
+
+class Signed(msgspec.Struct, array_like=True):
+    """A signature, and the certificate of a domain (DER) that says whose it is."""
+
+    signature: bytes
+    certificate: bytes
+
+
+class Recognized(NamedTuple):
+    """A peer that is let in: its certificate, and by which method, as sys.dm_broker_connections names it."""
+
+    peer: Certificate
+    authentication: str
+
+
+class Recognition:
+    """The certificates that were imported, the domain that this instance is in, and whom the endpoint lets in."""
+
+    def __init__(
+        self,
+        imported: Sequence[Certificate],
+        domain: MemberState | None = None,
+        authentication: Authentication = CERTIFICATE,
+        connect: Connect | None = None,
+    ) -> None:
+        takes = authentication.methods
+        self.domain = domain if Method.WINDOWS in takes else None
+        self.is_public = connect is not None and connect.is_public and Method.CERTIFICATE in takes
+        self._imported = {one.facts.thumbprint: one for one in imported if Method.CERTIFICATE in takes}
+        self._protocol = authentication.protocol
+        self._connect = connect or Connect(None, {})
+
+    @property
+    def anchors(self) -> list[bytes]:
+        """The certificates that TLS believes, as DER: by themselves, and those that a domain's authority has signed."""
+        authority = [] if self.domain is None else [self.domain.authority.der]
+        return [*authority, *(one.facts.der for one in self._imported.values())]
+
+    @property
+    def stranger(self) -> str:
+        """Why a certificate that TLS does not believe is invalid."""
+        imported = "it is none of those that were imported here"
+        if self.domain is None:
+            return imported
+        other = f"it is not of the domain {self.domain.domain}"
+        return f"{imported}, and {other}" if self._imported else other
+
+    def recognize(self, der: bytes) -> Recognized:
+        """The peer with this certificate.
+
+        Raises:
+            BrokerError: 28034 it lacks CONNECT, 28035 it is nobody who is known here.
+        """
+        peer = self._imported.get(hashlib.sha256(der).digest())
+        if peer is not None:
+            if not peer.may_connect:
+                raise BrokerError(28034, peer.login)
+            return Recognized(peer, CERTIFICATE.description)
+        member = None if self.domain is None else member_of(der, self.domain.authority.der)
+        if self.domain is not None and member is not None:
+            return self._member(self.domain, member, der)
+        if self.is_public:
+            return self._unknown(der)
+        raise BrokerError(28035, self.stranger)
+
+    def evidence(self, signature: bytes) -> bytes:
+        """What this instance has signed as a member, with the certificate by which its other servers can tell."""
+        assert self.domain is not None
+        assert self.domain.facts is not None
+        return msgspec.msgpack.encode(Signed(signature, self.domain.facts.der))
+
+    def read_evidence(self, evidence: bytes) -> tuple[bytes, list[bytes]]:
+        """A signature, and the certificate (DER) beside it when it is one of a server of this instance."""
+        try:
+            signed = msgspec.msgpack.decode(evidence, type=Signed)
+            member = None if self.domain is None else member_of(signed.certificate, self.domain.authority.der)
+        except (msgspec.MsgspecError, ValueError):
+            return evidence, []
+        if self.domain is None or member is None or self.domain.member is None:
+            return signed.signature, []
+        ours = member.instance == self.domain.member.instance and member.name.lower() not in self.domain.revoked
+        return signed.signature, [signed.certificate] if ours else []
+
+    def _member(self, domain: MemberState, member: Member, der: bytes) -> Recognized:
+        if member.name.lower() in domain.revoked:
+            raise BrokerError(28035, f"{member.account} was revoked")
+        ours = domain.member is not None and domain.member.account.lower() == member.account.lower()
+        if not self._connect.of_member(member.account, is_ours=ours):
+            raise BrokerError(28034, member.account)
+        owner = f"member {member.account}, instance {member.instance}"
+        proved = Proved(owner, member.instance, is_vouched=True)
+        name = member.account
+        certificate = Certificate(NOT_IN_THE_TABLE, name, False, name, True, facts_of_der(der), proved)
+        return Recognized(certificate, self._protocol)
+
+    def _unknown(self, der: bytes) -> Recognized:
+        """It was never imported, and what it says of itself proves nothing: CONNECT was granted to public."""
+        facts = facts_of_der(der)
+        name = f"not imported {facts.thumbprint.hex()}"
+        proved = Proved(name)
+        return Recognized(Certificate(NOT_IN_THE_TABLE, name, False, "public", True, facts, proved), "CERTIFICATE")

@@ -1,0 +1,151 @@
+"""Whether a link may bring what it brings.
+
+What dialog security seals is proved by its seal, whoever carried it. All else is taken from a peer that a route of ours
+names for the service that it comes from: the instance itself, a forwarder, both halves of a mirrored pair. Routes and
+peers are looked up in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.broker.links import Links
+from servicebroker.broker.memory import Entry
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.reception import Came, Waiting
+from servicebroker.broker.transaction import Do
+from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.missing_routes import ask
+from servicebroker.engine.site import Here, Located, find_site
+from servicebroker.model.dialog_security import Security
+from servicebroker.model.peers import MESSAGES, Mistrust
+from servicebroker.protocol.envelope import Header
+from servicebroker.protocol.routing import Address, Ask, Decision, Local, RoutingTable, asks, ways
+from servicebroker.protocol.routing import Remote as Away
+
+PATIENCE = 4.0  # seconds that a message waits until it is known who is where; then its sender tries again
+REMEMBERED = 10_000  # sources that were found to be right
+
+
+class Source(NamedTuple):
+    """Where a message says that it comes from, and the broker of ours that it is for; None: it is to be passed on."""
+
+    service: str
+    broker: str
+    database: str | None
+
+
+class Trust:
+    """Judges what links bring. One thread uses it, as it does the relay."""
+
+    def __init__(
+        self,
+        links: Links,
+        peers: Peers,
+        catalog: Catalog,
+        waiting: Waiting,
+        here: Callable[[], Here],
+        clock: Callable[[], datetime],
+        seconds: Callable[[], float],
+    ) -> None:
+        self._links = links
+        self._peers = peers
+        self._catalog = catalog
+        self._waiting = waiting
+        self._here = here
+        self._clock = clock
+        self._seconds = seconds
+        self._located: Located | None = None
+        self._is_fresh = False  # looked up in this round
+        self._basis: tuple[int, int] = (0, 0)  # routes and peers, as they were when these were found to be right:
+        self._right: set[tuple[str, Source]] = set()
+        self._routes = 0
+
+    def see_routes(self, version: int) -> None:
+        """A round has looked: the routes are of that version."""
+        self._is_fresh = False
+        if version != self._routes:
+            self._routes, self._located = version, None
+
+    def takes(self, do: Do, came: Came, entry: Entry | None, decision: Decision | None) -> bool:
+        """Whether a message is taken, for an endpoint of ours or where the routes lead it; not when it waits either."""
+        if not self._peers.proves:
+            return True
+        source = _source(came.header, entry, decision)
+        if source is None or self._is_right(do, came.link.owner, source):
+            return True
+        if self._seconds() - came.since < PATIENCE and self._may_become_right(do, source) and self._waiting.keep(came):
+            return False
+        where = f"{source.service} at broker {source.broker}, conversation {came.header.conversation_id}"
+        self._peers.mistrust(Mistrust(came.link.owner, MESSAGES), where)
+        came.link.complain()
+        return False
+
+    def _is_right(self, do: Do, owner: str, source: Source) -> bool:
+        """Whether a route names the peer that has brought it; looked up anew before it is said that none does."""
+        basis = self._routes, self._peers.version
+        if basis != self._basis:
+            self._basis = basis
+            self._right.clear()
+        if (owner, source) in self._right:
+            return True
+        found = owner in self._owners(do, source).values()
+        if not found and not self._is_fresh:
+            self._located = None
+            found = owner in self._owners(do, source).values()
+        if found:
+            if len(self._right) >= REMEMBERED:
+                self._right.clear()
+            self._right.add((owner, source))
+        return found
+
+    def _owners(self, do: Do, source: Source) -> dict[Address, str | None]:
+        """Who is where the routes lead; None for an address at which nobody has answered yet."""
+        found = ways(source.service, source.broker, self._tables(do, source), self._clock()) - self._here().addresses
+        owners = {address: self._peers.owner_at(address) for address in found}
+        for address in [address for address, owner in owners.items() if owner is None]:
+            link = self._links.reach(address)
+            owners[address] = None if isinstance(link, str) else link.owner
+        return owners
+
+    def _may_become_right(self, do: Do, source: Source) -> bool:
+        """Whether somebody is being connected to who may have brought it, or a route is being asked for."""
+        owners = self._owners(do, source)
+        if owners or source.database is None:
+            return any(owner is None and self._links.reach(address) == "" for address, owner in owners.items())
+        assert self._located is not None
+        tables = self._tables(do, source)
+        if not any(asks(source.service, table, self._clock()) for table in tables):
+            return False
+        for database in self._located.databases:
+            if database.broker == source.database:
+                do(ask(database.database_id, Ask(source.service, source.broker), self._clock()))
+        return True
+
+    def _tables(self, do: Do, source: Source) -> list[RoutingTable]:
+        """The routes that say whom a message of this source may come from."""
+        if self._located is None:
+            self._located, self._is_fresh = do(find_site([], self._clock())), True
+        counting = [one for one in self._located.databases if one.is_msdb or one.broker == source.database]
+        return [do(self._located.routes(self._catalog, one)) for one in counting]
+
+
+def _source(header: Header, entry: Entry | None, decision: Decision | None) -> Source | None:
+    """What is to be proved by the way that it came; None when its seal proves it, or nothing becomes of it."""
+    broker, database = str(header.from_broker), str(header.to_broker) if header.to_broker else None
+    if entry is not None:
+        endpoint = entry.endpoint
+        if endpoint.security in (Security.ANONYMOUS, Security.FULL):
+            return None
+        known = entry.dialog.far_broker or endpoint.routed_broker or broker
+        return Source(endpoint.far_service, str(known), str(endpoint.own_broker))
+    destination = decision.destination if decision else None
+    if isinstance(destination, Away):
+        return None if header.is_secured else Source(header.from_service, broker, None)
+    if isinstance(destination, Local):
+        database = destination.broker_instance
+    if header.is_secured and (header.exchange is None or header.exchange.source):
+        return None  # whoever has signed it began the conversation; what is not signed begins none
+    return None if database is None else Source(header.from_service, broker, database)

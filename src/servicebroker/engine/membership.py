@@ -1,0 +1,39 @@
+"""How the instance stands in its domain, as the daemon has told it last: for all who cannot read its files.
+
+The membership itself is in those files (store/membership.py).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.store.statements import Statement, Steps
+
+
+class Membership(NamedTuple):
+    """`account` is DOMAIN\\\\member; it and the certificate are None before there is one.
+
+    `problem`: '' when all is well.
+    """
+
+    account: str | None
+    thumbprint: bytes | None
+    start_date: datetime | None
+    expiry_date: datetime | None
+    problem: str
+
+
+def tell_membership(membership: Membership | None) -> Steps[None]:
+    """Keep how it stands; None: the endpoint does not ask for a domain."""
+    yield Statement("delete from servicebroker.domain_membership")
+    if membership is not None:
+        yield Statement("insert into servicebroker.domain_membership values ($1, $2, $3, $4, $5)", membership)
+
+
+def find_membership() -> Steps[Membership | None]:
+    """What was told last."""
+    rows = yield Statement(
+        "select account, thumbprint, start_date, expiry_date, problem from servicebroker.domain_membership"
+    )
+    return Membership(*rows[0]) if rows else None

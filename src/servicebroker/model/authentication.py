@@ -1,0 +1,85 @@
+"""AUTHENTICATION of an endpoint: how it knows its peers, and in which order it offers to."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+from servicebroker.model.errors import BrokerError
+
+
+class Method(StrEnum):
+    """How a peer is known: by the domain that it and this instance are in, or by a certificate that was imported."""
+
+    WINDOWS = "WINDOWS"
+    CERTIFICATE = "CERTIFICATE"
+
+
+PROTOCOLS = ("NTLM", "KERBEROS", "NEGOTIATE")  # of WINDOWS: SQL Server's words, which mean the same here
+
+
+class Authentication(NamedTuple):
+    """What the clause says. `protocol` is that of WINDOWS, shown and nothing more."""
+
+    methods: tuple[Method, ...] = (Method.CERTIFICATE,)
+    protocol: str = ""
+
+    @property
+    def description(self) -> str:
+        """As connection_auth_desc of sys.service_broker_endpoints has it."""
+        return ", ".join(self.protocol if method is Method.WINDOWS else method.value for method in self.methods)
+
+    @property
+    def number(self) -> int:
+        """As connection_auth of sys.service_broker_endpoints has it: 1 to 10."""
+        return _ALL.index(self) + 1
+
+    @classmethod
+    def numbered(cls, number: int) -> Authentication:
+        """The one of that number."""
+        return _ALL[number - 1]
+
+
+CERTIFICATE = Authentication()
+_ALL = [
+    *(Authentication((Method.WINDOWS,), protocol) for protocol in PROTOCOLS),
+    CERTIFICATE,
+    *(Authentication((Method.WINDOWS, Method.CERTIFICATE), protocol) for protocol in PROTOCOLS),
+    *(Authentication((Method.CERTIFICATE, Method.WINDOWS), protocol) for protocol in PROTOCOLS),
+]
+_WINDOWS = r"WINDOWS(?:\s+(?P<protocol{0}>NTLM|KERBEROS|NEGOTIATE))?"
+_NAMED = r"CERTIFICATE(?:\s+(?P<certificate{0}>\[.+\]|\S.*?))??"
+_CLAUSE = re.compile(
+    f"(?:{_WINDOWS.format(1)}(?:\\s+(?P<second>{_NAMED.format(1)}))?"
+    f"|{_NAMED.format(2)}(?:\\s+(?P<windows>{_WINDOWS.format(2)}))?)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def parse_authentication(given: object) -> tuple[Authentication, str | None]:
+    """What AUTHENTICATION = ... says, and the name of the certificate; None for any own one.
+
+    A name may stand in brackets.
+
+    Raises:
+        BrokerError: 5838.
+    """
+    found = _CLAUSE.fullmatch(given.strip()) if isinstance(given, str) else None
+    if found is None:
+        raise BrokerError(
+            5838,
+            hint="Write WINDOWS [NTLM | KERBEROS | NEGOTIATE], CERTIFICATE or CERTIFICATE and the name of one of this "
+            "instance, or both in the order in which they are tried.",
+        )
+    protocol = (found["protocol1"] or found["protocol2"] or "NEGOTIATE").upper()
+    name = found["certificate1"] or found["certificate2"]
+    if name is not None and name.startswith("[") and name.endswith("]"):
+        name = name[1:-1].replace("]]", "]")
+    if found["second"]:
+        return Authentication((Method.WINDOWS, Method.CERTIFICATE), protocol), name
+    if found["windows"]:
+        return Authentication((Method.CERTIFICATE, Method.WINDOWS), protocol), name
+    if found[0].upper().startswith("WINDOWS"):
+        return Authentication((Method.WINDOWS,), protocol), None
+    return CERTIFICATE, name

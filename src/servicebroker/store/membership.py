@@ -1,0 +1,292 @@
+"""An instance as a member of a domain: its key and certificate, and how it comes by them.
+
+In the folder `domain` beside the instance's private keys stand `identity.pem`, the key with the certificate, and the
+`revoked.json` that was read last. An instance that has joined a domain also has there `folder`, where that is, and
+`authority.pem`; any other is in the domain of the operating-system user that runs it, which is made at its first use.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from servicebroker.model.certificates import Facts
+from servicebroker.model.domain import Member, Token, usable_name
+from servicebroker.model.errors import BrokerError, DomainError, InstanceError
+from servicebroker.store import domain_certificates as x509
+from servicebroker.store.certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
+from servicebroker.store.domain import Answer, Domain, Request, Revoked, own_name, proof_of
+from servicebroker.store.keys import KeyFolder, check_alone, replace, user_data
+
+RENEWAL = x509.LIFE / 2  # when this is left of a certificate, the next one is asked for
+OVERDUE = x509.LIFE / 3  # when this is left, something is wrong
+ASK_AGAIN = timedelta(minutes=1)
+RELOOK = timedelta(seconds=10)  # what has not changed is looked at again all the same: stamps of files are coarse
+_PAUSE = 0.05  # seconds between looks for an answer
+
+
+class MemberState(NamedTuple):
+    """How an instance stands in its domain. `identity` is the file with the key and a certificate that is valid now."""
+
+    domain: str
+    authority: Facts
+    member: Member | None
+    identity: Path | None
+    facts: Facts | None
+    revoked: frozenset[str]  # names in lower case
+    problem: str = ""
+
+
+class _Identity(NamedTuple):
+    """What `identity.pem` holds."""
+
+    key: PrivateKey
+    facts: Facts
+    member: Member
+
+
+def default_folder() -> Path:
+    """Where the domain of the operating-system user is."""
+    return user_data() / "domain"
+
+
+def is_in_domain(keys: KeyFolder) -> bool:
+    """Whether the instance with that key folder is in a domain already."""
+    return (keys.path / "domain" / "folder").is_file() or (default_folder() / "authority.pem").is_file()
+
+
+class Membership:
+    """The part of one instance."""
+
+    def __init__(self, keys: KeyFolder, instance: UUID) -> None:
+        self._place = keys.path / "domain"
+        self._instance = instance
+        self._seen: tuple[tuple[object, ...], datetime, MemberState] | None = None
+        self._ask_at: datetime | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where its domain is."""
+        with suppress(FileNotFoundError):
+            return Path((self._place / "folder").read_text().rstrip("\n"))
+        return default_folder()
+
+    @property
+    def _has_joined(self) -> bool:
+        return (self._place / "folder").is_file()
+
+    # ---------------------------------------------------------------- every day
+
+    def look(self, now: datetime) -> MemberState:
+        """Renew what is to be renewed, answer others where that is ours to do, and say how it stands.
+
+        What has not changed is not read again.
+
+        Raises:
+            DomainError: it cannot be told which domain this is.
+        """
+        signature = self._signature()
+        if self._seen is not None:
+            seen, at, standing = self._seen
+            if seen == signature and at <= now < at + RELOOK:
+                return standing
+        standing = self._look(now)
+        self._seen = None if standing.problem else (signature, now, standing)
+        return standing
+
+    def _signature(self) -> tuple[object, ...]:
+        folder = self.folder
+        files = [folder / name for name in ("authority.pem", "authority.key", "revoked.json", "requests")]
+        return tuple(_stamp(file) for file in (*files, self._file, self._place / "folder"))
+
+    def _look(self, now: datetime) -> MemberState:
+        problem, domain = "", None
+        try:
+            domain = self._domain(now)
+            self._renew(domain, now)
+            self._remember(domain.revoked())
+            if domain.holds_key:
+                domain.answer(now)
+        except (DomainError, InstanceError, OSError) as trouble:
+            problem = str(trouble)
+        authority = self._pinned() if self._has_joined else Domain(self.folder).authority
+        return self._judge(authority, self._known(), now, problem)
+
+    def _judge(self, authority: Facts, revoked: frozenset[str], now: datetime, problem: str) -> MemberState:
+        found = self._find(authority)
+        name = x509.domain_of(authority)
+        if found is None:
+            return MemberState(name, authority, None, None, None, revoked, problem)
+        usable = found.facts.is_valid(now)
+        if found.member.name.lower() in revoked:
+            usable, problem = False, f"{found.member.account} was revoked."
+        elif not usable:
+            valid = f"from {found.facts.start_date:%Y-%m-%d %H:%M} to {found.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
+            problem = f"The certificate of {found.member.account} is valid {valid}, and not now. {problem}".rstrip()
+        elif not problem and found.facts.expiry_date - now < OVERDUE:
+            problem = (
+                f"{name} has not renewed the certificate: the daemon of whoever holds its key does, or servicebroker "
+                "domain answer there."
+            )
+        file = self._file if usable else None
+        return MemberState(name, authority, found.member, file, found.facts, revoked, problem)
+
+    def _domain(self, now: datetime) -> Domain:
+        """That of the instance, made where it is the user's own and not there."""
+        folder = self.folder
+        if not self._has_joined and not folder.exists():
+            with suppress(DomainError):  # somebody else makes it at the same time; what is wrong is told next
+                Domain.create(folder, usable_name(socket.gethostname().split(".")[0].upper()), now, is_shared=False)
+        found = Domain(folder)
+        if self._has_joined and found.authority.thumbprint != self._pinned().thumbprint:
+            raise DomainError(f"The domain in {folder} is another one than the instance has joined.")
+        return found
+
+    def _renew(self, domain: Domain, now: datetime) -> None:
+        """Have a certificate that lasts; what another one has to sign is asked for now and then, and taken later."""
+        found = self._find(domain.authority)
+        if found is not None and found.facts.is_valid(now) and found.facts.expiry_date - now > RENEWAL:
+            return
+        if domain.holds_key:
+            key = found.key if found is not None else x509.new_key()
+            name = found.member.name if found is not None else own_name()
+            self._keep(key, domain.issue(x509.public_bytes(key), name, self._instance, now))
+            return
+        if found is None:
+            raise DomainError(f"The instance has no certificate of {domain.name}: servicebroker domain join.")
+        answer = domain.answered(found.key)
+        if answer is not None and not answer.refusal:
+            facts = self._checked(domain, answer, found.key)
+            if facts.expiry_date > found.facts.expiry_date:
+                self._keep(found.key, facts)
+                return
+        if self._ask_at is None or not self._ask_at <= now < self._ask_at + ASK_AGAIN:
+            domain.ask(Request(x509.request(found.key), self._instance, certificate=found.facts.der))
+            self._ask_at = now
+        if answer is not None and answer.refusal:
+            raise DomainError(f"{domain.name} does not renew the certificate: {answer.refusal}")
+
+    # ---------------------------------------------------------------- joining
+
+    def join(self, folder: Path, token: Token | None, now: datetime, seconds: float) -> MemberState:
+        """Become a member of the domain in a folder, and of no other any more. Waits so long for its answer.
+
+        Whoever holds the key of the domain needs no token.
+
+        Raises:
+            DomainError: the token is of another domain, was used, or has expired; nobody has answered in time: then it
+                may be tried again with the same token; the folder cannot be used.
+        """
+        domain = Domain(folder.absolute())
+        if token is not None and not token.is_of(domain.authority.thumbprint):
+            raise DomainError(f"The token is not one of the domain {domain.name} in {folder}.")
+        self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if token is None:
+            if not domain.holds_key:
+                raise DomainError(
+                    f"The key of {domain.name} is not yours: who has it gives you a token, servicebroker domain invite."
+                )
+            key = x509.new_key()
+            facts = domain.issue(x509.public_bytes(key), own_name(), self._instance, now)
+        else:
+            facts, key = self._be_let_in(domain, token, now, seconds)
+        replace(self._place / "authority.pem", as_pem(domain.authority.der), 0o644)
+        self._keep(key, facts)
+        replace(self._place / "folder", f"{domain.folder}\n".encode(), 0o644)
+        for file in self._place.glob("joining-*"):
+            file.unlink()
+        return self.look(now)
+
+    def _be_let_in(self, domain: Domain, token: Token, now: datetime, seconds: float) -> tuple[Facts, PrivateKey]:
+        joining = self._place / f"joining-{token.number.hex()}.pem"
+        if not joining.is_file():  # the same key when it is tried again: the token may have let it in already
+            replace(joining, key_pem(x509.new_key()))
+        key = read_identity(joining.read_bytes())
+        asked = x509.request(key)
+        proof = proof_of(token.secret, asked, self._instance)
+        domain.ask(Request(asked, self._instance, token.number.hex(), proof))
+        end = time.monotonic() + seconds
+        while (answer := domain.answered(key)) is None:
+            if domain.holds_key and domain.answer(now):
+                continue
+            if time.monotonic() > end:
+                raise DomainError(
+                    f"Nobody has answered in {seconds:g} s. The daemon of whoever holds the key of {domain.name} "
+                    "does, or servicebroker domain answer there; then join again with the same token. A token that "
+                    "is not known there is not answered either."
+                )
+            time.sleep(_PAUSE)
+        if answer.refusal:
+            joining.unlink(missing_ok=True)
+            raise DomainError(answer.refusal)
+        return self._checked(domain, answer, key), key
+
+    def _checked(self, domain: Domain, answer: Answer, key: PrivateKey) -> Facts:
+        member = x509.member_of(answer.certificate, domain.authority.der)
+        is_ours = member is not None and member.instance == self._instance
+        if not is_ours or x509.public_key_of_certificate(answer.certificate) != x509.public_bytes(key):
+            raise DomainError(f"What the domain in {domain.folder} has answered is no certificate of this instance.")
+        return read(answer.certificate)
+
+    # ---------------------------------------------------------------- files
+
+    @property
+    def _file(self) -> Path:
+        return self._place / "identity.pem"
+
+    def _keep(self, key: PrivateKey, facts: Facts) -> None:
+        self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace(self._file, key_pem(key) + as_pem(facts.der))
+
+    def _find(self, authority: Facts) -> _Identity | None:
+        """What is there of this instance by that authority.
+
+        Raises:
+            DomainError: others may read the key, or the file is damaged.
+        """
+        try:
+            data = self._file.read_bytes()
+            check_alone(self._file)
+            facts = read(data)
+            key = read_key(data, None, facts)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, BrokerError, InstanceError) as problem:
+            raise DomainError(f"{self._file} cannot be used: {problem}") from None
+        member = x509.member_of(facts.der, authority.der)
+        if member is None or member.instance != self._instance:  # of a domain, or an instance, that was before
+            return None
+        return _Identity(key, facts, member)
+
+    def _pinned(self) -> Facts:
+        """The authority of the domain that the instance has joined, whatever is in its folder now."""
+        try:
+            return read((self._place / "authority.pem").read_bytes())
+        except (OSError, BrokerError) as problem:
+            raise DomainError(f"The authority in {self._place} cannot be read: {problem} Join again.") from None
+
+    def _remember(self, revoked: Revoked) -> None:
+        """Who is no member any more, for when the domain's folder cannot be read."""
+        if frozenset(revoked) != self._known():
+            self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace(self._place / "revoked.json", msgspec.json.encode(revoked))
+
+    def _known(self) -> frozenset[str]:
+        with suppress(OSError, msgspec.MsgspecError):
+            return frozenset(msgspec.json.decode((self._place / "revoked.json").read_bytes(), type=Revoked))
+        return frozenset()
+
+
+def _stamp(file: Path) -> object:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode

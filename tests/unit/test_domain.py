@@ -1,0 +1,354 @@
+"""A domain and its members: who gets a certificate, who does not, and what becomes of one that is not renewed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from servicebroker.model.domain import Token
+from servicebroker.model.errors import DomainError, InstanceError
+from servicebroker.store import domain_certificates
+from servicebroker.store.domain import Domain, Request, own_name
+from servicebroker.store.keys import KeyFolder
+from servicebroker.store.membership import Membership, MemberState, default_folder, is_in_domain
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+Make = Callable[[str], Membership]
+
+
+@pytest.fixture(autouse=True)
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def corp(tmp_path: Path) -> Domain:
+    return Domain.create(tmp_path / "corp", "CORP", NOW)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """An instance's part, by a name for its keys."""
+    identifiers: dict[str, UUID] = {}
+
+    def make(name: str) -> Membership:
+        return Membership(KeyFolder(tmp_path / name), identifiers.setdefault(name, uuid4()))
+
+    return make
+
+
+class Away:
+    """The domain's key is somebody else's for the length of a `with` block."""
+
+    def __init__(self, domain: Domain) -> None:
+        self.key, self.hidden = domain.folder / "authority.key", domain.folder.parent / "key elsewhere"
+
+    def __enter__(self) -> None:
+        self.key.rename(self.hidden)
+
+    def __exit__(self, *_: object) -> None:
+        self.hidden.rename(self.key)
+
+
+def join(corp: Domain, membership: Membership, member: str = "shop", now: datetime = NOW) -> MemberState:
+    return membership.join(corp.folder, corp.invite(member, now, DAY), now, 0)
+
+
+def refused(*words: str) -> pytest.RaisesExc[DomainError]:
+    return pytest.raises(DomainError, match=".*".join(words))
+
+
+# ---------------------------------------------------------------- one user
+
+
+def test_instances_of_one_user_are_in_one_domain_without_asking(make: Make, tmp_path: Path) -> None:
+    assert not is_in_domain(KeyFolder(tmp_path / "west"))
+    west, east = make("west").look(NOW), make("east").look(NOW)
+    assert west.authority == east.authority
+    assert is_in_domain(KeyFolder(tmp_path / "west"))
+    assert west.member is not None
+    assert east.member is not None
+    assert west.member.account == east.member.account == f"{west.domain}\\{own_name()}"
+    assert west.member.instance != east.member.instance
+    assert (west.problem, east.problem) == ("", "")
+    folder = default_folder()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "authority.key").stat().st_mode & 0o777 == 0o600
+    assert west.identity is not None
+    assert west.identity.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_certificate_lives_seven_days_and_is_renewed_in_time(make: Make) -> None:
+    membership = make("west")
+    first = membership.look(NOW)
+    assert first.facts is not None
+    assert first.facts.expiry_date - NOW == timedelta(days=7)
+    assert membership.look(NOW + 3 * DAY).facts == first.facts
+    later = membership.look(NOW + 4 * DAY)
+    assert later.facts is not None
+    assert later.facts.expiry_date == NOW + 11 * DAY
+    assert make("west").look(NOW + 30 * DAY).problem == ""  # it slept, and has another one now
+    assert make("west").look(NOW - 30 * DAY).problem == ""  # nor does a clock that was put right stop it
+
+
+def test_nothing_is_read_again_that_has_not_changed(make: Make) -> None:
+    membership = make("west")
+    membership.look(NOW)
+    assert membership.look(NOW) is membership.look(NOW + timedelta(seconds=9))
+    assert membership.look(NOW) is not membership.look(NOW + timedelta(seconds=11))
+
+
+# ---------------------------------------------------------------- invitations
+
+
+def test_a_token_lets_one_instance_in_once(corp: Domain, make: Make) -> None:
+    token = corp.invite("shop", NOW, DAY)
+    standing = make("west").join(corp.folder, Token.read(str(token)), NOW, 0)
+    assert standing.member is not None
+    assert standing.member.account == "CORP\\shop"
+    for name in ("west", "east"):
+        with refused("was used already"):
+            make(name).join(corp.folder, token, NOW, 0)
+    assert make("west").look(NOW) == standing
+    assert {*corp.members()} == {"shop"}
+    assert make("east").look(NOW).domain != "CORP"
+
+
+def test_a_token_has_its_time(corp: Domain, make: Make) -> None:
+    token = corp.invite("shop", NOW, DAY)
+    with refused("has expired on 2030-01-02 12:00 UTC"):
+        make("west").join(corp.folder, token, NOW + DAY, 0)
+    corp.invite("other", NOW + 60 * DAY, DAY)  # forgets the one of long ago
+    assert [guest.member for guest in corp.guests()] == ["other"]
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "00" * 47, "00" * 49, "zz" * 48])
+def test_what_is_no_token(text: str) -> None:
+    with refused("no token"):
+        Token.read(text)
+
+
+def test_a_token_is_good_for_its_own_domain(corp: Domain, make: Make, tmp_path: Path) -> None:
+    other = Domain.create(tmp_path / "other", "CORP", NOW)
+    with refused("not one of the domain CORP"):
+        make("west").join(other.folder, corp.invite("shop", NOW, DAY), NOW, 0)
+
+
+def test_a_token_with_another_secret_is_not_answered(corp: Domain, make: Make) -> None:
+    token = corp.invite("shop", NOW, DAY)
+    with Away(corp), refused("Nobody has answered in 0 s"):
+        make("west").join(corp.folder, token._replace(secret=bytes(24)), NOW, 0)
+    assert corp.answer(NOW) == 1
+    assert list((corp.folder / "answers").iterdir()) == []
+    with refused("Nobody has answered"):
+        make("east").join(corp.folder, token._replace(number=bytes(8)), NOW, 0)
+    assert make("west").join(corp.folder, token, NOW, 0).problem == ""
+
+
+def test_whoever_has_not_the_key_needs_a_token(corp: Domain, make: Make) -> None:
+    with Away(corp):
+        for what in (
+            lambda: make("west").join(corp.folder, None, NOW, 0),
+            lambda: corp.invite("shop", NOW, DAY),
+            lambda: corp.revoke("shop", NOW),
+        ):
+            with refused("not yours"):
+                what()
+    assert make("west").join(corp.folder, None, NOW, 0).problem == ""
+
+
+def test_an_answer_that_comes_later_is_taken_with_the_same_token(corp: Domain, make: Make) -> None:
+    token = corp.invite("shop", NOW, DAY)
+    with Away(corp), refused("Nobody has answered"):
+        make("west").join(corp.folder, token, NOW, 0)
+    corp.answer(NOW)
+    with Away(corp):
+        assert make("west").join(corp.folder, token, NOW, 0).problem == ""
+
+
+def test_nobody_joins_as_an_instance_that_is_another_member_s(corp: Domain, make: Make, tmp_path: Path) -> None:
+    west = make("west")
+    join(corp, west)
+    impostor = Membership(KeyFolder(tmp_path / "impostor"), west._instance)
+    with refused("is that of the member shop"):
+        join(corp, impostor, "other")
+    assert join(corp, impostor, "shop").problem == ""  # the same member, as the other half of a mirrored pair is
+    corp.revoke("shop", NOW)
+    assert join(corp, impostor, "heir").problem == ""
+
+
+# ---------------------------------------------------------------- renewal by somebody else
+
+
+def test_a_member_asks_and_whoever_has_the_key_answers(corp: Domain, make: Make) -> None:
+    west = make("west")
+    first = join(corp, west)
+    later = NOW + 4 * DAY
+    with Away(corp):
+        asking = west.look(later)
+        assert (asking.facts, asking.problem) == (first.facts, "")
+        assert "has not renewed" in west.look(NOW + 6 * DAY).problem
+        assert "and not now" in west.look(NOW + 8 * DAY).problem
+        assert west.look(NOW + 8 * DAY).identity is None
+    assert corp.answer(later) == 1
+    with Away(corp):
+        renewed = west.look(later)
+    assert renewed.facts is not None
+    assert (renewed.facts.expiry_date, renewed.problem) == (later + timedelta(days=7), "")
+
+
+def test_one_that_slept_for_long_is_renewed_when_it_comes_back(corp: Domain, make: Make) -> None:
+    west = make("west")
+    join(corp, west)
+    with Away(corp):
+        assert west.look(NOW + 100 * DAY).identity is None
+    corp.answer(NOW + 100 * DAY)
+    with Away(corp):
+        assert west.look(NOW + 100 * DAY).identity is not None
+
+
+def test_the_daemon_of_the_owner_answers_whenever_it_looks(corp: Domain, make: Make) -> None:
+    owner, west = make("owner"), make("west")
+    owner.join(corp.folder, None, NOW, 0)
+    join(corp, west)
+    with Away(corp):
+        west.look(NOW + 4 * DAY)
+    owner.look(NOW + 4 * DAY)
+    assert list((corp.folder / "requests").iterdir()) == []
+    assert west.look(NOW + 4 * DAY).problem == ""
+
+
+# ---------------------------------------------------------------- revoked
+
+
+def test_a_revoked_member_is_renewed_no_more_and_known_to_all(corp: Domain, make: Make) -> None:
+    west, east = make("west"), make("east")
+    join(corp, west, "Shop")
+    join(corp, east, "warehouse")
+    corp.revoke("SHOP", NOW)
+    assert east.look(NOW).revoked == {"shop"}
+    gone = west.look(NOW)
+    assert (gone.identity, "was revoked" in gone.problem) == (None, True)
+    with Away(corp):
+        west.look(NOW + 4 * DAY)
+    corp.answer(NOW + 4 * DAY)
+    with Away(corp):
+        assert "was revoked" in west.look(NOW + 4 * DAY).problem
+    with refused("was revoked, and stays so"):
+        corp.invite("shop", NOW, DAY)
+    token = corp.invite("late", NOW, DAY)
+    corp.revoke("late", NOW)
+    with refused("was revoked"):
+        make("third").join(corp.folder, token, NOW, 0)
+
+
+def test_who_can_be_revoked(corp: Domain, make: Make) -> None:
+    with refused("Nobody of the name shop"):
+        corp.revoke("shop", NOW)
+    make("west").join(corp.folder, None, NOW, 0)
+    with refused("make another domain"):
+        corp.revoke(own_name().upper(), NOW)
+
+
+def test_what_was_revoked_stays_known_while_the_folder_cannot_be_read(corp: Domain, make: Make) -> None:
+    west = make("west")
+    join(corp, west)
+    join(corp, make("east"), "warehouse")
+    corp.revoke("warehouse", NOW)
+    west.look(NOW)
+    corp.folder.rename(corp.folder.parent / "unmounted")
+    standing = make("west").look(NOW)
+    assert standing.identity is not None
+    assert standing.revoked == {"warehouse"}
+    assert "There is no domain in" in standing.problem
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_key_that_others_may_read_is_not_used(corp: Domain, make: Make) -> None:
+    (corp.folder / "authority.key").chmod(0o640)
+    for what in (lambda: corp.invite("shop", NOW, DAY), lambda: make("west").join(corp.folder, None, NOW, 0)):
+        with pytest.raises((DomainError, InstanceError), match="chmod 600"):
+            what()
+    (corp.folder / "authority.key").chmod(0o600)
+    west = make("west")
+    standing = west.join(corp.folder, None, NOW, 0)
+    assert standing.identity is not None
+    standing.identity.chmod(0o644)
+    with refused("chmod 600"):
+        west.look(NOW)
+
+
+def test_a_domain_that_was_put_in_the_place_of_another_is_not_believed(corp: Domain, make: Make) -> None:
+    west = make("west")
+    join(corp, west)
+    corp.folder.rename(corp.folder.parent / "old")
+    Domain.create(corp.folder, "CORP", NOW)
+    standing = west.look(NOW)
+    assert "is another one than the instance has joined" in standing.problem
+    assert standing.authority == corp.authority
+
+
+def test_a_copy_of_an_instance_gets_a_certificate_of_its_own(make: Make, tmp_path: Path) -> None:
+    first = make("west").look(NOW)
+    copy = Membership(KeyFolder(tmp_path / "west"), uuid4()).look(NOW)
+    assert first.member is not None
+    assert copy.member is not None
+    assert copy.member.instance != first.member.instance
+
+
+def test_where_no_domain_can_be_made(corp: Domain, tmp_path: Path) -> None:
+    with refused("There is a domain in"):
+        Domain.create(corp.folder, "CORP", NOW)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with refused("not empty"):
+        Domain.create(tmp_path / "full", "CORP", NOW)
+    with refused("There is no domain in"):
+        Domain(tmp_path / "full")
+    for name in ("", "a b", "a\\b", "-a", "a" * 64):
+        with refused("name of a domain"):
+            Domain.create(tmp_path / "new", name, NOW)
+        with refused("name of a member"):
+            corp.invite(name, NOW, DAY)
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_anybody_may_have_left_among_the_requests(corp: Domain, make: Make) -> None:
+    """Garbage is swept away; what is no file stays and harms nobody."""
+    requests = corp.folder / "requests"
+    (requests / "0.json").write_bytes(b"no request")
+    (requests / "1.json").write_bytes(b"\0" * 200_000)
+    (requests / "2.json").mkdir()
+    (requests / "3.json").symlink_to(corp.folder / "authority.key")
+    os.mkfifo(requests / "4.json")
+    key = domain_certificates.new_key()
+    asked = domain_certificates.request(key)
+    other = domain_certificates.make_authority("CORP", NOW)
+    foreign = domain_certificates.issue(
+        *other,
+        domain_certificates.public_bytes(key),
+        make("x").look(NOW).member,
+        NOW,  # type: ignore[arg-type]
+    )
+    for request in (
+        Request(asked, uuid4()),
+        Request(asked[:-1] + bytes([asked[-1] ^ 1]), uuid4()),
+        Request(asked, uuid4(), invitation="../authority"),
+        Request(asked, uuid4(), certificate=foreign.der),
+    ):
+        try:
+            corp.ask(request)
+        except DomainError:
+            continue
+        assert corp.answer(NOW) >= 1
+    assert sorted(file.name for file in requests.iterdir()) == ["2.json", "3.json", "4.json"]
+    assert list((corp.folder / "answers").iterdir()) == []
+    assert join(corp, make("west")).problem == ""

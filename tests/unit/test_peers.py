@@ -1,0 +1,189 @@
+"""Whose an instance is, which routes name a peer, and what a certificate says of the one before it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.policy import OFF, Policy
+from servicebroker.broker.tls import Tls
+from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.model.certificates import Facts
+from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
+from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.routing import Address, Route, RoutingTable, ways
+from servicebroker.store import certificates
+from servicebroker.store.certificates import PrivateKey, instance_of, succeeds
+from servicebroker.store.keys import KeyFolder
+
+NOW = datetime.now(UTC)
+SHOP, OTHER = UUID(int=1), UUID(int=2)
+HERE, THERE = Address("here", 4022), Address("there", 4022)
+NAMED = {SHOP: frozenset({"shop"})}
+CASES = [  # accepted, named, learned, who is not believed to be SHOP
+    ({}, {}, {}, set()),
+    ({}, NAMED, {}, {"mallory"}),
+    ({}, NAMED, {SHOP: frozenset({"mallory"})}, {"mallory"}),  # an imported certificate wins
+    ({}, {}, {SHOP: frozenset({"shop"})}, {"mallory"}),
+    ({}, {}, {SHOP: frozenset({"shop", "mallory"})}, {"shop", "mallory"}),
+    ({}, {SHOP: frozenset({"shop", "mallory"})}, {}, {"shop", "mallory"}),
+    ({SHOP: "shop"}, {SHOP: frozenset({"shop", "mallory"})}, {}, {"mallory"}),
+    ({OTHER: "mallory"}, NAMED, {}, {"mallory"}),
+]
+
+
+@pytest.mark.parametrize(("accepted", "named", "learned", "refused"), CASES)
+def test_whose_an_instance_is(
+    accepted: dict[UUID, str], named: dict[UUID, frozenset[str]], learned: dict[UUID, frozenset[str]], refused: set[str]
+) -> None:
+    claims = Claims(accepted, named, learned)
+    assert {one for one in ("shop", "mallory") if claims.objection(SHOP, one) is not None} == refused
+
+
+class Proving(Policy):
+    """One under which connections prove who the peers are."""
+
+    proves = True
+
+
+def known(**policy: object) -> Peers:
+    peers = Peers(UUID(int=9))
+    peers.obey(Proving(owners=frozenset({"shop", "mallory"}))._replace(**policy))  # type: ignore[arg-type]
+    return peers
+
+
+def test_a_greeting_teaches_nothing_and_an_answer_does() -> None:
+    peers = known()
+    assert peers.greeted("mallory", SHOP) is None  # nobody knows better
+    assert peers.answered(HERE, "shop", SHOP) is None
+    assert peers.take_answers() == {HERE: Answer("shop", SHOP)}
+    assert "is that of shop" in str(peers.greeted("mallory", SHOP))
+    assert peers.greeted("shop", SHOP) is None
+    assert list(peers.take_mistrusted()) == [Mistrust("mallory", INSTANCE, str(SHOP))]
+    assert peers.take_mistrusted() == {} == peers.take_answers()
+
+
+def test_who_claims_it_where_we_connected_makes_both_unbelieved_until_one_is_accepted() -> None:
+    peers = known()
+    assert peers.answered(HERE, "shop", SHOP) is None
+    assert peers.answered(THERE, "mallory", SHOP) is not None
+    assert peers.greeted("shop", SHOP) is not None
+    peers.obey(Proving(owners=frozenset({"shop", "mallory"}), accepted={SHOP: "shop"}))
+    assert peers.greeted("shop", SHOP) is None
+    assert peers.greeted("mallory", SHOP) is not None
+
+
+def test_where_a_certificate_says_it_an_answer_contests_nothing() -> None:
+    peers = known(named=NAMED)
+    assert peers.answered(THERE, "mallory", SHOP) is not None
+    assert peers.take_answers() == {}
+    assert peers.greeted("shop", SHOP) is None
+
+
+def test_an_address_stays_with_whom_it_was_found_as_long_as_that_one_has_a_certificate() -> None:
+    peers = known()
+    peers.answered(HERE, "shop", SHOP)
+    assert "has answered at TCP://here:4022 before" in str(peers.answered(HERE, "mallory", OTHER))
+    assert peers.owner_at(HERE) == "shop"
+    assert list(peers.take_mistrusted()) == [Mistrust("mallory", ADDRESS, str(HERE))]
+    assert peers.answered(HERE, NOBODY, OTHER) is not None  # nor without TLS
+    assert peers.answered(HERE, "shop", OTHER) is None  # another instance of the same owner
+    peers.obey(Proving(owners=frozenset({"mallory"}), answers={HERE: Answer("shop", SHOP)}))
+    assert peers.answered(HERE, "mallory", OTHER) is None
+    assert peers.owner_at(HERE) == "mallory"
+
+
+def test_nobody_else_is_this_instance_and_without_tls_nothing_is_judged() -> None:
+    peers = known()
+    assert peers.greeted("shop", UUID(int=9)) is not None
+    peers.obey(OFF)
+    assert peers.greeted("shop", UUID(int=9)) is None
+    assert peers.answered(HERE, "mallory", SHOP) is None
+    assert peers.owner_at(HERE) is None
+
+
+# ---------------------------------------------------------------- routes
+
+
+def route(address: str, service: str | None = "//s", broker: str | None = None, **more: object) -> Route:
+    return Route("r", service, broker, None, address)._replace(**more)  # type: ignore[arg-type]
+
+
+OVER = NOW - timedelta(days=1)
+WAYS = [
+    ([route("TCP://here:4022")], {HERE}),
+    ([route("TCP://here:4022", "//other"), route("LOCAL", None)], set()),
+    ([route("TCP://here:4022", broker="b"), route("TCP://there:4022", broker="c")], {HERE}),
+    ([route("TCP://here:4022", broker="b", mirror_address="TCP://there:4022")], {HERE, THERE}),
+    ([route("TCP://here:4022"), route("TCP://there:4022", None)], {HERE}),  # those for any service do not count then
+    ([route("TCP://here:4022", expires=OVER), route("TCP://there:4022", None)], {HERE, THERE}),
+    ([route("TCP://there:4022", None)], {THERE}),
+    ([route("TRANSPORT", None)], set()),
+]
+
+
+@pytest.mark.parametrize(("routes", "expected"), WAYS)
+def test_which_addresses_routes_name_for_a_service(routes: list[Route], expected: set[Address]) -> None:
+    assert ways("//s", "b", [RoutingTable(routes)], NOW) == expected
+
+
+def test_a_service_that_has_its_address_in_its_name() -> None:
+    assert ways("tcp://here:4022/s", "b", [RoutingTable([route("TRANSPORT", None)])], NOW) == {HERE}
+
+
+# ---------------------------------------------------------------- certificates
+
+
+def test_a_certificate_names_its_instance_and_the_one_before_vouches_for_it() -> None:
+    first, key = certificates.make("shop", NOW, instance=SHOP)
+    second, _ = certificates.make("shop 2", NOW, instance=SHOP, predecessor=key)
+    forged, _ = certificates.make("shop 2", NOW, instance=SHOP, predecessor=certificates.make("mallory", NOW)[1])
+    assert instance_of(first.der) == instance_of(second.der) == SHOP
+    assert instance_of(certificates.make("anybody", NOW)[0].der) is None
+    assert succeeds(second.der, first.der)
+    assert not succeeds(forged.der, first.der)
+    assert not succeeds(first.der, second.der)
+
+
+def test_an_rsa_key_vouches_as_well() -> None:
+    key = rsa.generate_private_key(65537, 2048)
+    name = x509.Name.from_rfc4514_string("CN=old")
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    old = (
+        builder.serial_number(1)
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    new, _ = certificates.make("new", NOW, predecessor=key)
+    assert succeeds(new.der, old.public_bytes(serialization.Encoding.DER))
+
+
+def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[Certificate, Path]:
+    facts, key = made
+    folder.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+    return Certificate(1, "own", True, None, True, facts, Proved()), folder.file(facts.thumbprint)
+
+
+def test_a_timeline_is_believed_with_the_signature_of_a_server_of_ours(tmp_path: Path) -> None:
+    folder = KeyFolder(tmp_path / "keys")
+    (ours, file), (theirs, foreign) = (kept(folder, certificates.make(name, NOW)) for name in ("ours", "theirs"))
+    said = Tls(file, [], [ours]).signed(Standing(Role.PRINCIPAL, "c", 2))
+    judge = Tls(file, [], [ours])
+    assert judge.is_ours(Known().after(said))
+    assert Known("c", 1).after(said) == Known("c", 2, said.evidence)
+    for lie in (
+        Known("c", 2),
+        Known("c", 3, said.evidence),
+        Known("d", 2, said.evidence),
+        Known().after(Tls(foreign, [], [theirs]).signed(Standing(Role.PRINCIPAL, "c", 2))),
+    ):
+        assert not judge.is_ours(lie)
+    assert judge.signed(Standing(Role.MIRROR, "c", 2)).evidence == b""

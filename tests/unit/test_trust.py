@@ -1,0 +1,397 @@
+"""TLS between members of a domain, between strangers, and between those who have both methods."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from servicebroker.broker.network import Inbox, Network
+from servicebroker.broker.policy import Policy
+from servicebroker.broker.recognition import Recognition
+from servicebroker.broker.tls import Channel, Tls
+from servicebroker.engine.logins import DENY, GRANT, Connect
+from servicebroker.engine.network_endpoints import REQUIRED
+from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.model.authentication import Authentication, parse_authentication
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.peers import Proved
+from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.routing import Address
+from servicebroker.store import certificates
+from servicebroker.store.domain import Domain, own_name
+from servicebroker.store.keys import KeyFolder
+from servicebroker.store.membership import Membership, MemberState
+from support import Clock, eventually
+
+NOW = datetime.now(UTC)
+NOBODY, PUBLIC = Connect(None, {}), Connect(GRANT, {})
+
+
+@pytest.fixture
+def corp(tmp_path: Path) -> Domain:
+    return Domain.create(tmp_path / "corp", "CORP", NOW)
+
+
+@pytest.fixture
+def member(corp: Domain, tmp_path: Path) -> Callable[..., MemberState]:
+    """How an instance stands; without a name as one of the key's owner."""
+
+    def member(place: str, name: str | None = None, now: datetime = NOW) -> MemberState:
+        membership = Membership(KeyFolder(tmp_path / place), uuid4())
+        token = None if name is None else corp.invite(name, now, timedelta(days=1))
+        return membership.join(corp.folder, token, now, 0)
+
+    return member
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., tuple[Certificate, Path]]:
+    """A certificate and the file with its key."""
+
+    def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
+        facts, key = certificates.make(name, now, 10)
+        keys = KeyFolder(tmp_path / "keys")
+        keys.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+        return Certificate(1, name, True, None, True, facts, Proved(name)), keys.file(facts.thumbprint)
+
+    return make
+
+
+def said(text: str) -> Authentication:
+    return parse_authentication(text)[0]
+
+
+WINDOWS = said("WINDOWS KERBEROS")
+
+
+def windows(standing: MemberState, connect: Connect = NOBODY) -> Tls:
+    return Tls(None, [], domain=standing, authentication=WINDOWS, connect=connect)
+
+
+def meet(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[Channel, Channel]:
+    """Both ends, once each has let the other in."""
+    here, there = opener.channel(is_opener=True, turn=turn), acceptor.channel(is_opener=False)
+    here.begin()
+    while (out := here.outgoing()) or there._outgoing.pending:
+        there.receive(out)
+        here.receive(there.outgoing())
+    return here, there
+
+
+def refused(opener: Tls, acceptor: Tls, turn: int = 0) -> tuple[int, str]:
+    with pytest.raises(BrokerError) as caught:
+        meet(opener, acceptor, turn)
+    return caught.value.number, caught.value.text
+
+
+# ---------------------------------------------------------------- a domain
+
+
+@pytest.mark.feature(146)
+def test_instances_of_one_account_trust_each_other_at_once(member: Callable[..., MemberState]) -> None:
+    west, east = member("west"), member("east")
+    here, there = meet(windows(west), windows(east))
+    assert here.peer is not None
+    assert there.peer is not None
+    assert west.member is not None
+    assert there.peer.name == f"CORP\\{own_name()}"
+    assert (there.proved.instance, there.proved.is_vouched) == (west.member.instance, True)
+    assert here.proved.owner != there.proved.owner
+    assert here.authentication == "KERBEROS"
+
+
+@pytest.mark.feature(146, 148)
+def test_another_member_needs_connect_for_its_login(member: Callable[..., MemberState]) -> None:
+    west, east = member("west", "shop"), member("east", "warehouse")
+    lets_in = Connect(None, {"corp\\warehouse": GRANT})
+    for connect in (NOBODY, Connect(None, {"corp\\shop": None}), Connect(None, {"other\\shop": GRANT})):
+        number, text = refused(windows(west, lets_in), windows(east, connect))
+        assert (number, "'CORP\\shop' does not have CONNECT" in text) == (28034, True)
+    meet(windows(west, lets_in), windows(east, Connect(None, {"corp\\shop": GRANT})))
+    meet(windows(west, lets_in), windows(east, PUBLIC))
+    for connect in (Connect(GRANT, {"corp\\shop": DENY}), Connect(DENY, {"corp\\shop": GRANT})):
+        assert refused(windows(west, lets_in), windows(east, connect))[0] == 28034
+
+
+def test_a_denial_counts_for_the_same_account_too(member: Callable[..., MemberState]) -> None:
+    account = f"corp\\{own_name().lower()}"
+    assert refused(windows(member("west")), windows(member("east"), Connect(None, {account: DENY})))[0] == 28034
+
+
+def test_a_revoked_member_is_refused_whatever_was_granted(corp: Domain, member: Callable[..., MemberState]) -> None:
+    west, east = member("west", "shop"), member("east")
+    east = east._replace(revoked=frozenset({"shop"}))
+    lets_in = Connect(None, {f"corp\\{own_name().lower()}": GRANT})
+    both = Tls(None, [], domain=east, authentication=said("WINDOWS CERTIFICATE"), connect=PUBLIC)
+    for acceptor in (windows(east, PUBLIC), both):
+        number, text = refused(windows(west, lets_in), acceptor)
+        assert (number, "CORP\\shop was revoked" in text) == (28035, True)
+
+
+@pytest.mark.parametrize(("days", "words"), [(-8, "it has expired"), (2, "it is not valid yet")])
+def test_a_member_s_certificate_out_of_its_time(
+    corp: Domain, member: Callable[..., MemberState], tmp_path: Path, days: int, words: str
+) -> None:
+    west = member("west", now=NOW + timedelta(days=days))
+    assert refused(windows(west), windows(member("east"))) == (
+        28035, f"Connection handshake failed. The certificate used by the peer is invalid because {words}."
+    )  # fmt: skip
+
+
+def test_another_domain_of_the_same_name_is_another_one(member: Callable[..., MemberState], tmp_path: Path) -> None:
+    other = Domain.create(tmp_path / "other", "CORP", NOW)
+    stranger = Membership(KeyFolder(tmp_path / "stranger"), uuid4()).join(other.folder, None, NOW, 0)
+    number, text = refused(windows(stranger), windows(member("east"), PUBLIC))
+    assert (number, "it is not of the domain CORP" in text) == (28035, True)
+
+
+def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
+    member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
+) -> None:
+    (west, west_file), east = make("west"), member("east")
+    acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=PUBLIC)
+    assert refused(Tls(west_file, [west]), acceptor)[0] == 28027
+
+
+# ---------------------------------------------------------------- both methods
+
+
+@pytest.mark.feature(146)
+@pytest.mark.parametrize(
+    ("opener", "acceptor", "turn", "seen_by_opener", "seen_by_acceptor"),
+    [
+        ("WINDOWS CERTIFICATE", "WINDOWS CERTIFICATE", 0, "NEGOTIATE", "NEGOTIATE"),
+        ("CERTIFICATE WINDOWS", "CERTIFICATE WINDOWS", 0, "CERTIFICATE", "CERTIFICATE"),
+        ("WINDOWS CERTIFICATE", "CERTIFICATE WINDOWS", 0, "CERTIFICATE", "NEGOTIATE"),
+        ("WINDOWS CERTIFICATE", "CERTIFICATE", 1, "CERTIFICATE", "CERTIFICATE"),
+        ("CERTIFICATE WINDOWS", "WINDOWS", 1, "NEGOTIATE", "NEGOTIATE"),
+        ("WINDOWS", "CERTIFICATE WINDOWS", 0, "NEGOTIATE", "NEGOTIATE"),
+        ("CERTIFICATE", "WINDOWS CERTIFICATE", 0, "CERTIFICATE", "CERTIFICATE"),
+    ],
+)
+def test_each_side_shows_what_the_other_takes(
+    member: Callable[..., MemberState],
+    make: Callable[..., tuple[Certificate, Path]],
+    opener: str,
+    acceptor: str,
+    turn: int,
+    seen_by_opener: str,
+    seen_by_acceptor: str,
+) -> None:
+    (west, west_file), (east, east_file) = make("west"), make("east")
+    here = Tls(west_file, [east], domain=member("w"), authentication=said(opener))
+    there = Tls(east_file, [west], domain=member("e"), authentication=said(acceptor))
+    if turn:  # its first one is refused
+        assert refused(here, there)[0] == 28035
+    ends = meet(here, there, turn)
+    assert [end.authentication for end in ends] == [seen_by_opener, seen_by_acceptor]
+
+
+def test_those_who_have_no_method_in_common(
+    member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
+) -> None:
+    _, west_file = make("west")
+    number, text = refused(windows(member("east")), Tls(west_file, []))
+    assert (number, "authentication protocol" in text) == (28027, True)
+
+
+# ---------------------------------------------------------------- public
+
+
+@pytest.mark.feature(148)
+def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple[Certificate, Path]]) -> None:
+    """They prove to have their keys all the same, and what they say of themselves proves nothing."""
+    (west, west_file), (_, east_file) = make("west"), make("east")
+    acceptor = Tls(east_file, [], connect=PUBLIC)
+    here, there = meet(Tls(west_file, [], connect=PUBLIC), acceptor)
+    assert there.peer is not None
+    assert there.peer.facts == west.facts
+    assert there.proved == Proved(f"not imported {west.facts.thumbprint.hex()}")
+    here.send(b"order")
+    assert there.receive(here.outgoing()) == b"order"
+    assert refused(Tls(west_file, []), acceptor) == (
+        28035, "Connection handshake failed. The certificate used by the peer is invalid because it is none of those "
+        "that were imported here."
+    )  # fmt: skip
+    named, _ = certificates.issue("CN=x", NOW, NOW + timedelta(days=1), instance=UUID(int=7))
+    assert certificates.instance_of(named.der) == UUID(int=7)
+    assert acceptor.recognition.recognize(named.der).peer.proved.instance is None
+
+
+def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tuple[Certificate, Path]]) -> None:
+    _, east_file = make("east")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    opener = Channel(context, Recognition([], connect=PUBLIC), is_opener=True)
+    acceptor = Tls(east_file, [], connect=PUBLIC).channel(is_opener=False)
+    with pytest.raises(ssl.SSLWantReadError):
+        opener._object.do_handshake()
+    acceptor.receive(opener.outgoing())
+    opener._incoming.write(acceptor.outgoing())
+    opener._object.do_handshake()
+    with pytest.raises(BrokerError, match="it was not shown"):
+        acceptor.receive(opener.outgoing())
+    assert acceptor.peer is None
+
+
+@pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
+def test_a_stranger_s_certificate_has_its_time_too(
+    make: Callable[..., tuple[Certificate, Path]], days: int, words: str
+) -> None:
+    (_, west_file), (_, east_file) = make("west", NOW + timedelta(days=days)), make("east")
+    number, text = refused(Tls(west_file, [], connect=PUBLIC), Tls(east_file, [], connect=PUBLIC))
+    assert (number, words in text) == (28035, True)
+
+
+def test_what_an_imported_certificate_has_signed_is_nobody(
+    corp: Domain, member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
+) -> None:
+    """TLS itself would take it: the imported certificate may sign others."""
+    east, east_file = make("east")
+    imported = east._replace(facts=corp.authority)
+    signed = member("west").identity
+    assert signed is not None
+    assert refused(Tls(signed, [east]), Tls(east_file, [imported]))[0] == 28035
+
+
+def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[Certificate, Path]]) -> None:
+    (west, west_file), (_, east_file) = make("west"), make("east")
+    denied = west._replace(login="Western", may_connect=False)
+    number, _ = refused(Tls(west_file, [], connect=PUBLIC), Tls(east_file, [denied], connect=PUBLIC))
+    assert number == 28034
+
+
+def test_strangers_leave_nothing_behind(
+    make: Callable[..., tuple[Certificate, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servicebroker.broker.tls.MOST_STRANGERS", 2)
+    (_, west_file), (_, east_file) = make("west"), make("east")
+    acceptor = Tls(east_file, [], connect=PUBLIC)
+    for name in ("a", "b", "c"):
+        meet(Tls(make(name)[1], [], connect=PUBLIC), acceptor)
+    (held,) = {len(context.get_ca_certs()) for key, context in acceptor._contexts.items() if not key[1]}
+    assert held <= 2
+    meet(Tls(west_file, [], connect=PUBLIC), acceptor)
+
+
+# ---------------------------------------------------------------- over sockets
+
+
+class Daemon:
+    """A network that listens, without a database; `number` is the instance."""
+
+    def __init__(self, number: int, tls: Tls, clock: Clock) -> None:
+        seat = UUID(int=number + 100)
+        self.network = Network(seat, uuid4(), Inbox(), clock, UUID(int=number))
+        port = self.network.obey(Policy("127.0.0.1", 0, encryption=REQUIRED, tls=tls))
+        assert port is not None
+        self.address = Address("127.0.0.1", port)
+
+    @property
+    def online(self) -> set[str | None]:
+        """Who the peers of the connections are that carry messages."""
+        return {one.principal_name for one in self.network.observe() if one.login_state == 12}
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Daemon]]:
+    started: list[Daemon] = []
+
+    def start(number: int, tls: Tls, clock: Clock | None = None) -> Daemon:
+        started.append(Daemon(number, tls, clock or Clock()))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        daemon.network.close()
+
+
+@pytest.fixture
+def numbered(corp: Domain, tmp_path: Path) -> Callable[[int], MemberState]:
+    """How the instance of that number stands, as one of the key's owner."""
+
+    def numbered(number: int) -> MemberState:
+        return Membership(KeyFolder(tmp_path / str(number)), UUID(int=number)).join(corp.folder, None, NOW, 0)
+
+    return numbered
+
+
+def test_a_connection_ends_when_the_peer_s_certificate_does(
+    numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
+) -> None:
+    clock = Clock()
+    west, east = start(1, windows(numbered(1))), start(2, windows(numbered(2)), clock)
+    west.network.reach(east.address)
+    eventually(lambda: west.online and east.online)
+    clock.jump(days=6.9)
+    (stream,) = east.network.streams
+    stream.tick()
+    assert east.online
+    clock.jump(days=0.2)
+    eventually(lambda: not east.online)
+
+
+def test_a_member_is_the_instance_that_its_certificate_names(
+    numbered: Callable[[int], MemberState], start: Callable[..., Daemon]
+) -> None:
+    """It greets as another one of the same account."""
+    impostor, east = start(3, windows(numbered(1))), start(2, windows(numbered(2)))
+    impostor.network.reach(east.address)
+    eventually(lambda: east.network.take_refusals().keys() == {28035})
+    ((what, (_, why)),) = east.network.peers.take_mistrusted().items()
+    assert (what.claim, what.subject, "another instance" in why) == ("instance", str(UUID(int=3)), True)
+    assert not east.online
+
+
+@pytest.mark.feature(146)
+def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
+    numbered: Callable[[int], MemberState], start: Callable[..., Daemon], make: Callable[..., tuple[Certificate, Path]]
+) -> None:
+    (west, west_file), (east, east_file) = make("west"), make("east")
+    both = Tls(west_file, [east], domain=numbered(1), authentication=said("WINDOWS CERTIFICATE"))
+    here, there = start(1, both), start(2, Tls(east_file, [west]))
+    here.network.reach(there.address)
+    eventually(lambda: there.online == {"west"} and here.online == {"east"})
+    assert here.network.turn(there.address) == 1
+
+
+# ---------------------------------------------------------------- mirrored pairs
+
+
+def test_the_other_half_of_a_pair_is_believed_by_its_membership(
+    corp: Domain, member: Callable[..., MemberState], tmp_path: Path
+) -> None:
+    """A timeline that any other member, or somebody who was revoked, has signed is no evidence."""
+    one = member("one", "shop")
+    assert one.member is not None
+    half = Membership(KeyFolder(tmp_path / "half"), one.member.instance)
+    token = corp.invite("shop", NOW, timedelta(days=1))
+    here, there = windows(one), windows(half.join(corp.folder, token, NOW, 0))
+    signed = here.signed(Standing(Role.PRINCIPAL, "cluster", 7))
+    assert len(signed.evidence) < 1_024
+    assert there.is_ours(Known("cluster", 7, signed.evidence))
+    assert not there.is_ours(Known("cluster", 8, signed.evidence))
+    assert not windows(member("other", "shop")).is_ours(Known("cluster", 7, signed.evidence))
+    assert not windows(half.look(NOW)._replace(revoked=frozenset({"shop"}))).is_ours(
+        Known("cluster", 7, signed.evidence)
+    )
+    assert not there.is_ours(Known("cluster", 7, b"nothing"))
+    assert here.signed(Standing(Role.MIRROR)).evidence == b""
+
+
+# ---------------------------------------------------------------- our own key
+
+
+def test_a_key_under_a_password_is_never_asked_for(
+    make: Callable[..., tuple[Certificate, Path]], tmp_path: Path
+) -> None:
+    facts, key = certificates.make("west", NOW, 10)
+    file = tmp_path / "locked.pem"
+    file.write_bytes(certificates.key_pem(key, "Pa55 of the key") + certificates.as_pem(facts.der))
+    with pytest.raises(OSError, match="SSL"):
+        Tls(file, [])
