@@ -19,7 +19,8 @@ class Statement(NamedTuple):
     """One SQL statement and its parameters, in the order of $1, $2, ...
 
     `prepared`: keep it prepared on the connection, since it comes again; not for DDL.
-    `locks`: the last column of its first row is the key of a group lock that the session keeps, or NULL.
+    `locks`: the last column of its first row is the key of a group lock that the session keeps, or an array of such, or
+    NULL.
     """
 
     sql: str

@@ -27,8 +27,8 @@ from servicebroker.api.preparation import prepare
 from servicebroker.api.tally import Tally
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
-from servicebroker.engine.databases import ensure_database, find_database
-from servicebroker.engine.principals import find_user
+from servicebroker.engine.direct import Direct
+from servicebroker.engine.poison import Disabled
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
@@ -40,6 +40,7 @@ from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPoo
 from servicebroker.store.aio.running import execute, run, run_alone
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
+from servicebroker.store.statements import Steps
 
 Clock = Callable[[], datetime]
 
@@ -81,6 +82,7 @@ class AsyncInstance(AsyncNetwork):
         clock: gives every rule its time.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
+        engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class AsyncInstance(AsyncNetwork):
         self.catalog = Catalog(enqueued=self.tally.enqueued)
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, clock, self.events, self.tally)
+        self.engine: type[Direct] = Direct
+        self.poison = PoisonDetector(self.connection, clock, self._disable_queue, self.events, self.tally)
         self.url = checked_target(target)
         self._keys = _key_folder(self.url, keys)
         self._connections = connections
@@ -125,11 +128,11 @@ class AsyncInstance(AsyncNetwork):
             self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
         try:
-            await in_thread(prepare, self.url)
-            self.doorbell = Doorbell(self.url)
+            self.engine = await in_thread(prepare, self.url)
+            self.doorbell = Doorbell(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
-            if self._interval:
+            if self._interval and self.engine.has_upkeep:
                 self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally)
         except BaseException:
             await finish(self.close())
@@ -146,10 +149,9 @@ class AsyncInstance(AsyncNetwork):
             BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
                 this role may not act as.
         """
-        find = ensure_database if create else find_database
         async with self.connection() as connection:
-            database_id = await run_alone(connection, find(name))
-            return AsyncDatabase(self, name, await run_alone(connection, find_user(database_id, user)))
+            database_id = await run_alone(connection, self.engine.find_database(name, create=create))
+            return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
     async def key_folder(self) -> KeyFolder:
         """Where the private keys of the instance are: what it was opened with, or `keys` in its data folder.
@@ -227,10 +229,14 @@ class AsyncInstance(AsyncNetwork):
             await self._upkeep.close()
         if self._pool is not None:
             await self.doorbell.close()
-            await self._tell(self._pool)
+            if self.engine.has_upkeep:
+                await self._tell(self._pool)
             await self._pool.close()
         if self._server is not None:
             await in_thread(self._server.close)
+
+    def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
+        return self.engine.disable_queue(queue_id, self.clock())
 
     async def _tell(self, connections: AsyncDirectPool) -> None:
         """Add to the totals what was counted last, if that is to be had at once."""
