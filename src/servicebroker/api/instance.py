@@ -23,8 +23,9 @@ from servicebroker.api.doorbell import Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
+from servicebroker.api.rights import Rights
 from servicebroker.api.tally import Tally
-from servicebroker.api.transaction import release_kept
+from servicebroker.api.transaction import release_kept, translated
 from servicebroker.api.upkeep import Upkeep, tell
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
@@ -75,7 +76,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Instance(Network):
+class Instance(Network, Rights):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
@@ -150,7 +151,7 @@ class Instance(Network):
             BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
                 this role may not act as.
         """
-        with self.connection() as connection:
+        with self.connection() as connection, translated():
             database_id = run_alone(connection, self.engine.find_database(name, create=create))
             return Database(self, name, run_alone(connection, self.engine.find_user(database_id, user)))
 
@@ -185,12 +186,12 @@ class Instance(Network):
 
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
-        with self.connection() as connection:
+        with self.connection() as connection, translated():
             return run(connection, queue_statuses()), run(connection, transmission_status())
 
     def check(self) -> Report:
         """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
-        with self.connection() as connection:
+        with self.connection() as connection, translated():
             return run(connection, check(self.clock()))
 
     def connection(self) -> AbstractContextManager[DirectConnection]:

@@ -264,6 +264,13 @@ def translated() -> Iterator[None]:
         raise InstanceError(
             "An earlier statement of this transaction failed, so PostgreSQL has undone all of it: begin it again."
         ) from None
+    except psycopg.errors.InsufficientPrivilege as problem:
+        if "servicebroker" not in str(problem):
+            raise  # of the application's own tables
+        raise InstanceError(
+            f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the verbs, all "
+            "else is for the owner of the schema. `servicebroker rights show` says what a role may do."
+        ) from problem
     except psycopg.errors.ReadOnlySqlTransaction as problem:
         raise InstanceError(
             f"PostgreSQL changes nothing here ({one_line(problem)}): the server is a standby, which shows what its "

@@ -21,7 +21,8 @@ from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.doorbell import Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
-from servicebroker.api.aio.transaction import release_kept
+from servicebroker.api.aio.rights import AsyncRights
+from servicebroker.api.aio.transaction import release_kept, translated
 from servicebroker.api.aio.upkeep import Upkeep, tell
 from servicebroker.api.preparation import prepare
 from servicebroker.api.tally import Tally
@@ -74,7 +75,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class AsyncInstance(AsyncNetwork):
+class AsyncInstance(AsyncNetwork, AsyncRights):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
@@ -149,7 +150,7 @@ class AsyncInstance(AsyncNetwork):
             BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
                 this role may not act as.
         """
-        async with self.connection() as connection:
+        async with self.connection() as connection, translated():
             database_id = await run_alone(connection, self.engine.find_database(name, create=create))
             return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
@@ -184,12 +185,12 @@ class AsyncInstance(AsyncNetwork):
 
     async def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
-        async with self.connection() as connection:
+        async with self.connection() as connection, translated():
             return await run(connection, queue_statuses()), await run(connection, transmission_status())
 
     async def check(self) -> Report:
         """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
-        async with self.connection() as connection:
+        async with self.connection() as connection, translated():
             return await run(connection, check(self.clock()))
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
