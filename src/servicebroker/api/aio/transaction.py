@@ -269,8 +269,8 @@ async def translated() -> AsyncIterator[None]:
         if "servicebroker" not in str(problem):
             raise  # of the application's own tables
         raise InstanceError(
-            f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the verbs, all "
-            "else is for the owner of the schema. `servicebroker rights show` says what a role may do."
+            f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the "
+            "verbs, all else is for the owner of the schema. `servicebroker rights show` says what a role may do."
         ) from problem
     except psycopg.errors.ReadOnlySqlTransaction as problem:
         raise InstanceError(
