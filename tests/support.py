@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -203,6 +205,34 @@ def tolerate_rollbacks(database: sb.Database) -> None:
 
 class Undo(Exception):
     """Raised to roll back."""
+
+
+@contextmanager
+def let_in(url: str, *roles: str) -> Iterator[None]:
+    """The embedded server lets the user of its owner connect as these roles, too."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        paths = [Path(_value(connection, f"show {name}_file")) for name in ("hba", "ident")]
+        before = [path.read_text() for path in paths]
+        hba, ident = paths
+        line = next(line for line in before[1].splitlines() if line.strip())
+        hba.write_text(f"{before[0]}local all {','.join(roles)} peer map=owner\n")
+        ident.write_text(before[1] + "".join(re.sub(r"\S+$", role, line) + "\n" for role in roles))
+        connection.execute("select pg_reload_conf()")
+        yield
+        for path, text in zip(paths, before, strict=True):
+            path.write_text(text)
+        connection.execute("select pg_reload_conf()")
+
+
+def as_role(url: str, role: str) -> str:
+    """The URL of the embedded server for another of its roles."""
+    return re.sub(r"user=\w+", f"user={role}", url)
+
+
+def _value(connection: psycopg.Connection[Any], text: str) -> str:
+    row = connection.execute(text).fetchone()  # type: ignore[call-overload]
+    assert row is not None
+    return str(row[0])
 
 
 @contextmanager

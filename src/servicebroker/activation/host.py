@@ -28,7 +28,6 @@ from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
 from servicebroker.engine import monitors
-from servicebroker.engine.alter import MONITORS_CHANNEL
 from servicebroker.engine.event_notifications import drop_broken, post
 from servicebroker.engine.monitors import Definition
 from servicebroker.model import names
@@ -47,6 +46,7 @@ from servicebroker.store.connection import connect
 from servicebroker.store.hearing import hearing
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import run, run_alone
+from servicebroker.store.verbs import MONITORS_CHANNEL
 
 TICK = 1.0  # seconds between two looks at everything
 SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that

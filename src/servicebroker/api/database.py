@@ -67,6 +67,7 @@ class Database(
         name: as it was given.
         user: the principal whose permissions count.
         catalog: what this process remembers for that principal.
+        engine: the verbs as steps, on the tables or, for a restricted role, through the fence.
     """
 
     def __init__(self, instance: Instance, name: str, user: User) -> None:
@@ -75,6 +76,7 @@ class Database(
         self.name = name
         self.user = user
         self.catalog = instance.catalog_of(user)
+        self.engine = instance.engine(user, self.catalog, instance)
 
     @property
     def database(self) -> Database:  # type: ignore[override] # read-only here
@@ -196,7 +198,7 @@ class Database(
         """`_define`, with the database for itself. Who may not do it ends nobody."""
 
         def authorized() -> Steps[T]:
-            yield from databases.check_database(self.database_id)
+            yield from self.engine.check_database()
             return (yield from rights.authorized(steps(), self.user, statement))
 
         self._do(rights.authorize(self.user, statement))
@@ -216,7 +218,7 @@ class Database(
 
         def locked() -> Steps[T]:
             yield alter.lock_catalog()
-            yield from databases.check_database(self.database_id)
+            yield from self.engine.check_database()
             return (yield from steps)
 
         with self.transaction() as transaction:
@@ -229,7 +231,7 @@ class Database(
 
     def _do(self, steps: Steps[T]) -> T:
         with self.instance.connection() as connection, translated():
-            return run_alone(connection, databases.in_broker(self.database_id, steps))
+            return run_alone(connection, self.engine.in_broker(steps))
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -23,13 +23,14 @@ from servicebroker.api.doorbell import Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
+from servicebroker.api.rights import Rights
 from servicebroker.api.tally import Tally
-from servicebroker.api.transaction import release_kept
+from servicebroker.api.transaction import release_kept, translated
 from servicebroker.api.upkeep import Upkeep, tell
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
-from servicebroker.engine.databases import ensure_database, find_database
-from servicebroker.engine.principals import find_user
+from servicebroker.engine.direct import Direct
+from servicebroker.engine.poison import Disabled
 from servicebroker.engine.site import find_instance
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
@@ -45,6 +46,7 @@ from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
 from servicebroker.store.server_time import follow
+from servicebroker.store.statements import Steps
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
 _LOG = logging.getLogger("servicebroker")
@@ -71,7 +73,7 @@ def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder 
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
 
-class Instance(Network):
+class Instance(Network, Rights):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
@@ -80,6 +82,7 @@ class Instance(Network):
         clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
+        engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
     """
 
     works_as_user = False  # whether its databases are those of one user of one of them, as in an activated task
@@ -102,7 +105,8 @@ class Instance(Network):
         self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, self.clock, self.events, self.tally)
+        self.engine: type[Direct] = Direct
+        self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
@@ -127,11 +131,11 @@ class Instance(Network):
             self._server = in_thread(EmbeddedServer.start, Path(self.url))
             self.url = self._server.url
         try:
-            in_thread(prepare, self.url, self.clock)
-            self.doorbell = Doorbell(self.url)
+            self.engine = in_thread(prepare, self.url, self.clock)
+            self.doorbell = Doorbell(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             self._pool.open()
-            if self._interval:
+            if self._interval and self.engine.has_upkeep:
                 self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             self.close()
@@ -148,10 +152,9 @@ class Instance(Network):
             BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
                 this role may not act as.
         """
-        find = ensure_database if create else find_database
-        with self.connection() as connection:
-            database_id = run_alone(connection, find(name))
-            return Database(self, name, run_alone(connection, find_user(database_id, user)))
+        with self.connection() as connection, translated():
+            database_id = run_alone(connection, self.engine.find_database(name, create=create))
+            return Database(self, name, run_alone(connection, self.engine.find_user(database_id, user)))
 
     def key_folder(self) -> KeyFolder:
         """Where the private keys of the instance are: what it was opened with, or `keys` in its data folder.
@@ -189,12 +192,12 @@ class Instance(Network):
 
     def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
-        with self.connection() as connection:
+        with self.connection() as connection, translated():
             return run(connection, queue_statuses()), run(connection, transmission_status())
 
     def check(self) -> Report:
         """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
-        with self.connection() as connection:
+        with self.connection() as connection, translated():
             return run(connection, check(self.clock()))
 
     def connection(self) -> AbstractContextManager[DirectConnection]:
@@ -243,10 +246,14 @@ class Instance(Network):
             self._upkeep.close()
         if self._pool is not None:
             self.doorbell.close()
-            self._tell(self._pool)
+            if self.engine.has_upkeep:
+                self._tell(self._pool)
             self._pool.close()
         if self._server is not None:
             in_thread(self._server.close)
+
+    def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
+        return self.engine.disable_queue(queue_id, self.clock())
 
     def _tell(self, connections: DirectPool) -> None:
         """Add to the totals what was counted last, if that is to be had at once."""

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from servicebroker.engine.databases import ensure_system_objects
+from servicebroker.engine.direct import Direct
+from servicebroker.engine.fenced import Fenced, applied_migrations
 from servicebroker.store.connection import connect
-from servicebroker.store.migrations import check_whole, migrate
-from servicebroker.store.running import execute, run_alone
+from servicebroker.store.migrations import applied, check_whole, migrate
+from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server import check_server
 from servicebroker.store.server_clock import Clock
 from servicebroker.store.server_time import follow
+from servicebroker.store.statements import Rows, Steps
 
 
-def prepare(url: str, clock: Clock | None = None) -> None:
+def prepare(url: str, clock: Clock | None = None) -> type[Direct]:
     """Bring the schema up to date, and what every instance has; the first time this makes both.
 
-    `clock`, when it is the server's, is set by it.
-
-    On a standby the primary does that, so there both must be there.
+    `clock`, when it is the server's, is set by it. On a standby the primary does the rest, and for a restricted role
+    the owner: there both must be there. Returns how the role may do the verbs.
 
     Raises:
         InstanceError: the server cannot be reached or used, or is not fit for an instance.
@@ -25,9 +27,27 @@ def prepare(url: str, clock: Clock | None = None) -> None:
         check_server(connection, url)
         if clock is not None:
             follow(clock, connection)
-        ((is_standby,),) = execute(connection, "select pg_is_in_recovery()")
+        ((is_standby, is_fenced),) = execute(connection, f"select pg_is_in_recovery(), {_IS_FENCED}")
+        if is_fenced:
+            check_whole({number for (number,) in run(connection, _applied())})
+            return Fenced
         if is_standby:
-            check_whole(connection)
-            return
-        migrate(connection)
-        run_alone(connection, ensure_system_objects())
+            check_whole(applied(connection))
+        else:
+            migrate(connection)
+            run_alone(connection, ensure_system_objects())
+    return Direct
+
+
+# it was let in by the gate, and not into the house
+_IS_FENCED = (
+    "coalesce((select has_schema_privilege(oid, 'usage') from pg_namespace "
+    "where nspname = 'servicebroker_fence'), false) "
+    "and not coalesce((select has_table_privilege(c.oid, 'update') from pg_class c "
+    "join pg_namespace n on n.oid = c.relnamespace "
+    "where n.nspname = 'servicebroker' and c.relname = 'conversation_endpoints'), false)"
+)
+
+
+def _applied() -> Steps[Rows]:
+    return (yield applied_migrations())

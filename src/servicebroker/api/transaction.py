@@ -16,7 +16,6 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api import tracing
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
 from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.errors import InstanceError
@@ -48,7 +47,7 @@ class JoinedTransaction(Verbs):
     def _do(self, steps: Steps[T]) -> T:
         with translated():
             kept.settle(self.connection)
-            steps = in_broker(self.database.database_id, steps)
+            steps = self.database.engine.in_broker(steps)
             if self.connection.autocommit and is_idle(self.connection):
                 return run_alone(self.connection, steps)
             result = run(self.connection, steps)
@@ -217,7 +216,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 "begin another one."
             )
         with translated():
-            return run(self.connection, in_broker(self.database.database_id, steps))
+            return run(self.connection, self.database.engine.in_broker(steps))
 
     def _check_open(self) -> None:
         if self._ended:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.open import open_instance
-from servicebroker.cli import certificate, domain, pipeline, poison, route, tsql
+from servicebroker.cli import certificate, domain, pipeline, poison, rights, route, tsql
 from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
 from servicebroker.cli.existing import must_exist
@@ -43,6 +43,7 @@ app.add_typer(domain.app, name="domain")
 app.add_typer(tsql.app, name="tsql")
 app.add_typer(route.app, name="route")
 app.add_typer(poison.app, name="poison")
+app.add_typer(rights.app, name="rights")
 app.add_typer(pipeline.app, name="pipeline")
 app.command("doctor")(doctor)
 app.add_typer(whole_instance.app, name="instance")

@@ -20,10 +20,10 @@ from servicebroker.model.permissions import Kind
 from servicebroker.store import locks
 from servicebroker.store.queue import quoted
 from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.verbs import MONITORS_CHANNEL
 
 # of a row of servicebroker.queues: its monitor begins anew
 RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
-MONITORS_CHANNEL = "servicebroker_activation"
 TABLES = {"queue": "arrival", "retained": "conversation"}  # of a queue, each with the index that it is rebuilt along
 
 

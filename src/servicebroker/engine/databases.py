@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 from servicebroker.engine.alter import lock_catalog, ring
@@ -216,8 +217,8 @@ _OBJECTS = (
 _NOT_FOUND = {8423, 8425, 8426, 8436, 15151}
 
 
-def in_broker(database_id: int, steps: Steps[T]) -> Steps[T]:
-    """A verb in that database. What it does not find there is no answer when the database itself has gone.
+def in_broker(steps: Steps[T], check: Callable[[], Steps[None]]) -> Steps[T]:
+    """A verb in a database. What it does not find there is no answer when the database itself has gone: `check` looks.
 
     Raises:
         BrokerError: 8442 the database was dropped, and what the verb raises.
@@ -226,7 +227,7 @@ def in_broker(database_id: int, steps: Steps[T]) -> Steps[T]:
         return (yield from steps)
     except BrokerError as refused:
         if refused.number in _NOT_FOUND:
-            yield from check_database(database_id)
+            yield from check()
         raise
 
 

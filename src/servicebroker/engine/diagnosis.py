@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -83,6 +83,48 @@ class SessionFacts(NamedTuple):
     since: datetime
     query: str
     groups: int
+    role: str = ""
+
+
+class BlockerFacts(NamedTuple):
+    """A session that holds a lock of ours for which others have been waiting for a while, and what the lock is of."""
+
+    pid: int
+    role: str
+    application: str
+    lock: str
+    waiting: int
+    since: datetime
+
+
+class SnapshotFacts(NamedTuple):
+    """A session whose transaction is old, by the number of transactions since; since when it is, we may not see."""
+
+    pid: int
+    role: str
+    application: str
+    age: int
+
+
+class ConnectionFacts(NamedTuple):
+    """How many connections the server has and can have, and the role with the most."""
+
+    used: int = 0
+    possible: int = 1
+    role: str = ""
+    of_role: int = 0
+
+
+class NeighbourFacts(NamedTuple):
+    """What other roles and sessions of the PostgreSQL server do to the instance.
+
+    `trespassers` are the roles with rights on our tables, each with some of them and their number.
+    """
+
+    trespassers: Sequence[tuple[str, str, int]] = ()
+    blockers: Sequence[BlockerFacts] = ()
+    snapshots: Sequence[SnapshotFacts] = ()
+    connections: ConnectionFacts = ConnectionFacts()
 
 
 class Facts(NamedTuple):
@@ -101,6 +143,7 @@ class Facts(NamedTuple):
     in_recovery: bool
     is_public: bool = False  # CONNECT on the endpoint is granted to public
     membership: Membership | None = None
+    neighbours: NeighbourFacts = NeighbourFacts()
 
 
 class ConversationFacts(NamedTuple):
@@ -138,6 +181,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_network(facts),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
+        *_neighbours(facts.neighbours, facts.now),
     ]
 
 
@@ -273,15 +317,48 @@ def _certificate(one: InUse, now: datetime) -> Finding:
     )
 
 
+def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
+    for role, some, count in facts.trespassers:
+        yield Finding(
+            f"role {role}",
+            f"It has {counted(count, 'right')} past the verbs ({some}): with those on tables it reads, redirects and "
+            "forges what is not its own.",
+            f"servicebroker rights grant {role} --database ... --receive ... takes them, and gives it the verbs.",
+        )
+    for one in facts.blockers:
+        yield Finding(
+            f"session {one.pid}",
+            f"It ({one.role}, {one.application or 'no name'}) holds our lock of {one.lock}, for which "
+            f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {_long(now - one.since)}.",
+            f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
+        )
+    for old in facts.snapshots:
+        yield Finding(
+            f"session {old.pid}",
+            f"It ({old.role}, {old.application or 'no name'}) has a transaction open since {old.age:,} transactions "
+            "ago: what is received meanwhile takes up space.",
+            "Grant pg_read_all_stats to the schema's owner, who is shown then since when, and its statement. "
+            f"select pg_terminate_backend({old.pid}) ends it.",
+        )
+    connections = facts.connections
+    if connections.used >= 0.9 * connections.possible:
+        yield Finding(
+            "PostgreSQL",
+            f"{connections.used} of {connections.possible} connections are in use, {connections.of_role} by the role "
+            f"{connections.role}.",
+            f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
+        )
+
+
 def _session(one: SessionFacts, now: datetime) -> Finding:
     return Finding(f"session {one.pid}", _open(one, now), _close(one))
 
 
 def _open(one: SessionFacts, now: datetime) -> str:
     groups = f" and holds {one.groups:,} conversation groups" if one.groups else ""
+    who = ", ".join(filter(None, (one.role, one.application or "no name", one.state)))
     return (
-        f"Its transaction ({one.application or 'no name'}, {one.state}) has been open for "
-        f"{_long(now - one.since)}{groups}; its last statement: {one.query}"
+        f"Its transaction ({who}) has been open for {_long(now - one.since)}{groups}; its last statement: {one.query}"
     )
 
 

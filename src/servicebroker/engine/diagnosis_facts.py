@@ -7,14 +7,20 @@ from uuid import UUID
 
 from servicebroker.engine.certificate_ages import certificates_in_use
 from servicebroker.engine.diagnosis import (
+    LONG,
+    BlockerFacts,
+    ConnectionFacts,
     ConversationFacts,
     Facts,
+    NeighbourFacts,
     QueueFacts,
     SessionFacts,
+    SnapshotFacts,
     WaitFacts,
 )
 from servicebroker.engine.logins import find_connect
 from servicebroker.engine.membership import find_membership
+from servicebroker.engine.rights import rights_of
 from servicebroker.engine.status import COUNT_LIMIT
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
@@ -23,11 +29,12 @@ from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
 _MOST = 100
+_OLD = 10_000  # transactions that a snapshot is behind
 _HERE = "l.database = (select oid from pg_database where datname = current_database())"
 _SESSIONS = (
     "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
     f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "
-    f"and l.classid::bigint = {locks.GROUP} and {_HERE}) from pg_stat_activity a "
+    f"and l.classid::bigint = {locks.GROUP} and {_HERE}), a.usename::text from pg_stat_activity a "
     "where a.datname = current_database() and a.pid <> pg_backend_pid() and a.xact_start is not null "
     "and a.backend_type = 'client backend'"
 )
@@ -71,6 +78,55 @@ def gather(now: datetime) -> Steps[Facts]:
         in_recovery,
         connect.is_public,
         membership,
+        (yield from _neighbours(now)),
+    )
+
+
+_LOCK_WORDS = {
+    locks.GROUP: "a conversation group",
+    locks.PIPELINE: "a pipeline",
+    locks.SERVICE: "a service",
+    locks.BEGIN: "a service or contract",
+    locks.BEGIN_IN: "a database",
+    locks.DELIVERY: "delivery",
+    locks.CATALOG: "definitions",
+    locks.MOVE: "a conversation that moves",
+    locks.MIGRATION: "the schema",
+    locks.ROUTE_REQUEST: "a request for a route",
+}
+
+
+def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
+    rights = yield from rights_of()
+    words = ", ".join(f"({number}, '{word}')" for number, word in _LOCK_WORDS.items())
+    blockers = yield Statement(
+        "select h.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), k.word, count(*), "
+        "min(w.waitstart) "
+        "from pg_locks w join pg_locks h on h.locktype = 'advisory' and h.granted and h.pid <> w.pid "
+        "  and (h.database, h.classid, h.objid, h.objsubid) = (w.database, w.classid, w.objid, w.objsubid) "
+        "  and 'ExclusiveLock' in (h.mode, w.mode) "
+        f"join (values {words}) k (class, word) on k.class = w.classid::bigint "
+        "left join pg_stat_activity a on a.pid = h.pid "
+        "where w.locktype = 'advisory' and not w.granted and w.objsubid = 2 and w.waitstart < $1 "
+        "and w.database = (select oid from pg_database where datname = current_database()) "
+        f"group by 1, 2, 3, 4 order by 6 limit {_MOST}",
+        (now - LONG,),
+    )
+    snapshots = yield Statement(
+        "select pid, usename::text, application_name, age(backend_xmin) from pg_stat_activity "
+        "where datname = current_database() and xact_start is null and age(backend_xmin) > $1 "
+        f"order by 4 desc limit {_MOST}",
+        (_OLD,),
+    )
+    connections = yield Statement(
+        "select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*) "
+        "from pg_stat_activity where backend_type = 'client backend' group by usename order by 4 desc limit 1"
+    )
+    return NeighbourFacts(
+        [(one.role, ", ".join(one.direct[:3]), len(one.direct)) for one in rights if one.direct],
+        [BlockerFacts(*row) for row in blockers],
+        [SnapshotFacts(*row) for row in snapshots],
+        ConnectionFacts(*connections[0]),
     )
 
 

@@ -192,7 +192,7 @@ def lock_group(group: UUID) -> Statement:
 
 def keep_lock(group: UUID) -> Statement:
     """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
-    return Statement("select servicebroker.keep_lock(uuid_hash($1))", (group,), locks=True)
+    return Statement("select uuid_hash($1) from pg_advisory_lock($2, uuid_hash($1))", (group, locks.GROUP), locks=True)
 
 
 def lock_group_of(handle: UUID) -> Steps[UUID]:

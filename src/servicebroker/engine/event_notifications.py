@@ -137,6 +137,19 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
     return said
 
 
+def post_left(now: datetime) -> Steps[list[BrokerError]]:
+    """Post the events that a restricted role has caused, which may not post them. Returns what is to be logged."""
+    said: list[BrokerError] = []
+    if (yield Statement("select from servicebroker.events_to_post limit 1")):
+        left = yield Statement(
+            "delete from servicebroker.events_to_post where (queue_id, event) in (select queue_id, event "
+            "from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event"
+        )
+        for queue_id, event in left:
+            said += yield from post(event, queue_id, now)
+    return said
+
+
 def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
     """Drop the notifications whose conversation has ended. Returns what is to be logged."""
     broken = yield from _notifications(

@@ -16,8 +16,8 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.verbs import ERROR_KEPT
 
-_TEXT_KEPT = 1000  # characters of an error
 _RANKS = {names.DIALOG_TIMER_ID: enqueue.RANK_TIMER, names.ERROR_ID: enqueue.RANK_ERROR}
 _SET_ASIDE = (
     "set_aside_id, queue_name, conversation_handle, conversation_group_id, message_sequence_number, service_name, "
@@ -89,8 +89,8 @@ def track(queue_id: int, message: Message, known: Tracked, error: str, now: date
             known.failures,
             known.first_failed_at,
             now,
-            known.first_error[:_TEXT_KEPT],
-            error[:_TEXT_KEPT],
+            known.first_error[:ERROR_KEPT],
+            error[:ERROR_KEPT],
             until,
         ),
     )
@@ -145,7 +145,7 @@ def set_aside(
             known.failures,
             known.first_failed_at,
             now,
-            error[:_TEXT_KEPT],
+            error[:ERROR_KEPT],
             traceback,
         ),
     )

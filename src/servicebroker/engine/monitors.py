@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.engine.activation import OWNER_ID
-from servicebroker.engine.alter import MONITORS_CHANNEL as MONITORS_CHANNEL
 from servicebroker.protocol.activation import Seen
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps

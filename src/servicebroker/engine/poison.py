@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from servicebroker.engine.alter import MONITORS_CHANNEL
 from servicebroker.engine.event_notifications import post
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.event_instances import BROKER_QUEUE_DISABLED
 from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.verbs import MONITORS_CHANNEL
 
 
 class Disabled(NamedTuple):

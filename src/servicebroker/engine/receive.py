@@ -52,9 +52,20 @@ def receive(
         rows = yield Statement(f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments)
     else:
         rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
-    if not rows:
+    received = yield from taken(rows)
+    if received is None:
         yield from _check(queue, conversation_handle, conversation_group_id)
-    if not rows or rows[0][0] is None:
+    return received or Received((), 0)
+
+
+def taken(rows: Rows) -> Steps[Received | None]:
+    """What the queue's function has returned; None where that is nothing at all.
+
+    A group that was locked under a savepoint is kept.
+    """
+    if not rows:
+        return None
+    if rows[0][0] is None:
         return Received((), 0)
     group, _, transaction_id, under_savepoint = rows[0][-4:]
     if under_savepoint:
@@ -92,6 +103,15 @@ def service_changes(queue: Queue) -> Steps[int]:
         BrokerError: 15151 when the queue is dropped.
     """
     rows = yield Statement("select service_changes from servicebroker.queues where queue_id = $1", (queue.queue_id,))
+    return counted_changes(rows, queue)
+
+
+def counted_changes(rows: Rows, queue: Queue) -> int:
+    """The number in the only row.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
     if not rows:
         raise BrokerError(15151, "find", "queue", queue.name)
     return int(rows[0][0])
@@ -182,6 +202,16 @@ def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]
         "from servicebroker.queues q where q.queue_id = $1",
         (queue.queue_id, handle, group, locks.PIPELINE),
     )
+    judge(rows, queue, handle, group)
+
+
+def judge(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
+    """Say why nothing can be received. The row: is the queue on, are the handle and the group known, is it piped.
+
+    Raises:
+        BrokerError: 15151, 9617, 8426, 8436.
+        InstanceError: a pipeline reads the queue.
+    """
     if not rows:
         raise BrokerError(15151, "find", "queue", queue.name)
     enabled, handle_known, group_known, owned = rows[0]

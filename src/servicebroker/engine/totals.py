@@ -13,6 +13,7 @@ SENDS, RECEIVES, ROLLBACKS = "SQL SEND Total", "SQL RECEIVE Total", "Broker Tran
 ENQUEUED = {priority: f"Enqueued P{priority} Messages Total" for priority in range(1, 11)}
 
 SENT_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.sent_in_sql'), 0)"
+_RECEIVED_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.received_in_sql'), 0)"
 
 
 def add_totals(counts: Mapping[str, int]) -> Steps[None]:
@@ -26,8 +27,10 @@ def add_totals(counts: Mapping[str, int]) -> Steps[None]:
 
 def totals() -> Steps[dict[str, int]]:
     """All of them; 0 for what has never happened."""
-    rows = yield Statement(f"select counter, value from servicebroker.totals union all select '', {SENT_IN_SQL}")
+    rows = yield Statement(
+        "select counter, sum(value)::bigint from (select counter, value from servicebroker.totals "
+        f"union all select '{SENDS}', {SENT_IN_SQL} union all select '{RECEIVES}', {_RECEIVED_IN_SQL}) t "
+        "group by counter"
+    )
     written: dict[str, int] = dict(rows)
-    found = {counter: written.get(counter, 0) for counter in (SENDS, RECEIVES, ROLLBACKS, *ENQUEUED.values())}
-    found[SENDS] += written[""]
-    return found
+    return {counter: written.get(counter, 0) for counter in (SENDS, RECEIVES, ROLLBACKS, *ENQUEUED.values())}

@@ -269,6 +269,11 @@ def bringing(kind: Kind, permission: str) -> frozenset[Right]:
     return frozenset(found)
 
 
+def fixed_roles_with(rights: frozenset[Right]) -> list[int]:
+    """The fixed roles that have one of these rights, on the database."""
+    return [role for role, held in _OF_FIXED_ROLE.items() if {(Kind.DATABASE, name) for name in held} & rights]
+
+
 def is_allowed(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:
     """Whether somebody has a permission on an object.
 

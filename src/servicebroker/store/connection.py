@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.direct import DirectConnection, DirectPool
@@ -33,7 +34,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
     """
     try:
-        connection = DirectConnection.connect(url, **_settings(application_name))
+        connection = DirectConnection.connect(url, **_settings(url, application_name))
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -51,7 +52,7 @@ def pool(url: str, size: int) -> DirectPool:
     return DirectPool(
         url,
         connection_class=DirectConnection,
-        kwargs=_settings("servicebroker"),
+        kwargs=_settings(url, "servicebroker"),
         min_size=1,
         max_size=size,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
@@ -78,11 +79,12 @@ def _set_up(connection: DirectConnection) -> None:
         connection.execute("set idle_session_timeout = 0")
 
 
-def _settings(application_name: str) -> dict[str, Any]:
+def _settings(url: str, application_name: str) -> dict[str, Any]:
+    given = conninfo_to_dict(url).get("options") or ""
     return {
         "autocommit": True,
         "application_name": application_name,
-        "options": _OPTIONS,
+        "options": f"{given} {_OPTIONS}",  # ours count more
         "connect_timeout": 10,
         # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
         "prepare_threshold": None,

@@ -37,9 +37,9 @@ class _Kept:
 _kept: WeakKeyDictionary[psycopg.Connection[Any], _Kept] = WeakKeyDictionary()
 
 
-def note(connection: psycopg.Connection[Any], key: int) -> None:
-    """The session keeps this lock."""
-    _kept.setdefault(connection, _Kept()).keys.append(key)
+def note(connection: psycopg.Connection[Any], keys: int | list[int]) -> None:
+    """The session keeps this lock, or these."""
+    _kept.setdefault(connection, _Kept()).keys += keys if isinstance(keys, list) else [keys]
 
 
 def doubt(connection: psycopg.Connection[Any]) -> None:

@@ -14,7 +14,7 @@ from servicebroker.store import locks
 from servicebroker.store.statements import Statement
 
 _FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "look")
-_COUNTERS = ("receives", "empty_receives", "count_receives")
+_COUNTERS = ("receives", "empty_receives")
 
 
 def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
@@ -54,7 +54,7 @@ def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
             "deleter": "g.deleter",
             "from_gone": "from gone g",
         }
-    return [_statement(part, queue_id, **slots) for part in _FUNCTIONS]
+    return [_statement(part, queue_id, **slots) for part in (*_FUNCTIONS, "close")]
 
 
 def retain_gone(queue_id: int) -> str:

@@ -64,9 +64,6 @@ create unlogged sequence if not exists servicebroker.queue_{id}_receives cache 1
 -- name: empty_receives
 create unlogged sequence if not exists servicebroker.queue_{id}_empty_receives cache 1;
 
--- name: count_receives
-grant usage on sequence servicebroker.queue_{id}_receives, servicebroker.queue_{id}_empty_receives to public;
-
 -- name: fire_timers
 -- DialogTimer messages for the timers of this queue that are due. A row that another transaction holds is
 -- left for the next look.
@@ -472,6 +469,11 @@ begin
         end loop;
     end loop;
 end $$;
+
+-- name: close
+-- A new function is everybody's.
+revoke execute on function servicebroker.fire_timers_{id}, servicebroker.expire_{id}, servicebroker.survey_{id},
+    servicebroker.receive_{id}, servicebroker.look_{id} from public;
 
 -- name: take
 -- The body of a received row `g`, which leaves nothing behind.

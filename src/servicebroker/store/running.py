@@ -75,7 +75,7 @@ def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
         if statement.locks:
             kept.doubt(connection)
         raise
-    if statement.locks and rows and rows[0][-1] is not None:
+    if statement.locks and rows and rows[0][-1] not in (None, []):
         kept.note(connection, rows[0][-1])
     return rows
 

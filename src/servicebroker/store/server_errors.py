@@ -49,6 +49,11 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
             "PostgreSQL gave up waiting for a lock that somebody else holds, as lock_timeout wants: nothing of the "
             "statement was done. Begin the transaction again, or raise that setting."
         )
+    if isinstance(problem, psycopg.errors.InsufficientPrivilege) and "servicebroker" in str(problem):
+        return InstanceError(
+            f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the "
+            "verbs, all else is for the owner of the schema. `servicebroker rights show` says what a role may do."
+        )
     for key in (state, state[:3], state[:2]):
         if key in _SENTENCES:
             return InstanceError(_SENTENCES[key].format(one_line(problem)))

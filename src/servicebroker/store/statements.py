@@ -6,8 +6,11 @@ test can drive it on nothing at all. Statements use PostgreSQL's own placeholder
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeVar
+
+from psycopg import sql
 
 from servicebroker.store.direct import Row
 
@@ -19,13 +22,22 @@ class Statement(NamedTuple):
     """One SQL statement and its parameters, in the order of $1, $2, ...
 
     `prepared`: keep it prepared on the connection, since it comes again; not for DDL.
-    `locks`: the last column of its first row is the key of a group lock that the session keeps, or NULL.
+    `locks`: the last column of its first row is the key of a group lock that the session keeps, or an array of such, or
+    NULL.
     """
 
     sql: str
     parameters: tuple[object, ...] = ()
     prepared: bool = True
     locks: bool = False
+
+    def __str__(self) -> str:
+        """As text for psql, with its values."""
+        return re.sub(r"\$(\d+)", lambda place: _literal(self.parameters[int(place[1]) - 1]), self.sql) + ";"
+
+
+def _literal(value: object) -> str:
+    return sql.Literal(value).as_string(None)
 
 
 Steps = Generator[Statement, Rows, T]

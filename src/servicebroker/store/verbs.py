@@ -1,40 +1,129 @@
-"""The verbs as functions of the server, made from the template `verbs.sql`."""
+"""The verbs as functions of the server: `verbs.sql` for the owner of the schema, `fence.sql` for restricted roles."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from importlib import resources
 
 from psycopg import sql
 
 from servicebroker.model import names
-from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY
-from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES
+from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
+from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
+from servicebroker.model.event_instances import BROKER_QUEUE_DISABLED
+from servicebroker.model.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
+from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, Event, State
+from servicebroker.model.waiting import TARGET_QUEUE_OFF
 from servicebroker.store import locks
 
 DELIVERY_CHANNEL = "servicebroker_delivery"  # a notification: something was sent that is to be delivered
+MONITORS_CHANNEL = "servicebroker_activation"  # likewise: what queue monitors go by has changed
+
+TRACE_BYTES = 25  # of a trace context
+ERROR_KEPT = 1000  # characters of the error with which a message failed
+
+# the statements of restricted roles, and what is asked of them before each
+FENCED = (
+    *("CONNECT", "BEGIN DIALOG", "BEGIN CONVERSATION TIMER", "SEND", "RECEIVE", "GET CONVERSATION GROUP"),
+    *("MOVE CONVERSATION", "END CONVERSATION", "END ENDED CONVERSATION WITH CLEANUP"),
+)
 
 
 def verbs() -> str:
-    """The statements that make, or make anew, the functions."""
-    text = (resources.files(__package__) / "verbs.sql").read_text()
-    numbers = {int(number) for number in re.findall(r"servicebroker\.refuse\((\d+)", text)}
-    texts = {number: _for_format(RULES[number].text) for number in numbers}
-    values = {
-        "texts": sql.Literal(json.dumps(texts)).as_string(None),
+    """The statements that make, or make anew, the functions that the owner of the schema calls."""
+    return _filled("verbs.sql")
+
+
+def fence() -> str:
+    """The same for the functions that restricted roles call."""
+    return _filled("fence.sql")
+
+
+def _filled(name: str) -> str:
+    values = _values()
+    return re.sub(r"\{([a-z_]+)\}", lambda slot: str(values[slot[1]]), _template(name))
+
+
+def _template(name: str) -> str:
+    return (resources.files(__package__) / name).read_text()
+
+
+def _values() -> dict[str, object]:
+    numbers = {need.number for statement in FENCED for need in NEEDS[statement]}
+    for name in ("verbs.sql", "fence.sql"):
+        numbers |= {int(one) for one in re.findall(r"(?:refuse\(|array\[')(\d+)\b", _template(name))}
+    return {
+        "texts": _literal(json.dumps({number: _for_format(RULES[number].text) for number in sorted(numbers)})),
         "group_lock": locks.GROUP,
         "begin_lock": locks.BEGIN,
         "begin_in_lock": locks.BEGIN_IN,
         "delivery_lock": locks.DELIVERY,
         "service_lock": locks.SERVICE,
+        "pipeline_lock": locks.PIPELINE,
+        "move_lock": locks.MOVE,
         "delivery_channel": DELIVERY_CHANNEL,
+        "monitors_channel": MONITORS_CHANNEL,
         "default_priority": DEFAULT_LEVEL,
         "maximum_lifetime": MAXIMUM_LIFETIME,
         "maximum_service_name": names.MAXIMUM_SERVICE_NAME,
         "maximum_body": MAXIMUM_BODY,
+        "maximum_handles": MAXIMUM_HANDLES,
+        "maximum_description": MAXIMUM_DESCRIPTION,
+        "all": 2**31 - 1,
+        "dbo": DBO,
+        "guest": GUEST,
+        "public": PUBLIC,
+        "queue": Kind.QUEUE.value,
+        "service": Kind.SERVICE.value,
+        "contract": Kind.CONTRACT.value,
+        "first_user_id": names.FIRST_USER_ID,
+        "needs": ", ".join(_needs()),
+        "timed": _quoted(state for state, event in TRANSITIONS if event is Event.TIMER),
+        "moved": _quoted(state for state, event in TRANSITIONS if event is Event.MOVE),
+        "failing": _quoted(
+            s for (s, event), to in TRANSITIONS.items() if event is Event.ERROR_ARRIVED and to is State.ERROR
+        ),
+        "ending": " ".join(
+            f"when '{state.value}' then '{to.value if to else ''}'"
+            for (state, event), to in TRANSITIONS.items()
+            if event is Event.END
+        ),
+        "takes_end": _quoted(state for state, event in TRANSITIONS if event is Event.END_DIALOG_ARRIVED),
+        "takes_error": _quoted(state for state, event in TRANSITIONS if event is Event.ERROR_ARRIVED),
+        "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
+        "error": names.ERROR,
+        "end_dialog": names.END_DIALOG,
+        "error_namespace": ERROR_NAMESPACE,
+        "trace_bytes": TRACE_BYTES,
+        "error_kept": ERROR_KEPT,
+        "queue_off": _literal(TARGET_QUEUE_OFF),
+        "queue_disabled": BROKER_QUEUE_DISABLED,
+        # what a caller may have set: names of its own before ours, other rules for the strings in our functions
+        "pinned": "set search_path = pg_catalog, pg_temp set standard_conforming_strings = on",
     }
-    return re.sub(r"\{([a-z_]+)\}", lambda slot: str(values[slot[1]]), text)
+
+
+def _needs() -> Iterable[str]:
+    """The rows of `NEEDS` that are asked here, each with all rights that bring the one it wants."""
+    for statement in FENCED:
+        for place, need in enumerate(NEEDS[statement]):
+            rights = bringing(need.kind, need.permission)
+            brought_by = _quoted(f"{kind.value} {permission}" for kind, permission in sorted(rights))
+            roles = ", ".join(str(role) for role in fixed_roles_with(rights))
+            yield (
+                f"('{statement}', {place}, {need.kind.value}, '{need.permission}', {need.number}, "
+                f"array[{brought_by}], array[{roles}]::integer[])"
+            )
+
+
+def _quoted(texts: Iterable[str]) -> str:
+    return ", ".join(_literal(str(text)) for text in texts)
+
+
+def _literal(text: str) -> str:
+    return sql.Literal(text).as_string(None)
 
 
 def _for_format(text: str) -> str:

@@ -1,6 +1,6 @@
--- BEGIN DIALOG and SEND for triggers, psql and other languages. They check what the sender's side forbids and put the
--- message into the transmission queue; an open instance is notified at COMMIT, validates, routes and delivers.
--- Made anew after every migration; grants survive that.
+-- BEGIN DIALOG and SEND in the server: for triggers, psql and other languages, and for restricted roles (fence.sql). They
+-- check what the sender's side forbids and put the message into the transmission queue; an open instance of the owner's
+-- is notified at COMMIT, validates, routes and delivers. Made anew after every migration; grants survive that.
 
 create or replace function servicebroker.refuse(number integer, variadic said text[] default '{}')
 returns void language plpgsql as $$
@@ -8,6 +8,14 @@ begin
     raise exception using
         errcode = case when number < 10000 then 'S' || lpad(number::text, 4, '0') else 'SB000' end,
         message = format('Msg %s, Level 16, State 1: %s', number, format({texts}::jsonb ->> number::text, variadic said));
+end $$;
+
+-- A refusal as the functions below return it: the number, then what its text names; null is none.
+create or replace function servicebroker.refuse_with(refusal text[]) returns void language plpgsql as $$
+begin
+    if refusal is not null then
+        perform servicebroker.refuse(refusal[1]::integer, variadic refusal[2:]);
+    end if;
 end $$;
 
 -- A queue is written by SEND and RECEIVE only. Of its own trigger, with the rights to look the queue's name up.
@@ -46,86 +54,199 @@ begin
              where s.service_id = service);
 end $$;
 
--- BEGIN DIALOG CONVERSATION: the handle of a new conversation. A group that does not exist is made under its id.
+-- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of
+-- model/permissions.py, over the needs that the table there names. Without identities everything is allowed.
+create or replace function servicebroker.refusal(
+    statement text, database integer, identities integer[], kind integer, id integer, owner integer, name text
+) returns text[] language plpgsql stable as $$
+declare
+    need record;
+    states "char"[];
+begin
+    if identities is null or {dbo} = any (identities) or kind <> 0 and owner = any (identities) then
+        return null;
+    end if;
+    for need in
+        select n.permission, n.number, n.brought_by, n.of_roles from servicebroker.needs n
+         where n.statement = refusal.statement and n.class = kind order by n.place
+    loop
+        states := array(
+            select p.state from servicebroker.permissions p
+             where p.database_id = database and p.grantee_id = any (identities)
+               and p.class || ' ' || p.permission = any (need.brought_by) and (p.class = 0 or p.major_id = id)
+             union all
+            select 'G' where need.of_roles && identities
+                          or kind <> 0 and id < {first_user_id} and need.permission = 'REFERENCES');
+        if states = '{}' or 'D' = any (states) then
+            return case need.number
+                       when 229 then array['229', need.permission, name,
+                                           (select d.name from servicebroker.databases d where d.database_id = database), 'dbo']
+                       else array[need.number::text, name]
+                   end;
+        end if;
+    end loop;
+    return null;
+end $$;
+
+-- The same with service and queue of this side of a conversation; 8426 for one that is not in the database.
+create or replace function servicebroker.conversation_refusal(
+    statement text, handle uuid, database integer, identities integer[]
+) returns text[] language plpgsql stable as $$
+declare
+    own record;
+begin
+    select s.service_id, s.name, s.owner_id, q.queue_id, q.owner_id as queue_owner into own
+      from servicebroker.conversation_endpoints e
+      join servicebroker.services s using (service_id)
+      join servicebroker.queues q on q.queue_id = e.queue_id
+     where e.conversation_handle = handle and e.database_id = database;
+    if not found then return array['8426', handle::text]; end if;
+    return coalesce(
+        servicebroker.refusal(statement, database, identities, {service}, own.service_id, own.owner_id, own.name),
+        servicebroker.refusal(statement, database, identities, {queue}, own.queue_id, own.queue_owner, own.name));
+end $$;
+
+-- BEGIN DIALOG CONVERSATION. A group that does not exist is made under its id. With `keeps` the session keeps the group's
+-- lock beyond savepoints, and `kept` is its key.
+create or replace function servicebroker.begin_conversation(
+    database integer, from_service text, to_service text, contract text, lifetime integer, broker_instance text,
+    related_conversation uuid, related_conversation_group uuid, encryption boolean, identities integer[], keeps boolean,
+    out handle uuid, out refusal text[], out kept integer[]
+) language plpgsql as $$
+declare
+    own record;
+    own_queue integer;
+    conversation_group uuid := coalesce(related_conversation_group, gen_random_uuid());
+    locked uuid;
+    owner record;
+    under_savepoint boolean;
+begin
+    refusal := case
+        when from_service is null or to_service is null then array['8421']
+        when contract is null then array['8417']
+        when to_service = '' or length(to_service) > {maximum_service_name}
+            then array['15151', 'use', 'service', left(to_service, 40)]
+        when lifetime is null then array['8406', '1', '{maximum_lifetime}']
+        when lifetime < 1 then array['8411', lifetime::text, '1', '{maximum_lifetime}']
+        when octet_length(broker_instance) > 256 then array['8413', left(broker_instance, 256)]
+        when broker_instance <> 'CURRENT DATABASE'
+             and broker_instance !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then array['1093', broker_instance]
+        when encryption is null then array['402', 'ENCRYPTION', 'NULL', 'true for ON, false for OFF']
+        when related_conversation_group = '00000000-0000-0000-0000-000000000000'
+            then array['8414', related_conversation_group::text]
+    end;
+    if refusal is not null then return; end if;
+
+    select d.service_broker_guid, s.service_id, s.queue_id, q.owner_id as queue_owner,
+           c.service_contract_id, c.owner_id as contract_owner into own
+      from servicebroker.databases d
+      left join servicebroker.services s on s.database_id = d.database_id and s.name = from_service
+      left join servicebroker.queues q on q.queue_id = s.queue_id
+      left join servicebroker.service_contracts c
+        on c.database_id = d.database_id and c.name = begin_conversation.contract
+     where d.database_id = database;
+    refusal := case
+        when own is null then array['8442']
+        when own.service_id is null then array['8423', from_service]
+        when own.service_contract_id is null then array['8425', contract]
+        else coalesce(
+            servicebroker.refusal(
+                'BEGIN DIALOG', database, identities, {queue}, own.queue_id, own.queue_owner, from_service),
+            servicebroker.refusal(
+                'BEGIN DIALOG', database, identities, {contract}, own.service_contract_id, own.contract_owner, contract))
+    end;
+    if refusal is not null then return; end if;
+
+    if related_conversation is not null then
+        loop  -- it may be moved while we wait for the lock of its group
+            select e.conversation_group_id into conversation_group from servicebroker.conversation_endpoints e
+             where e.conversation_handle = related_conversation;
+            if conversation_group is null then
+                refusal := array['8426', related_conversation::text];
+                return;
+            end if;
+            exit when conversation_group = locked;
+            perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
+            locked := conversation_group;
+        end loop;
+    else
+        perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
+    end if;
+    select s.service_id, s.name into owner
+      from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
+     where g.conversation_group_id = conversation_group for key share of g;  -- nobody ends it meanwhile
+    if owner.service_id <> own.service_id then
+        refusal := array['9610', from_service, owner.name]
+            || case when related_conversation is null
+                    then array['RELATED_CONVERSATION_GROUP', conversation_group::text]
+                    else array['RELATED_CONVERSATION', related_conversation::text] end;
+        return;
+    end if;
+    own_queue := servicebroker.own_queue(database, own.service_id, own.service_contract_id);
+    if own_queue is null then
+        refusal := array['8423', from_service];
+        return;
+    end if;
+    insert into servicebroker.conversation_groups values (conversation_group, own.service_id) on conflict do nothing;
+    insert into servicebroker.conversation_endpoints
+           (is_initiator, database_id, service_id, service_contract_id, conversation_group_id, queue_id, state,
+            encryption, lifetime, far_service, far_broker_instance, priority)
+    values (true, database, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
+            begin_conversation.encryption, clock_timestamp() + make_interval(secs => begin_conversation.lifetime), to_service,
+            case broker_instance when 'CURRENT DATABASE' then own.service_broker_guid::text else lower(broker_instance) end,
+            servicebroker.conversation_priority(database, own.service_contract_id, own.service_id, to_service))
+    returning conversation_handle, xmin <> pg_current_xact_id()::xid into handle, under_savepoint;
+    if keeps and under_savepoint then
+        kept := array[servicebroker.keep_lock(uuid_hash(conversation_group))];
+    end if;
+end $$;
+
+-- BEGIN DIALOG CONVERSATION for the owner of the schema: the handle of a new conversation.
 create or replace function servicebroker.begin_dialog(
     broker_database text, from_service text, to_service text, contract text default 'DEFAULT',
     lifetime integer default {maximum_lifetime}, broker_instance text default null,
     related_conversation_group uuid default null, encryption boolean default true
 ) returns uuid language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-    own record;
-    own_queue integer;
-    conversation_group uuid := coalesce(related_conversation_group, gen_random_uuid());
-    owner record;
-    handle uuid;
+    begun record := servicebroker.begin_conversation(
+        (select d.database_id from servicebroker.databases d where lower(d.name) = lower(broker_database)),
+        from_service, to_service, contract, lifetime, broker_instance, null, related_conversation_group, encryption,
+        null, false);
 begin
-    if from_service is null or to_service is null then perform servicebroker.refuse(8421); end if;
-    if begin_dialog.contract is null then perform servicebroker.refuse(8417); end if;
-    if to_service = '' or length(to_service) > {maximum_service_name} then
-        perform servicebroker.refuse(15151, 'use', 'service', left(to_service, 40));
-    end if;
-    if begin_dialog.lifetime is null then
-        perform servicebroker.refuse(8406, '1', '{maximum_lifetime}');
-    elsif begin_dialog.lifetime < 1 then
-        perform servicebroker.refuse(8411, begin_dialog.lifetime::text, '1', '{maximum_lifetime}');
-    end if;
-    if octet_length(broker_instance) > 256 then
-        perform servicebroker.refuse(8413, left(broker_instance, 256));
-    elsif broker_instance <> 'CURRENT DATABASE'
-       and broker_instance !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' then
-        perform servicebroker.refuse(1093, broker_instance);
-    end if;
-    if begin_dialog.encryption is null then
-        perform servicebroker.refuse(402, 'ENCRYPTION', 'NULL', 'true for ON, false for OFF');
-    end if;
-    if conversation_group = '00000000-0000-0000-0000-000000000000' then
-        perform servicebroker.refuse(8414, conversation_group::text);
-    end if;
-
-    select d.database_id, d.service_broker_guid, s.service_id, c.service_contract_id into own
-      from servicebroker.databases d
-      left join servicebroker.services s on s.database_id = d.database_id and s.name = from_service
-      left join servicebroker.service_contracts c
-        on c.database_id = d.database_id and c.name = begin_dialog.contract
-     where lower(d.name) = lower(broker_database);
-    if not found then perform servicebroker.refuse(911, broker_database); end if;
-    if own.service_id is null then perform servicebroker.refuse(8423, from_service); end if;
-    if own.service_contract_id is null then perform servicebroker.refuse(8425, begin_dialog.contract); end if;
-
-    perform pg_advisory_xact_lock({group_lock}, uuid_hash(conversation_group));
-    select s.service_id, s.name into owner
-      from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
-     where g.conversation_group_id = conversation_group for key share of g;  -- nobody ends it meanwhile
-    if owner.service_id <> own.service_id then
-        perform servicebroker.refuse(9610, from_service, owner.name, 'RELATED_CONVERSATION_GROUP', conversation_group::text);
-    end if;
-    own_queue := servicebroker.own_queue(own.database_id, own.service_id, own.service_contract_id);
-    if own_queue is null then perform servicebroker.refuse(8423, from_service); end if;
-    insert into servicebroker.conversation_groups values (conversation_group, own.service_id) on conflict do nothing;
-    insert into servicebroker.conversation_endpoints
-           (is_initiator, database_id, service_id, service_contract_id, conversation_group_id, queue_id, state,
-            encryption, lifetime, far_service, far_broker_instance, priority)
-    values (true, own.database_id, own.service_id, own.service_contract_id, conversation_group, own_queue, 'SO',
-            begin_dialog.encryption, clock_timestamp() + make_interval(secs => begin_dialog.lifetime), to_service,
-            case broker_instance when 'CURRENT DATABASE' then own.service_broker_guid::text else lower(broker_instance) end,
-            servicebroker.conversation_priority(own.database_id, own.service_contract_id, own.service_id, to_service))
-    returning conversation_handle into handle;
-    return handle;
+    if begun.refusal = array['8442'] then perform servicebroker.refuse(911, broker_database); end if;
+    perform servicebroker.refuse_with(begun.refusal);
+    return begun.handle;
 end $$;
 
--- SEND: the sequence number of the message. What is sent later, from wherever, waits behind it: the conversation is
--- parked (engine/transmission.py). The locks are those of engine/endpoints.py and engine/opening.py, in their order.
-create or replace function servicebroker.send(handle uuid, message_type text default 'DEFAULT', body bytea default '')
-returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+-- Something was put into the transmission queue.
+create or replace function servicebroker.ring_transmission() returns void language plpgsql as $$
+begin
+    perform pg_notify('{delivery_channel}', '');
+    if exists (select from servicebroker.waiting_readers where queue_id = 0) then  -- the daemon sleeps
+        perform pg_notify('servicebroker', '0');
+    end if;
+end $$;
+
+-- SEND of messages of one type: the sequence number of the first. What is sent later, from wherever, waits behind them:
+-- the conversation is parked (engine/transmission.py). The locks are those of engine/endpoints.py and
+-- engine/opening.py, in their order. With identities, those must be allowed to, and know the handle in that database.
+create or replace function servicebroker.send_on(
+    handle uuid, message_type text, bodies bytea[], database integer, identities integer[],
+    out number bigint, out refusal text[]
+) language plpgsql as $$
 declare
     sender record;
     usage record;
     own record;
-    number bigint;
+    many integer := cardinality(bodies);
 begin
-    if handle is null then perform servicebroker.refuse(8418); end if;
-    if body is null then perform servicebroker.refuse(8433); end if;
-    if octet_length(body) > {maximum_body} then perform servicebroker.refuse(8459, '{maximum_body}'); end if;
+    refusal := case
+        when handle is null then array['8418']
+        when coalesce(many, 0) = 0 or array_position(bodies, null) is not null then array['8433']
+        when (select max(octet_length(body)) from unnest(bodies) body) > {maximum_body} then array['8459', '{maximum_body}']
+        when identities is not null then servicebroker.conversation_refusal('SEND', handle, database, identities)
+    end;
+    if refusal is not null then return; end if;
 
     perform pg_advisory_xact_lock_shared({delivery_lock}, 0),
             pg_advisory_xact_lock_shared({service_lock}, hashtext(e.far_service))
@@ -134,9 +255,11 @@ begin
     select e.*, peer.state as peer_state into sender from servicebroker.conversation_endpoints e
       left join servicebroker.conversation_endpoints peer on peer.conversation_handle = e.far_handle
      where e.conversation_handle = handle;
-    if not found then perform servicebroker.refuse(8426, handle::text); end if;
-    if sender.state not in ('SO', 'CO') then perform servicebroker.refuse(8429, sender.state); end if;
-    if sender.lifetime <= clock_timestamp() then perform servicebroker.refuse(8429, 'ER'); end if;
+    if not found then refusal := array['8426', handle::text];
+    elsif sender.state not in ('SO', 'CO') then refusal := array['8429', sender.state];
+    elsif sender.lifetime <= clock_timestamp() then refusal := array['8429', 'ER'];
+    end if;
+    if refusal is not null then return; end if;
 
     select t.message_type_id, t.validation, u.is_sent_by_initiator, u.is_sent_by_target into usage
       from servicebroker.message_types t
@@ -144,43 +267,52 @@ begin
         on u.database_id = t.database_id and u.message_type_id = t.message_type_id
        and u.service_contract_id = sender.service_contract_id
      where t.database_id = sender.database_id and t.name = message_type;
-    if not found then perform servicebroker.refuse(8428, message_type); end if;
-    if usage.is_sent_by_initiator is null then perform servicebroker.refuse(8431, message_type); end if;
-    if sender.is_initiator and not usage.is_sent_by_initiator then perform servicebroker.refuse(8432, message_type); end if;
-    if not sender.is_initiator and not usage.is_sent_by_target then perform servicebroker.refuse(8434, message_type); end if;
+    if not found then refusal := array['8428', message_type];
+    elsif usage.is_sent_by_initiator is null then refusal := array['8431', message_type];
+    elsif sender.is_initiator and not usage.is_sent_by_initiator then refusal := array['8432', message_type];
+    elsif not sender.is_initiator and not usage.is_sent_by_target then refusal := array['8434', message_type];
+    end if;
+    if refusal is not null then return; end if;
 
     -- RETENTION: the own queue keeps a copy (engine/retention.py)
     select q.name, q.is_retention_enabled, q.is_enqueue_enabled into own
       from servicebroker.queues q where q.queue_id = sender.queue_id;
-    if own.is_retention_enabled and not own.is_enqueue_enabled then perform servicebroker.refuse(9618, own.name); end if;
+    if own.is_retention_enabled and not own.is_enqueue_enabled then
+        refusal := array['9618', own.name];
+        return;
+    end if;
     if own.is_retention_enabled then
         execute format(
             'insert into servicebroker.retained_%s (status, priority, conversation_group_id, conversation_handle, '
             'message_sequence_number, service_id, service_contract_id, message_type_id, validation, is_shared, '
-            'message_body) values (3, $1, $2, $3, $4, $5, $6, $7, $8, false, $9)', sender.queue_id)
+            'message_body) select 3, $1, $2, $3, $4 + place - 1, $5, $6, $7, $8, false, nullif(body, $10) '
+            'from unnest($9) with ordinality given (body, place) order by place', sender.queue_id)
         using sender.priority, sender.conversation_group_id, handle, sender.send_sequence, sender.service_id,
-              sender.service_contract_id, usage.message_type_id, usage.validation, nullif(body, '');
+              sender.service_contract_id, usage.message_type_id, usage.validation, bodies, ''::bytea;
     end if;
 
-    perform nextval('servicebroker.sent_in_sql');  -- SQL SEND Total
+    perform nextval('servicebroker.sent_in_sql') from generate_series(1, many);  -- SQL SEND Total
+    number := sender.send_sequence;
     if sender.peer_state in ('DO', 'CD') then  -- it has ended and cannot say so yet: counted and dropped
-        update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1
+        update servicebroker.conversation_endpoints set send_sequence = send_sequence + many
          where conversation_handle = handle;
-        return sender.send_sequence;
+        return;
     end if;
-    update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, state = 'CO', far_queue_id = null
+    update servicebroker.conversation_endpoints set send_sequence = send_sequence + many, state = 'CO', far_queue_id = null
      where conversation_handle = handle;
     insert into servicebroker.transmission_queue
            (conversation_handle, message_sequence_number, message_type_name, message_body)
-    values (handle, sender.send_sequence, message_type, nullif(body, ''));
-    perform pg_notify('{delivery_channel}', '');
-    if exists (select from servicebroker.waiting_readers where queue_id = 0) then  -- the daemon sleeps
-        perform pg_notify('servicebroker', '0');
-    end if;
-    return sender.send_sequence;
+    select handle, number + place - 1, message_type, nullif(body, '')
+      from unnest(bodies) with ordinality given (body, place);
+    perform servicebroker.ring_transmission();
 end $$;
 
-revoke execute on function
-    servicebroker.begin_dialog(text, text, text, text, integer, text, uuid, boolean),
-    servicebroker.send(uuid, text, bytea)
-from public;
+-- SEND for the owner of the schema: the sequence number of the message.
+create or replace function servicebroker.send(handle uuid, message_type text default 'DEFAULT', body bytea default '')
+returns bigint language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    sent record := servicebroker.send_on(handle, message_type, array[body], null, null);
+begin
+    perform servicebroker.refuse_with(sent.refusal);
+    return sent.number;
+end $$;

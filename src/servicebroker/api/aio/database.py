@@ -66,6 +66,7 @@ class AsyncDatabase(
         name: as it was given.
         user: the principal whose permissions count.
         catalog: what this process remembers for that principal.
+        engine: the verbs as steps, on the tables or, for a restricted role, through the fence.
     """
 
     def __init__(self, instance: AsyncInstance, name: str, user: User) -> None:
@@ -74,6 +75,7 @@ class AsyncDatabase(
         self.name = name
         self.user = user
         self.catalog = instance.catalog_of(user)
+        self.engine = instance.engine(user, self.catalog, instance)
 
     @property
     def database(self) -> AsyncDatabase:  # type: ignore[override] # read-only here
@@ -195,7 +197,7 @@ class AsyncDatabase(
         """`_define`, with the database for itself. Who may not do it ends nobody."""
 
         def authorized() -> Steps[T]:
-            yield from databases.check_database(self.database_id)
+            yield from self.engine.check_database()
             return (yield from rights.authorized(steps(), self.user, statement))
 
         await self._do(rights.authorize(self.user, statement))
@@ -217,7 +219,7 @@ class AsyncDatabase(
 
         def locked() -> Steps[T]:
             yield alter.lock_catalog()
-            yield from databases.check_database(self.database_id)
+            yield from self.engine.check_database()
             return (yield from steps)
 
         async with self.transaction() as transaction:
@@ -230,7 +232,7 @@ class AsyncDatabase(
 
     async def _do(self, steps: Steps[T]) -> T:
         async with self.instance.connection() as connection, translated():
-            return await run_alone(connection, databases.in_broker(self.database_id, steps))
+            return await run_alone(connection, self.engine.in_broker(steps))
 
     def _received(self, queue_id: int, transaction: int) -> None:
         self.instance.poison.committed([queue_id])

@@ -21,11 +21,11 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.rush import Rush
+from servicebroker.engine.direct import Direct
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
 from servicebroker.store.aio.connection import connect
-from servicebroker.store.aio.running import execute, run_alone
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.aio.running import run_alone
 
 _LOOK = 0.5  # seconds between looks at whether the instance was closed
 
@@ -38,8 +38,9 @@ class Doorbell:
             that may have changed.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, engine: type[Direct]) -> None:
         self._url = url
+        self._engine = engine
         self._lock = Lock()
         self._waiting: dict[int, list[Bell]] = {}
         self._registered: set[int] = set()
@@ -127,7 +128,7 @@ class Doorbell:
             try:
                 registrar = self._registrar = self._registrar or await self._connect()
                 wanted = [queue_id for queue_id in self._waiting if not self._is_rushed(queue_id)]
-                await run_alone(registrar, _list(wanted))
+                await run_alone(registrar, self._engine.wait_for(wanted))
                 self._registered = set(wanted)
                 return
             except (psycopg.Error, InstanceError):
@@ -139,8 +140,7 @@ class Doorbell:
         """The last number of arrival that a message of the queue has drawn; None where it cannot be told."""
         if self._registrar is not None:
             with contextlib.suppress(psycopg.Error):
-                rows = await execute(self._registrar, f"select last_value from servicebroker.queue_{queue_id}_order")
-                return int(rows[0][0])
+                return await run_alone(self._registrar, self._engine.drawn(queue_id))
         return None
 
     async def _connect(self) -> psycopg.AsyncConnection[Any]:
@@ -253,17 +253,3 @@ def _wake_one(bells: Sequence[Bell], *, several: bool) -> None:
     first = min(able, key=lambda bell: not bell.sleeps, default=None)
     if first is not None:
         first.ring(several=several)
-
-
-def _list(queue_ids: list[int]) -> Steps[None]:
-    """Be notified of messages for these queues, and for no others. Who comes sweeps the rows of those that died."""
-    if not queue_ids:
-        yield Statement("delete from servicebroker.waiting_readers where pid = pg_backend_pid()")
-        return
-    yield Statement(
-        "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
-        "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
-        "insert into servicebroker.waiting_readers (queue_id, pid) "
-        "select queue_id, pg_backend_pid() from unnest($1::int[]) as queue_id on conflict do nothing",
-        (queue_ids,),
-    )

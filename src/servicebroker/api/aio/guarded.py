@@ -17,7 +17,6 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.engine import failed_messages
 from servicebroker.engine.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
@@ -51,6 +50,7 @@ class AsyncGuard:
 
     def __init__(self, database: AsyncDatabase, queue: str, policy: Policy) -> None:
         self._database = database
+        self._engine = database.engine
         self._queue = queue
         self._policy = policy
         self._failing: set[UUID] = set()  # conversations whose message we have counted a failure of
@@ -69,7 +69,7 @@ class AsyncGuard:
 
     async def rest(self, connection: AsyncDirectConnection) -> None:
         """There is nothing to take: forget the failures of messages that others have dealt with."""
-        await run_alone(connection, failed_messages.sweep(await self._queue_id()))
+        await run_alone(connection, self._engine.sweep_failures(await self._queue_id()))
 
     async def _process(self, transaction: AsyncTransaction, messages: list[Message], procedure: Procedure) -> None:
         ahead, failure = transaction.connection.ahead, None
@@ -98,7 +98,7 @@ class AsyncGuard:
     async def _succeeded(self, transaction: AsyncTransaction, messages: list[Message]) -> None:
         failed = self._failing.intersection(message.conversation_handle for message in messages)
         if failed and not transaction._is_over():
-            await transaction._do(failed_messages.forget(list(failed)))
+            await transaction._do(self._engine.forget_failures(list(failed)))
             self._failing -= failed
         transaction._let_commit_travel()
 
@@ -109,7 +109,7 @@ class AsyncGuard:
             return
         (message,) = messages
         now, text = self._database.instance.clock(), _told(problem)
-        before = await transaction._do(failed_messages.find_failures(message)) or Tracked(0, now, text)
+        before = await transaction._do(self._engine.find_failures(message)) or Tracked(0, now, text)
         known = before._replace(failures=before.failures + 1)
         verdict = checked_verdict(
             self._policy(Failure(message, problem, known.failures, known.first_failed_at, known.first_error, now))
@@ -119,18 +119,18 @@ class AsyncGuard:
             queue_id = await self._queue_id()
             await transaction._put_back(
                 message.conversation_group_id,
-                failed_messages.track(queue_id, message, known, text, now, float(verdict.after)),
+                self._engine.track_failure(queue_id, message, known, text, float(verdict.after)),
             )
             await finish(self.rest(transaction.connection))
             return
-        await transaction._do(failed_messages.forget([message.conversation_handle]))
+        await transaction._do(self._engine.forget_failures([message.conversation_handle]))
         self._failing.discard(message.conversation_handle)
         if isinstance(verdict, EndWithError):
             await transaction.end_conversation(message.conversation_handle, error=(verdict.code, verdict.description))
         elif isinstance(verdict, SetAside):
             trace = _storable("".join(traceback.format_exception(problem)))
-            database_id, queue_id = self._database.database_id, await self._queue_id()
-            await transaction._do(failed_messages.set_aside(database_id, queue_id, message, known, text, trace, now))
+            queue_id = await self._queue_id()
+            await transaction._do(self._engine.set_aside(queue_id, message, known, text, trace))
         elif isinstance(verdict, Reply):
             await _reply(transaction, message.conversation_handle, verdict)
 

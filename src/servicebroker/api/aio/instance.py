@@ -21,14 +21,15 @@ from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.doorbell import Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
-from servicebroker.api.aio.transaction import release_kept
+from servicebroker.api.aio.rights import AsyncRights
+from servicebroker.api.aio.transaction import release_kept, translated
 from servicebroker.api.aio.upkeep import Upkeep, tell
 from servicebroker.api.preparation import prepare
 from servicebroker.api.tally import Tally
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.check import Report, check
-from servicebroker.engine.databases import ensure_database, find_database
-from servicebroker.engine.principals import find_user
+from servicebroker.engine.direct import Direct
+from servicebroker.engine.poison import Disabled
 from servicebroker.engine.site import find_instance
 from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
@@ -44,6 +45,7 @@ from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.keys import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.server_clock import Clock, ServerClock, system_time
+from servicebroker.store.statements import Steps
 
 UPKEEP = 30.0  # seconds between two looks of the background for what is due
 _LOG = logging.getLogger("servicebroker")
@@ -70,7 +72,7 @@ def _key_folder(target: str, given: str | os.PathLike[str] | None) -> KeyFolder 
     return None if is_url(target) else KeyFolder(Path(target) / "keys")
 
 
-class AsyncInstance(AsyncNetwork):
+class AsyncInstance(AsyncNetwork, AsyncRights):
     """An instance; open it with a `with` block or `open`, and close it.
 
     Attributes:
@@ -79,6 +81,7 @@ class AsyncInstance(AsyncNetwork):
         clock: gives every rule its time: that of the PostgreSQL server, unless another one was given.
         events: what happened in this process that an administrator wants to know.
         maximum_body: how many bytes the body of a message may have that is sent here.
+        engine: the verbs as its PostgreSQL role may do them, which opening it has found out.
     """
 
     works_as_user = False  # whether its databases are those of one user of one of them, as in an activated task
@@ -101,7 +104,8 @@ class AsyncInstance(AsyncNetwork):
         self.catalog = self._new_catalog()
         self._catalogs: dict[User, Catalog] = {}
         self.events = Events()
-        self.poison = PoisonDetector(self.connection, self.clock, self.events, self.tally)
+        self.engine: type[Direct] = Direct
+        self.poison = PoisonDetector(self.connection, self.clock, self._disable_queue, self.events, self.tally)
         self._connections = connections
         self._interval = upkeep
         self._looking, self._looked = Lock(), -math.inf
@@ -126,11 +130,11 @@ class AsyncInstance(AsyncNetwork):
             self._server = await finish(in_thread(EmbeddedServer.start, Path(self.url)))
             self.url = self._server.url
         try:
-            await in_thread(prepare, self.url, self.clock)
-            self.doorbell = Doorbell(self.url)
+            self.engine = await in_thread(prepare, self.url, self.clock)
+            self.doorbell = Doorbell(self.url, self.engine)
             self._pool = pool(self.url, self._connections)
             await self._pool.open()
-            if self._interval:
+            if self._interval and self.engine.has_upkeep:
                 self._upkeep = Upkeep(self.url, self.clock, self._interval, self.tally, self._new_catalog)
         except BaseException:
             await finish(self.close())
@@ -147,10 +151,9 @@ class AsyncInstance(AsyncNetwork):
             BrokerError: 911 when it does not exist, 916 the principal may not connect, 15517 no such user, or one that
                 this role may not act as.
         """
-        find = ensure_database if create else find_database
-        async with self.connection() as connection:
-            database_id = await run_alone(connection, find(name))
-            return AsyncDatabase(self, name, await run_alone(connection, find_user(database_id, user)))
+        async with self.connection() as connection, translated():
+            database_id = await run_alone(connection, self.engine.find_database(name, create=create))
+            return AsyncDatabase(self, name, await run_alone(connection, self.engine.find_user(database_id, user)))
 
     async def key_folder(self) -> KeyFolder:
         """Where the private keys of the instance are: what it was opened with, or `keys` in its data folder.
@@ -188,12 +191,12 @@ class AsyncInstance(AsyncNetwork):
 
     async def status(self) -> tuple[list[QueueStatus], Waiting]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
-        async with self.connection() as connection:
+        async with self.connection() as connection, translated():
             return await run(connection, queue_statuses()), await run(connection, transmission_status())
 
     async def check(self) -> Report:
         """DBCC CHECKDB for the broker: whether all that is stored holds together. Reads every queue."""
-        async with self.connection() as connection:
+        async with self.connection() as connection, translated():
             return await run(connection, check(self.clock()))
 
     def connection(self) -> AbstractAsyncContextManager[AsyncDirectConnection]:
@@ -242,10 +245,14 @@ class AsyncInstance(AsyncNetwork):
             await self._upkeep.close()
         if self._pool is not None:
             await self.doorbell.close()
-            await self._tell(self._pool)
+            if self.engine.has_upkeep:
+                await self._tell(self._pool)
             await self._pool.close()
         if self._server is not None:
             await in_thread(self._server.close)
+
+    def _disable_queue(self, queue_id: int) -> Steps[Disabled | None]:
+        return self.engine.disable_queue(queue_id, self.clock())
 
     async def _tell(self, connections: AsyncDirectPool) -> None:
         """Add to the totals what was counted last, if that is to be had at once."""

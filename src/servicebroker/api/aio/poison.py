@@ -13,12 +13,13 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.tally import Tally
-from servicebroker.engine.poison import disable_queue, outcomes
+from servicebroker.engine.poison import Disabled, outcomes
 from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.poison import Rollbacks, reason
 from servicebroker.store.aio.running import in_transaction, run
+from servicebroker.store.statements import Steps
 
 _LOG = logging.getLogger("servicebroker")
 
@@ -26,11 +27,22 @@ Connections = Callable[[], AbstractAsyncContextManager[psycopg.AsyncConnection[A
 
 
 class PoisonDetector:
-    """Switches a queue off after five rollbacks in a row. `connections` lends one that no transaction is open on."""
+    """Switches a queue off, by `disable`, after five rollbacks in a row.
 
-    def __init__(self, connections: Connections, clock: Callable[[], datetime], events: Events, tally: Tally) -> None:
+    `connections` lends one that no transaction is open on.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        clock: Callable[[], datetime],
+        disable: Callable[[int], Steps[Disabled | None]],
+        events: Events,
+        tally: Tally,
+    ) -> None:
         self._connections = connections
         self._clock = clock
+        self._disable_queue = disable
         self._events = events
         self._tally = tally
         self._rollbacks = Rollbacks()
@@ -106,7 +118,7 @@ class PoisonDetector:
 
     async def _disable(self, connection: psycopg.AsyncConnection[Any], queue_id: int) -> None:
         try:
-            disabled = await in_transaction(connection, disable_queue(queue_id, self._clock()))
+            disabled = await in_transaction(connection, self._disable_queue(queue_id))
         except psycopg.Error as problem:
             _LOG.error("%s (%s)", BrokerError(8405, "of the queue", queue_id, problem.sqlstate, 1), problem)
             return

@@ -15,7 +15,6 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api import tracing
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
-from servicebroker.engine.databases import in_broker
 from servicebroker.engine.endpoints import keep_lock
 from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.errors import InstanceError
@@ -49,7 +48,7 @@ class AsyncJoinedTransaction(AsyncVerbs):
     async def _do(self, steps: Steps[T]) -> T:
         async with translated():
             await kept.settle(self.connection)
-            steps = in_broker(self.database.database_id, steps)
+            steps = self.database.engine.in_broker(steps)
             if self.connection.autocommit and is_idle(self.connection):
                 return await run_alone(self.connection, steps)
             result = await run(self.connection, steps)
@@ -218,7 +217,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 "begin another one."
             )
         async with translated():
-            return await run(self.connection, in_broker(self.database.database_id, steps))
+            return await run(self.connection, self.database.engine.in_broker(steps))
 
     def _check_open(self) -> None:
         if self._ended:

@@ -17,6 +17,7 @@ from servicebroker.api.tally import Tally
 from servicebroker.engine.built_in import answer_built_in
 from servicebroker.engine.catalog import Catalog
 from servicebroker.engine.endpoints import remove_closed
+from servicebroker.engine.event_notifications import post_left
 from servicebroker.engine.route_answers import take_answers
 from servicebroker.engine.shared_bodies import remove_unread
 from servicebroker.engine.totals import add_totals
@@ -26,7 +27,7 @@ from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
 from servicebroker.store.aio.connection import connect
-from servicebroker.store.aio.running import in_transaction, run
+from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.statements import Steps
 from servicebroker.store.verbs import DELIVERY_CHANNEL
@@ -182,6 +183,8 @@ async def deliver(
         _LOG.error("%s", failure)
     for handle in answers.left:
         await in_transaction(connection, deliver_conversation(catalog(), handle, now))
+    for problem in await run_alone(connection, post_left(now)):
+        _LOG.error("%s", problem)
     is_left = await in_transaction(connection, deliver_left_over(catalog(), now, since))
     is_left |= await in_transaction(connection, answer_built_in(now))
     return is_left or answers.again

@@ -12,10 +12,8 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api import tracing
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import begin, end, move, multicast, receive, send, traces, transmission
-from servicebroker.engine.catalog import Labels, Queue, find_labels, find_queue
-from servicebroker.engine.conversation_events import watched
+from servicebroker.engine import receive
+from servicebroker.engine.catalog import Queue
 from servicebroker.engine.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
@@ -59,7 +57,7 @@ class AsyncVerbs(ABC):
         """`_do`, for what makes a transaction one of the broker's, and changes the conversations of these handles."""
         self._works()
         if self.database.instance.events.watches_conversations and (handles or deed):
-            steps = watched(deed, steps, handles, self._tell, many=many, groups=groups)
+            steps = self.database.engine.watched(deed, steps, handles, self._tell, many=many, groups=groups)
         return await self._do(steps)
 
     def _tell(self, event: Happened) -> None:
@@ -125,8 +123,7 @@ class AsyncVerbs(ABC):
             BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093; 8494 without RECEIVE on the
                 service's queue, 229 without REFERENCES on the contract.
         """
-        steps = begin.begin_dialog(
-            self.database.database_id,
+        steps = self.database.engine.begin_dialog(
             from_service,
             to_service,
             broker_instance=broker_instance,
@@ -135,12 +132,9 @@ class AsyncVerbs(ABC):
             related_conversation_group=related_conversation_group,
             lifetime=lifetime,
             encryption=encryption,
-            now=self.database.instance.clock(),
         )
         return await self._verb(
-            rights.authorized(
-                steps, self.database.user, "BEGIN DIALOG", rights.queue_of(from_service), rights.contracts([contract])
-            ),
+            steps,
             Deed.BEGIN,
             [] if related_conversation is None else [related_conversation],
             [] if related_conversation_group is None else [related_conversation_group],
@@ -167,25 +161,18 @@ class AsyncVerbs(ABC):
         """
         if not isinstance(handle, UUID | None):
             return await self._multicast(handle, message_type, body)
-        catalog, instance = self.database.catalog, self.database.instance
+        engine, catalog = self.database.engine, self.database.catalog
         return await self._sending(
-            lambda: send.send(
-                catalog, handle, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
-            ),
+            lambda: engine.send(handle, message_type, body),
             lambda: catalog.forget(handle),
             [handle],
             message_type,
         )
 
     async def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
-        catalog, instance = self.database.catalog, self.database.instance
+        engine = self.database.engine
         return await self._sending(
-            lambda: multicast.send_multicast(
-                catalog, handles, message_type, body, now=instance.clock(), maximum_body=instance.maximum_body
-            ),
-            lambda: None,
-            handles,
-            message_type,
+            lambda: engine.send_multicast(handles, message_type, body), lambda: None, handles, message_type
         )
 
     async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
@@ -200,14 +187,7 @@ class AsyncVerbs(ABC):
         database = self.database
         given = read_once(bodies)
         return await self._sending(
-            lambda: send.send_batch(
-                database.catalog,
-                handle,
-                message_type,
-                given,
-                now=database.instance.clock(),
-                maximum_body=database.instance.maximum_body,
-            ),
+            lambda: database.engine.send_batch(handle, message_type, given),
             lambda: database.catalog.forget(handle),
             [handle],
             message_type,
@@ -239,10 +219,10 @@ class AsyncVerbs(ABC):
         handles: Sequence[UUID],
         many: int,
     ) -> Sent:
-        now, problem = self.database.instance.clock(), None
+        engine, problem = self.database.engine, None
         try:
             return await self._remembering(
-                lambda: traces.sent(verb(), handles, many, tracing.packed(span), now), forget, handles, many
+                lambda: engine.sent_with_trace(verb(), handles, many, tracing.packed(span)), forget, handles, many
             )
         except BaseException as raised:
             problem = raised
@@ -259,18 +239,15 @@ class AsyncVerbs(ABC):
             if alone:
                 await shelter(self._learn_names())
             else:
-                await self._do(self._names())
+                await self._do(self.database.engine.find_labels(anew=True))
             return receive.named(rows, receive.nameless(labels[database_id]))
-
-    def _names(self) -> Steps[Labels]:
-        return find_labels(self.database.catalog, self.database.database_id, anew=True)
 
     async def _learn_names(self) -> None:
         """Of messages that nobody else can receive any more: here, and when that fails on other connections."""
         problem: Exception | None = None
         for do in (self._do, *[self.database._do] * _ATTEMPTS):
             try:
-                await do(self._names())
+                await do(self.database.engine.find_labels(anew=True))
                 return
             except (ServiceBrokerError, psycopg.Error) as refused:
                 problem = refused
@@ -285,7 +262,7 @@ class AsyncVerbs(ABC):
 
     async def _begin_span(self, queue: str, messages: Sequence[Message]) -> None:
         sent = [(m.conversation_handle, m.message_sequence_number) for m in messages if not (m.is_timer or m.is_error)]
-        span = tracing.begin_receive(queue, messages, await self._do(traces.take(sent)))
+        span = tracing.begin_receive(queue, messages, await self._do(self.database.engine.take_traces(sent)))
         if span is not None:
             self._process(span)
 
@@ -325,22 +302,12 @@ class AsyncVerbs(ABC):
                 8468 when a service of the queue was altered or dropped.
         """
         check_wait(wait)
-        catalog, database_id = self.database.catalog, self.database.database_id
+        engine, catalog = self.database.engine, self.database.catalog
         found = await self._find(queue)
         choosy = conversation_handle is not None or conversation_group_id is not None
 
         def look() -> Steps[tuple[int, receive.Received]]:
-            there = yield from find_queue(catalog, database_id, queue)
-            return there.queue_id, (
-                yield from receive.receive(
-                    catalog,
-                    there,
-                    top=top,
-                    conversation_handle=conversation_handle,
-                    conversation_group_id=conversation_group_id,
-                    now=self.database.instance.clock(),
-                )
-            )
+            return engine.receive(queue, top, conversation_handle, conversation_group_id)
 
         async def once() -> list[Message]:
             await self.database.instance.poison.look(found.queue_id)
@@ -370,18 +337,13 @@ class AsyncVerbs(ABC):
                 service of the queue was altered or dropped.
         """
         check_wait(wait)
-        catalog, database_id = self.database.catalog, self.database.database_id
+        engine, catalog = self.database.engine, self.database.catalog
         found = await self._find(queue)
 
-        def look() -> Steps[UUID | None]:
-            there = yield from find_queue(catalog, database_id, queue)
-            yield from rights.authorize(
-                self.database.user, "GET CONVERSATION GROUP", rights.queue_number(there.queue_id)
-            )
-            return (yield from receive.get_conversation_group(there, now=self.database.instance.clock()))
-
         async def once() -> UUID | None:
-            group = await self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            group = await self._remembering(
+                lambda: engine.get_conversation_group(queue), lambda: catalog.forget_queue(found.queue_id)
+            )
             self.database.instance.looked(group is not None)
             return group
 
@@ -395,16 +357,7 @@ class AsyncVerbs(ABC):
         Raises:
             BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
         """
-        await self._verb(
-            rights.authorized(
-                move.move_conversation(handle, group),
-                self.database.user,
-                "MOVE CONVERSATION",
-                rights.conversation(handle),
-            ),
-            None,
-            [handle],
-        )
+        await self._verb(self.database.engine.move_conversation(handle, group), None, [handle])
 
     async def _find(self, queue: str) -> Queue:
         """The queue of that name; it takes no connection when this process remembers it."""
@@ -412,7 +365,7 @@ class AsyncVerbs(ABC):
         known = catalog.queues.get((database_id, queue)) if isinstance(queue, str) else None
         if known is not None:
             return known
-        return await self._do(find_queue(catalog, database_id, queue))
+        return await self._do(self.database.engine.find_queue(queue))
 
     async def _waiting(self, queue: str, once: Callable[[], Awaitable[T]], wait: float, *, choosy: bool) -> T | None:
         """WAITFOR: what `once` returns as soon as it is something, or after `wait` seconds."""
@@ -425,7 +378,7 @@ class AsyncVerbs(ABC):
         deadline = time.monotonic() + wait
 
         def changes() -> Awaitable[int]:
-            return self._do(receive.service_changes(there))
+            return self._do(self.database.engine.service_changes(there))
 
         async with doorbell.listening(there.queue_id, choosy=choosy) as bell:
             services = doorbell.service_changes.get(there.queue_id)
@@ -464,12 +417,8 @@ class AsyncVerbs(ABC):
                 ended on this side, by others than db_owner.
         """
 
-        def steps() -> Steps[None]:
-            yield from rights.authorize_end(self.database.user, handle, cleanup=cleanup)
-            yield from end.end_conversation(handle, now=self.database.instance.clock(), error=error, cleanup=cleanup)
-
         deed = Deed.END_WITH_CLEANUP if cleanup else Deed.END if error is None else Deed.END_WITH_ERROR
-        await self._verb(steps(), deed, [handle])
+        await self._verb(self.database.engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle])
 
     async def get_transmission_status(self, handle: UUID) -> str:
         """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
@@ -480,7 +429,7 @@ class AsyncVerbs(ABC):
         Raises:
             BrokerError: 8418, 402 what is no handle.
         """
-        return await self._do(transmission.get_transmission_status(self.database.database_id, handle))
+        return await self._do(self.database.engine.get_transmission_status(handle))
 
     async def begin_conversation_timer(self, handle: UUID, timeout: int) -> None:
         """BEGIN CONVERSATION TIMER: after `timeout` seconds a DialogTimer message comes into the own queue.
@@ -488,7 +437,4 @@ class AsyncVerbs(ABC):
         Raises:
             BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
         """
-        steps = begin.begin_conversation_timer(handle, timeout, now=self.database.instance.clock())
-        await self._verb(
-            rights.authorized(steps, self.database.user, "BEGIN CONVERSATION TIMER", rights.conversation(handle))
-        )
+        await self._verb(self.database.engine.begin_conversation_timer(handle, timeout))

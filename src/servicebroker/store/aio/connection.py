@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
@@ -32,7 +33,7 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
     """
     try:
-        connection = await AsyncDirectConnection.connect(url, **_settings(application_name))
+        connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name))
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -50,7 +51,7 @@ def pool(url: str, size: int) -> AsyncDirectPool:
     return AsyncDirectPool(
         url,
         connection_class=AsyncDirectConnection,
-        kwargs=_settings("servicebroker"),
+        kwargs=_settings(url, "servicebroker"),
         min_size=1,
         max_size=size,
         reconnect_timeout=5,  # then whoever asks next tries again, instead of waiting out ever longer pauses
@@ -77,11 +78,12 @@ async def _set_up(connection: AsyncDirectConnection) -> None:
         await connection.execute("set idle_session_timeout = 0")
 
 
-def _settings(application_name: str) -> dict[str, Any]:
+def _settings(url: str, application_name: str) -> dict[str, Any]:
+    given = conninfo_to_dict(url).get("options") or ""
     return {
         "autocommit": True,
         "application_name": application_name,
-        "options": _OPTIONS,
+        "options": f"{given} {_OPTIONS}",  # ours count more
         "connect_timeout": 10,
         # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
         "prepare_threshold": None,

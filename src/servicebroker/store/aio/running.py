@@ -76,7 +76,7 @@ async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) 
         if statement.locks:
             kept.doubt(connection)
         raise
-    if statement.locks and rows and rows[0][-1] is not None:
+    if statement.locks and rows and rows[0][-1] not in (None, []):
         kept.note(connection, rows[0][-1])
     return rows
 

@@ -1,8 +1,8 @@
 """The schema, step by step: each file is applied once, in the order of its number.
 
 A change of the queue template (`store/queue.sql`), of the catalog views (`store/views.sql`), of the server's verbs
-(`store/verbs.sql`) or of what translated T-SQL calls (`store/tsql/`) ships with a migration, an empty one if need be,
-because what they make is made again whenever one was applied.
+(`store/verbs.sql`, `store/fence.sql`) or of what translated T-SQL calls (`store/tsql/`) ships with a migration, an
+empty one if need be, because what they make is made again whenever one was applied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servicebroker.store import locks
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute
 from servicebroker.store.tsql import library
-from servicebroker.store.verbs import verbs
+from servicebroker.store.verbs import fence, verbs
 
 
 class Migration(NamedTuple):
@@ -44,12 +44,12 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
         InstanceError: the schema is newer than this version, or cannot be made here.
     """
     try:
-        if not _missing(_applied(connection)):
+        if not _missing(applied(connection)):
             return []
         with connection.transaction():
             execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
             _ensure_table(connection)
-            new = _missing(_applied(connection))
+            new = _missing(applied(connection))
             for step in new:
                 _apply(connection, step)
             if new:
@@ -67,16 +67,16 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
     return new
 
 
-def check_whole(connection: psycopg.Connection[object]) -> None:
-    """That the schema is there as this version needs it, where it cannot be changed.
+def check_whole(applied: set[int]) -> None:
+    """That the schema has the steps that this version needs, where it cannot be changed.
 
     Raises:
-        InstanceError: it is not.
+        InstanceError: it has not.
     """
-    if missing := _missing(_applied(connection)):
+    if missing := _missing(applied):
         raise InstanceError(
-            f"The server is a standby, and the instance on it lacks step {missing[0].number} of the schema: open the "
-            "instance on the primary with this version first."
+            f"The instance lacks step {missing[0].number} of the schema, which a restricted role cannot make, nor "
+            "anybody on a standby: let the schema's owner open the instance on the primary with this version first."
         )
 
 
@@ -112,6 +112,7 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
     for text in library():
         connection.execute(sql.SQL(text))
+    connection.execute(sql.SQL(fence()))
 
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:
@@ -124,7 +125,8 @@ def _ensure_table(connection: psycopg.Connection[object]) -> None:
         )
 
 
-def _applied(connection: psycopg.Connection[object]) -> set[int]:
+def applied(connection: psycopg.Connection[object]) -> set[int]:
+    """The numbers of the steps that the schema has."""
     if not _exists(connection):
         return set()
     return {number for (number,) in execute(connection, "select number from servicebroker.migrations")}

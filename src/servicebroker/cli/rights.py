@@ -1,0 +1,116 @@
+"""`servicebroker rights`: PostgreSQL roles that may do the verbs and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from servicebroker.api.instance import Instance
+from servicebroker.cli.existing import open_existing
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.engine.rights import RoleRights, Wanted, granting, revoking
+from servicebroker.store.running import run
+from servicebroker.store.statements import Statement, Steps
+
+app = typer.Typer(no_args_is_help=True, help="PostgreSQL roles that may do the verbs and nothing else.")
+
+RoleArgument = Annotated[str, typer.Argument(metavar="ROLE", help="A PostgreSQL role; whoever may, creates it before.")]
+DatabaseOption = Annotated[str | None, typer.Option("--database", metavar="D", help="The broker database.")]
+SendOption = Annotated[
+    list[str],
+    typer.Option("--send", metavar="SERVICE", help="SEND on it, and REFERENCES on its contracts; may be repeated."),
+]
+ReceiveOption = Annotated[
+    list[str],
+    typer.Option(
+        "--receive",
+        metavar="QUEUE",
+        help="RECEIVE on it: receive, and begin, send on and end the conversations of its services; may be repeated.",
+    ),
+]
+ContractOption = Annotated[
+    list[str], typer.Option("--contract", metavar="CONTRACT", help="REFERENCES on it; may be repeated.")
+]
+SqlOption = Annotated[bool, typer.Option("--sql", help="Print the statements, and run none.")]
+
+
+@app.command()
+def grant(
+    role: RoleArgument,
+    database: DatabaseOption = None,
+    send: SendOption = [],  # noqa: B006 # typer reads it
+    receive: ReceiveOption = [],  # noqa: B006
+    contract: ContractOption = [],  # noqa: B006
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_sql: SqlOption = False,
+) -> None:
+    """Let a role do the verbs, as a user of the broker database; any right on our tables is taken from it."""
+    wanted = Wanted(database, send, receive, contract)
+    with open_existing(instance) as opened:
+        if as_sql:
+            _print(opened, granting(role, wanted))
+            return
+        opened.grant_rights(role, database=database, send=send, receive=receive, contracts=contract)
+        _show(opened.show_rights(role))
+
+
+@app.command()
+def revoke(
+    role: RoleArgument,
+    database: DatabaseOption = None,
+    send: SendOption = [],  # noqa: B006
+    receive: ReceiveOption = [],  # noqa: B006
+    contract: ContractOption = [],  # noqa: B006
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_sql: SqlOption = False,
+) -> None:
+    """Take permissions back: those that are named, all in the database, or without one every right of the role."""
+    wanted = Wanted(database, send, receive, contract)
+    with open_existing(instance) as opened:
+        if as_sql:
+            _print(opened, revoking(role, wanted))
+            return
+        opened.revoke_rights(role, database=database, send=send, receive=receive, contracts=contract)
+        _show(opened.show_rights(role))
+
+
+@app.command()
+def show(
+    role: Annotated[str | None, typer.Argument(metavar="[ROLE]", help="Every role, without it.")] = None,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a role can really do, by PostgreSQL's catalogs and the permissions of the broker."""
+    with open_existing(instance) as opened:
+        found = opened.show_rights(role)
+    if as_json:
+        typer.echo(json.dumps([one._asdict() for one in found]))
+    else:
+        _show(found)
+
+
+def _print(opened: Instance, plan: Steps[list[Statement]]) -> None:
+    with opened.connection() as connection:
+        statements = run(connection, plan)
+    typer.echo("\n".join(["begin;", *map(str, statements), "commit;"]))
+
+
+def _show(found: list[RoleRights]) -> None:
+    for one in found:
+        typer.echo(f"{one.role}: {_way(one)}")
+        for user, permissions in one.users.items():
+            typer.echo(f"  in {user}: {', '.join(permissions) or 'nothing'}")
+        for right in one.direct:
+            typer.echo(f"  past the verbs: {right}")
+    if not found:
+        typer.echo("No role but the owner's has any rights.")
+
+
+def _way(one: RoleRights) -> str:
+    if one.as_owner:
+        return f"everything, since {one.as_owner}."
+    if one.direct:
+        return "what it likes with the tables below, whatever its permissions are."
+    return "the verbs, as its permissions allow." if one.has_verbs else "nothing."

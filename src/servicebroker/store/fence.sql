@@ -1,0 +1,802 @@
+-- The fence: what a PostgreSQL role may do that has no rights on our tables. The functions of the schema
+-- servicebroker_fence run with the rights of the schema's owner, and ask for the permissions of the principal that the
+-- calling role is mapped to; a role has EXECUTE on them by `servicebroker rights grant`. What they send is parked in the
+-- transmission queue, and delivered by an instance that the owner has open. Made anew after every migration.
+--
+-- Who calls: within such a function `current_user` is the owner, and `session_user` may be somebody whose session runs
+-- the caller's code. So `me` says it, a key that only the role itself can read, by a view: what a view shows is computed
+-- as the user who reads it. The default of an argument is, too.
+-- They return refusals as rows, where the engine calls them: an exception would undo the application's transaction.
+
+create or replace view servicebroker_fence.caller with (security_barrier) as
+select key from servicebroker.fenced_roles where postgres_role = current_user;
+
+create or replace function servicebroker_fence.me() returns uuid language sql stable
+return (select key from servicebroker_fence.caller);
+
+-- model/permissions.py, as far as the functions below ask for it
+delete from servicebroker.needs;
+insert into servicebroker.needs (statement, place, class, permission, number, brought_by, of_roles) values {needs};
+
+-- ---------------------------------------------------------------- who may
+
+-- The calling principal in a database, with the roles that it is in, provided that it may connect.
+create or replace function servicebroker.caller(
+    me uuid, database integer, out identities integer[], out refusal text[], out principal_id integer, out name text
+) language plpgsql stable as $$
+#variable_conflict use_column
+declare
+    role text := (select f.postgres_role from servicebroker.fenced_roles f where f.key = me);
+begin
+    if role is null then
+        raise exception using errcode = 'insufficient_privilege',
+            message = 'servicebroker: this PostgreSQL role may not call the verbs',
+            hint = 'As the owner of the schema: servicebroker rights grant ROLE --database ... --receive ...';
+    end if;
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception using errcode = 'invalid_transaction_state',
+            message = 'servicebroker: the verbs need transactions at READ COMMITTED';
+    end if;
+    select p.principal_id, p.name into caller.principal_id, caller.name from servicebroker.principals p
+     where p.database_id = database and (p.postgres_role = role or p.principal_id = {guest})
+     order by p.postgres_role is not distinct from role desc limit 1;
+    if not found then
+        refusal := array['8442'];
+        return;
+    end if;
+    identities := array(
+        with recursive identities (id) as (
+            select unnest(array[caller.principal_id, {public}])
+             union
+            select m.role_id from servicebroker.role_members m join identities i on m.member_id = i.id
+             where m.database_id = database)
+        select id from identities);
+    if servicebroker.refusal('CONNECT', database, identities, 0, 0, {dbo}, '') is not null then
+        identities := null;
+        refusal := array['916', name, (select d.name from servicebroker.databases d where d.database_id = database)];
+    end if;
+end $$;
+
+-- Why the caller may not receive from a queue; null when it may.
+create or replace function servicebroker.receive_refusal(me uuid, queue_id integer, statement text default 'RECEIVE')
+returns text[] language plpgsql stable as $$
+#variable_conflict use_variable
+declare
+    queue record;
+    who record;
+begin
+    select q.database_id, q.owner_id, q.name into queue from servicebroker.queues q where q.queue_id = queue_id;
+    if not found then return array['15151', 'find', 'queue', queue_id::text]; end if;
+    who := servicebroker.caller(me, queue.database_id);
+    return coalesce(who.refusal, servicebroker.refusal(
+        statement, queue.database_id, who.identities, {queue}, queue_id, queue.owner_id, queue.name));
+end $$;
+
+-- ---------------------------------------------------------------- finding
+
+create or replace function servicebroker_fence.migrations(me uuid default servicebroker_fence.me())
+returns setof integer language sql stable security definer set search_path = pg_catalog, pg_temp
+begin atomic
+    select number from servicebroker.migrations where exists (select from servicebroker.fenced_roles where key = me);
+end;
+
+create or replace function servicebroker_fence.database(
+    name text, me uuid default servicebroker_fence.me(), out database_id integer, out refusal text[]
+) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    select d.database_id into database_id from servicebroker.databases d where lower(d.name) = lower(database.name);
+    refusal := case when database_id is null then array['911', name]
+                    else (servicebroker.caller(me, database_id)).refusal end;
+end $$;
+
+create or replace function servicebroker_fence.principal(
+    database integer, me uuid default servicebroker_fence.me(),
+    out database_name text, out principal_id integer, out name text, out refusal text[]
+) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    select d.name, c.principal_id, c.name, c.refusal into database_name, principal_id, principal.name, refusal
+      from servicebroker.caller(me, database) c
+      left join servicebroker.databases d on d.database_id = principal.database;
+end $$;
+
+create or replace function servicebroker_fence.is_there(database integer, me uuid default servicebroker_fence.me())
+returns boolean language plpgsql stable security definer {pinned} as $$
+begin
+    return (servicebroker.caller(me, database)).refusal is distinct from array['8442'];
+end $$;
+
+create or replace function servicebroker_fence.queue(
+    database integer, schema_name text, name text, me uuid default servicebroker_fence.me(),
+    out queue_id integer, out spelled text, out refusal text[]
+) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    refusal := (servicebroker.caller(me, database)).refusal;
+    if refusal is null then
+        select q.queue_id, q.name into queue_id, spelled from servicebroker.queues q
+         where q.database_id = database and lower(q.schema_name) = lower(queue.schema_name)
+           and lower(q.name) = lower(queue.name);
+    end if;
+end $$;
+
+-- The names behind the numbers of received messages: of services whose queue the caller may receive from (kind 1),
+-- contracts (2) and message types (3).
+create or replace function servicebroker_fence.labels(database integer, me uuid default servicebroker_fence.me())
+returns table (kind integer, id integer, name text) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+declare
+    who record := servicebroker.caller(me, database);
+begin
+    if who.refusal is not null then return; end if;
+    return query
+        select 1, s.service_id, s.name::text from servicebroker.services s join servicebroker.queues q using (queue_id)
+         where s.database_id = database
+           and servicebroker.refusal('RECEIVE', database, who.identities, {queue}, q.queue_id, q.owner_id, '') is null
+         union all
+        select 2, c.service_contract_id, c.name::text from servicebroker.service_contracts c where c.database_id = database
+         union all
+        select 3, t.message_type_id, t.name::text from servicebroker.message_types t where t.database_id = database;
+end $$;
+
+-- ---------------------------------------------------------------- BEGIN DIALOG, BEGIN CONVERSATION TIMER
+
+create or replace function servicebroker_fence.begin_conversation(
+    database integer, from_service text, to_service text, contract text, lifetime integer, broker_instance text,
+    related_conversation uuid, related_conversation_group uuid, encryption boolean,
+    me uuid default servicebroker_fence.me(), out handle uuid, out refusal text[], out kept integer[]
+) language plpgsql security definer {pinned} as $$
+declare
+    who record := servicebroker.caller(me, database);
+begin
+    refusal := who.refusal;
+    if refusal is null then
+        select c.handle, c.refusal, c.kept into handle, refusal, kept from servicebroker.begin_conversation(
+            database, from_service, to_service, contract, lifetime, broker_instance, related_conversation,
+            related_conversation_group, encryption, who.identities, true) c;
+    end if;
+end $$;
+
+-- For triggers, psql and other languages.
+create or replace function servicebroker_fence.begin_dialog(
+    broker_database text, from_service text, to_service text, contract text default 'DEFAULT',
+    lifetime integer default {maximum_lifetime}, broker_instance text default null,
+    related_conversation_group uuid default null, encryption boolean default true,
+    me uuid default servicebroker_fence.me()
+) returns uuid language plpgsql security definer {pinned} as $$
+declare
+    found record := servicebroker_fence.database(broker_database, me);
+    begun record;
+begin
+    perform servicebroker.refuse_with(found.refusal);
+    begun := servicebroker_fence.begin_conversation(
+        found.database_id, from_service, to_service, contract, lifetime, broker_instance, null,
+        related_conversation_group, encryption, me);
+    perform servicebroker.refuse_with(begun.refusal);
+    return begun.handle;
+end $$;
+
+create or replace function servicebroker_fence.begin_conversation_timer(
+    database integer, handle uuid, seconds integer, me uuid default servicebroker_fence.me(),
+    out refusal text[], out kept integer[]
+) language plpgsql security definer {pinned} as $$
+declare
+    timed record;
+begin
+    refusal := servicebroker.own_refusal(me, 'BEGIN CONVERSATION TIMER', database, handle);
+    if refusal is not null then return; end if;
+    if seconds is null or seconds < 0 then
+        refusal := array['402', 'TIMEOUT', coalesce(seconds::text, 'NULL'), 'int seconds from 0 to {maximum_lifetime}'];
+        return;
+    end if;
+    select l.refusal, l.kept into refusal, kept from servicebroker.lock_group_of(handle) l;
+    if refusal is not null then return; end if;
+    select e.state, e.lifetime into timed from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
+    if timed.state not in ({timed}) then refusal := array['8458', timed.state];
+    elsif clock_timestamp() + make_interval(secs => seconds) > timed.lifetime then refusal := array['8410'];
+    else
+        update servicebroker.conversation_endpoints set dialog_timer = clock_timestamp() + make_interval(secs => seconds)
+         where conversation_handle = handle;
+    end if;
+end $$;
+
+-- The refusal for somebody who calls a verb with a handle.
+create or replace function servicebroker.own_refusal(me uuid, statement text, database integer, handle uuid)
+returns text[] language plpgsql stable as $$
+declare
+    who record := servicebroker.caller(me, database);
+begin
+    return coalesce(
+        who.refusal,
+        case when handle is null then array['8418']
+             else servicebroker.conversation_refusal(statement, handle, database, who.identities) end);
+end $$;
+
+-- The lock of the group that a conversation is in, as `lock_group_of` in engine/endpoints.py takes it.
+create or replace function servicebroker.lock_group_of(handle uuid, out refusal text[], out kept integer[]) language plpgsql as $$
+declare
+    wanted uuid;
+    locked uuid;
+begin
+    loop
+        select e.conversation_group_id into wanted from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
+        if wanted is null then
+            refusal := array['8426', handle::text];
+            return;
+        end if;
+        exit when wanted = locked;
+        kept := array_remove(kept || servicebroker.lock_group(wanted), null);
+        locked := wanted;
+    end loop;
+end $$;
+
+-- ---------------------------------------------------------------- SEND
+
+-- One message on several conversations, or several on one: the first number on each. All are sent, or none.
+create or replace function servicebroker_fence.send_all(
+    database integer, handles uuid[], message_type text, bodies bytea[], me uuid default servicebroker_fence.me(),
+    out numbers bigint[], out refusal text[]
+) language plpgsql security definer {pinned} as $$
+declare
+    who record := servicebroker.caller(me, database);
+    sent record;
+    handle uuid;
+begin
+    refusal := case
+        when who.refusal is not null then who.refusal
+        when coalesce(cardinality(handles), 0) = 0 or array_position(handles, null) is not null then array['8418']
+        when cardinality(handles) > {maximum_handles}
+             then array['402', 'the list of handles', 'too long', '1 to {maximum_handles} handles']
+    end;
+    if refusal is not null then return; end if;
+    if cardinality(handles) = 1 then
+        sent := servicebroker.send_on(handles[1], message_type, bodies, database, who.identities);
+        numbers := array[sent.number];
+        refusal := sent.refusal;
+        return;
+    end if;
+    -- every lock that a SEND on any of them takes, in the one order of all who lock several
+    foreach handle in array handles loop
+        refusal := coalesce(refusal, servicebroker.conversation_refusal('SEND', handle, database, who.identities));
+    end loop;
+    if refusal is not null then return; end if;
+    perform pg_advisory_xact_lock_shared({delivery_lock}, 0);
+    perform pg_advisory_xact_lock_shared({service_lock}, hashtext(far_service))
+       from (select distinct far_service from servicebroker.conversation_endpoints
+              where conversation_handle = any (handles) order by far_service) services;
+    perform from servicebroker.conversation_endpoints where conversation_handle = any (handles)
+      order by conversation_id, is_initiator for update;
+    begin
+        foreach handle in array handles loop
+            sent := servicebroker.send_on(handle, message_type, bodies, database, who.identities);
+            refusal := sent.refusal;
+            if refusal is not null then
+                raise sqlstate 'SBBCK';
+            end if;
+            numbers := numbers || sent.number;
+        end loop;
+    exception
+        when sqlstate 'SBBCK' then
+            numbers := null;
+    end;
+end $$;
+
+-- For triggers, psql and other languages.
+create or replace function servicebroker_fence.send(
+    handle uuid, message_type text default 'DEFAULT', body bytea default '', me uuid default servicebroker_fence.me()
+) returns bigint language plpgsql security definer {pinned} as $$
+declare
+    database integer := (select e.database_id from servicebroker.conversation_endpoints e where e.conversation_handle = handle);
+    sent record;
+begin
+    if handle is null then perform servicebroker.refuse(8418); end if;
+    if database is null then perform servicebroker.refuse(8426, handle::text); end if;
+    sent := servicebroker_fence.send_all(database, array[handle], message_type, array[body], me);
+    perform servicebroker.refuse_with(sent.refusal);
+    return sent.numbers[1];
+end $$;
+
+-- ---------------------------------------------------------------- RECEIVE, GET CONVERSATION GROUP
+
+-- The rows of the queue's own function (queue.sql), or one with a refusal.
+create or replace function servicebroker_fence.receive(
+    queue_id integer, top integer, handle uuid, in_group uuid, me uuid default servicebroker_fence.me()
+) returns table (
+    descent smallint, conversation_handle bytea, place bigint, message_sequence_number bigint, kind bigint,
+    validation "char", message_body bytea, message_enqueue_time timestamptz, conversation_group_id uuid,
+    service_id integer, transaction_id xid8, under_savepoint boolean, refusal text[]
+) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue_id);
+    if refusal is not null then
+        return next;
+        return;
+    end if;
+    perform nextval('servicebroker.received_in_sql');
+    return query execute format(
+        'select r.*, null::text[] from servicebroker.receive_%s($1, clock_timestamp(), $2, $3) r', queue_id)
+        using coalesce(top, {all}), handle, in_group;
+end $$;
+
+create or replace function servicebroker_fence.get_conversation_group(
+    queue_id integer, me uuid default servicebroker_fence.me()
+) returns table (conversation_group_id uuid, refusal text[], kept integer) language plpgsql security definer {pinned} as $$
+begin
+    refusal := servicebroker.receive_refusal(me, queue_id, 'GET CONVERSATION GROUP');
+    if refusal is not null then
+        return next;
+        return;
+    end if;
+    return query execute format(
+        'select r.conversation_group_id, null::text[], servicebroker.lock_group(r.conversation_group_id) '
+        'from servicebroker.receive_%s(1, clock_timestamp(), only_lock => true) r', queue_id);
+end $$;
+
+-- Why RECEIVE has returned no row at all: what `_check` in engine/receive.py asks for.
+create or replace function servicebroker_fence.receivable(
+    queue_id integer, handle uuid, in_group uuid, me uuid default servicebroker_fence.me()
+) returns table (is_enabled boolean, is_handle_known boolean, is_group_known boolean, is_piped boolean)
+language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_variable
+begin
+    if servicebroker.receive_refusal(me, queue_id) is null then
+        return query
+            select q.is_receive_enabled,
+                   exists (select from servicebroker.conversation_endpoints e
+                            where e.conversation_handle = handle and e.queue_id = q.queue_id),
+                   exists (select from servicebroker.conversation_groups g join servicebroker.services s using (service_id)
+                            where g.conversation_group_id = in_group and s.queue_id = q.queue_id),
+                   exists (select from pg_locks l where l.locktype = 'advisory' and l.granted
+                              and l.mode = 'ExclusiveLock' and l.classid = {pipeline_lock} and l.objid = q.queue_id
+                              and l.objsubid = 2
+                              and l.database = (select oid from pg_database where datname = current_database()))
+              from servicebroker.queues q where q.queue_id = queue_id;
+    end if;
+end $$;
+
+-- ---------------------------------------------------------------- MOVE CONVERSATION
+
+-- engine/move.py
+create or replace function servicebroker_fence.move_conversation(
+    database integer, handle uuid, to_group uuid, me uuid default servicebroker_fence.me(),
+    out refusal text[], out kept integer[]
+) language plpgsql security definer {pinned} as $$
+declare
+    moved record;
+    target integer;
+    wanted uuid;
+    many integer;
+begin
+    refusal := case when to_group is null and handle is not null then array['8420']
+                    else servicebroker.own_refusal(me, 'MOVE CONVERSATION', database, handle) end;
+    if refusal is not null then return; end if;
+    -- nobody else may move it meanwhile; the locks of both groups in one order for everybody
+    perform pg_advisory_xact_lock({move_lock}, uuid_hash(handle));
+    for wanted in
+        select g from unnest(array[
+            (select e.conversation_group_id from servicebroker.conversation_endpoints e where e.conversation_handle = handle),
+            to_group]) g where g is not null order by uuid_hash(g)
+    loop
+        kept := array_remove(kept || servicebroker.lock_group(wanted), null);
+    end loop;
+    perform servicebroker.lock_conversation_rows(handle);
+    select e.*, q.name as queue_name, q.keeps_retained into moved
+      from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id)
+     where e.conversation_handle = handle;
+    if not found then refusal := array['8426', handle::text];
+    elsif moved.state not in ({moved}) then refusal := array['8438', moved.state];
+    else
+        select g.service_id into target from servicebroker.conversation_groups g
+         where g.conversation_group_id = to_group for key share;
+        if not found then refusal := array['8436', to_group::text];
+        elsif target <> moved.service_id then refusal := array['8439', to_group::text];
+        end if;
+    end if;
+    if refusal is not null or to_group = moved.conversation_group_id then return; end if;
+    if not pg_try_advisory_xact_lock_shared({pipeline_lock}, moved.queue_id) then
+        refusal := array['pipeline', moved.queue_name];
+        return;
+    end if;
+    update servicebroker.conversation_endpoints set conversation_group_id = to_group where conversation_handle = handle;
+    update servicebroker.arrivals set last_stamp = greatest(last_stamp, pg_current_xact_id()) where conversation_handle = handle;
+    update servicebroker.conversation_endpoints
+       set far_group_id = to_group, last_stamp = greatest(last_stamp, pg_current_xact_id())
+     where conversation_handle = moved.far_handle and far_handle = handle;
+    execute format(
+        'with numbered as materialized (select place, nextval(''servicebroker.queue_%1$s_order'') as arrival from ('
+        'select ctid as place from servicebroker.queue_%1$s where priority = $1 and conversation_group_id = $2 '
+        'and conversation_handle = $3 order by rank, queuing_order) found) '
+        'update servicebroker.queue_%1$s set conversation_group_id = $4, queuing_order = arrival, '
+        'stamp = greatest(stamp, pg_current_xact_id()), bucket = (uuid_hash($4) & 1023)::smallint '
+        'from numbered where ctid = place', moved.queue_id)
+        using moved.priority, moved.conversation_group_id, handle, to_group;
+    if moved.keeps_retained then
+        execute format('update servicebroker.retained_%s set conversation_group_id = $2 where conversation_handle = $1',
+                       moved.queue_id) using handle, to_group;
+    end if;
+    perform servicebroker.remove_empty_group(moved.conversation_group_id);
+end $$;
+
+-- Both endpoints' rows in this instance, in the one order of all who lock both; the second may come into being meanwhile.
+create or replace function servicebroker.lock_conversation_rows(handle uuid) returns void language plpgsql as $$
+declare
+    conversation uuid := (select e.conversation_id from servicebroker.conversation_endpoints e where e.conversation_handle = handle);
+    locked integer := 0;
+begin
+    loop
+        exit when locked >= (select count(*) from servicebroker.conversation_endpoints where conversation_id = conversation);
+        perform from servicebroker.conversation_endpoints where conversation_id = conversation order by is_initiator for update;
+        get diagnostics locked = row_count;
+    end loop;
+end $$;
+
+create or replace function servicebroker.remove_empty_group(conversation_group uuid) returns void language sql
+begin atomic
+    delete from servicebroker.conversation_groups g
+     where g.conversation_group_id = conversation_group and not exists (
+           select from servicebroker.conversation_endpoints e where e.conversation_group_id = g.conversation_group_id);
+end;
+
+-- ---------------------------------------------------------------- END CONVERSATION
+
+-- engine/end.py; but what the peer is told waits in the transmission queue
+create or replace function servicebroker_fence.end_conversation(
+    database integer, handle uuid, code integer, description text, cleanup boolean,
+    me uuid default servicebroker_fence.me(), out refusal text[], out kept integer[]
+) language plpgsql security definer {pinned} as $$
+declare
+    who record := servicebroker.caller(me, database);
+    own record;
+    peer record;
+    is_error boolean := code is not null;
+    becomes text;
+    is_told boolean;
+begin
+    cleanup := coalesce(cleanup, false);
+    refusal := case
+        when who.refusal is not null then who.refusal
+        when handle is null then array['8418']
+        when code is null and description is not null then array['8419']
+        when is_error and description is null then array['8422']
+        when is_error and cleanup
+            then array['402', 'END CONVERSATION', 'WITH ERROR and WITH CLEANUP', 'one of the two']
+        when code <= 0 then array['402', 'the error code', code::text, 'a positive int']
+        when length(description) > {maximum_description}
+            then array['402', 'the error description', 'str', 'str, at most {maximum_description} characters']
+        else servicebroker.conversation_refusal('END CONVERSATION', handle, database, who.identities)
+    end;
+    if refusal is not null then return; end if;
+    select l.refusal, l.kept into refusal, kept from servicebroker.lock_group_of(handle) l;
+    if refusal is not null then return; end if;
+    perform pg_advisory_xact_lock_shared({delivery_lock}, 0);
+    perform servicebroker.lock_conversation_rows(handle);
+    select e.*, q.keeps_retained into own
+      from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id)
+     where e.conversation_handle = handle;
+    if not found then
+        refusal := array['8426', handle::text];
+        return;
+    end if;
+    select p.* into peer from servicebroker.conversation_endpoints p
+     where p.conversation_id = own.conversation_id and p.conversation_handle <> handle;
+    if cleanup and own.state in ('DO', 'CD') and servicebroker.refusal(
+           'END ENDED CONVERSATION WITH CLEANUP', database, who.identities, 0, 0, {dbo}, '') is not null then
+        refusal := array['28006', 'end', handle::text, own.state];
+        return;
+    end if;
+    becomes := case
+        when cleanup then null
+        when own.lifetime <= clock_timestamp() and own.state in ({failing}) then 'CD'
+        else case own.state {ending} end
+    end;
+    if not cleanup and becomes is null then
+        refusal := array['8427', own.state];
+        return;
+    end if;
+
+    perform servicebroker.purge('queue_' || own.queue_id, handle, own.priority, own.conversation_group_id);
+    if own.keeps_retained then
+        perform servicebroker.purge('retained_' || own.queue_id, handle);
+    end if;
+    if becomes is distinct from 'DO' or is_error or peer.state = 'DO' then
+        perform servicebroker.purge('transmission_queue', handle);
+    end if;
+    if peer.conversation_handle is not null then  -- what the peer sent and still waits has nobody to go to
+        perform servicebroker.purge('transmission_queue', peer.conversation_handle);
+    end if;
+    if peer.state = 'DO' then  -- its own end waits for this side: both have ended, and neither is told
+        perform servicebroker.close_endpoint(peer.conversation_handle);
+        becomes := case when becomes = 'DO' then 'CD' else becomes end;
+    end if;
+    if cleanup then
+        update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null
+         where far_handle = handle and conversation_handle = own.far_handle;
+    end if;
+    if becomes = 'DO' then
+        is_told := case
+            when own.is_remote then true
+            when own.far_handle is null or peer.conversation_handle is null then not is_error and exists (
+                select from servicebroker.transmission_queue t
+                 where t.conversation_handle = handle and t.message_sequence_number = 0)
+            when is_error then peer.state in ({takes_error})
+            else peer.state in ({takes_end})
+        end;
+        if is_told then
+            update servicebroker.conversation_endpoints
+               set send_sequence = send_sequence + 1, state = 'DO', far_queue_id = null, dialog_timer = null
+             where conversation_handle = handle;
+            insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, message_type_name,
+                   message_body, is_end_of_dialog, is_conversation_error)
+            values (handle, own.send_sequence, case when is_error then '{error}' else '{end_dialog}' end,
+                    case when is_error then servicebroker.error_body(code, description) end, not is_error, is_error);
+            delete from servicebroker.arrived_fragments f using servicebroker.arrivals a
+             where f.conversation_handle = handle and a.conversation_handle = handle
+               and f.message_sequence_number < a.receive_sequence;
+            update servicebroker.conversation_endpoints set far_queue_id = null
+             where conversation_handle = peer.conversation_handle;
+            perform servicebroker.ring_transmission();
+            return;
+        end if;
+    end if;
+    perform servicebroker.close_endpoint(handle, is_kept => coalesce(becomes, '') <> '');
+end $$;
+
+-- The messages of a conversation leave a table of messages unread, and the bodies that they share their readers.
+create or replace function servicebroker.purge(
+    messages text, handle uuid, priority smallint default null, conversation_group uuid default null
+) returns void language plpgsql as $$
+begin
+    execute format(
+        'with gone as (delete from servicebroker.%I where conversation_handle = $1 %s returning is_shared, message_body) '
+        'delete from servicebroker.shared_body_readers '
+        'where reader = any (array(select message_body from gone where is_shared))',
+        messages, case when conversation_group is not null then 'and priority = $2 and conversation_group_id = $3' end)
+        using handle, priority, conversation_group;
+end $$;
+
+-- A target is kept against replays for a while, unless it was never conversing; anything else goes, and an empty group.
+create or replace function servicebroker.close_endpoint(handle uuid, is_kept boolean default true) returns void language plpgsql as $$
+declare
+    own record;
+begin
+    select e.* into own from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
+    if is_kept and not own.is_initiator then
+        update servicebroker.conversation_endpoints
+           set state = 'CD', dialog_timer = null, far_handle = null, far_queue_id = null,
+               security_timestamp = clock_timestamp() + {replay_protection}
+         where conversation_handle = handle;
+        delete from servicebroker.arrived_fragments where conversation_handle = handle;
+    else
+        delete from servicebroker.conversation_endpoints where conversation_handle = handle;
+        perform servicebroker.remove_empty_group(own.conversation_group_id);
+    end if;
+    -- the last thing a finished endpoint leaves with its peer, for sys.conversation_endpoints: what it has sent
+    update servicebroker.conversation_endpoints set receive_sequence = own.send_sequence
+     where conversation_id = own.conversation_id and is_initiator = not own.is_initiator;
+end $$;
+
+-- `error_body` of model/messages.py: UTF-16 with a byte order mark; what XML cannot carry becomes U+FFFD.
+create or replace function servicebroker.error_body(code integer, description text) returns bytea language plpgsql immutable as $$
+declare
+    carried text := (
+        select coalesce(string_agg(case when ascii(c) < 32 and ascii(c) not in (9, 10, 13) or ascii(c) in (65534, 65535)
+                                        then chr(65533) else c end, '' order by place), '')
+          from string_to_table(description, null) with ordinality letters (c, place));
+begin
+    carried := format('<?xml version="1.0"?><Error xmlns="{error_namespace}"><Code>%s</Code><Description>%s</Description></Error>',
+                      code, replace(replace(replace(carried, '&', '&amp;'), '<', '&lt;'), '>', '&gt;'));
+    return decode('fffe', 'hex') || (
+        select string_agg(decode(lpad(to_hex(((unit & 255) << 8) | (unit >> 8)), 4, '0'), 'hex'), '' order by place, half)
+          from string_to_table(carried, null) with ordinality letters (c, place)
+         cross join lateral (
+               select 1 as half, case when ascii(c) < 65536 then ascii(c) else 55296 + (ascii(c) - 65536 >> 10) end as unit
+                union all
+               select 2, 56320 + (ascii(c) - 65536 & 1023) where ascii(c) >= 65536) units);
+end $$;
+
+-- ---------------------------------------------------------------- the rest
+
+-- '' when nothing waits, for an unknown handle, and for one that is not the caller's.
+create or replace function servicebroker_fence.transmission_status(
+    database integer, handle uuid, me uuid default servicebroker_fence.me()
+) returns text language plpgsql stable security definer {pinned} as $$
+begin
+    if servicebroker.own_refusal(me, 'SEND', database, handle) is not null then
+        return '';
+    end if;
+    return coalesce(
+        (select t.transmission_status from servicebroker.transmission_queue t
+          where t.conversation_handle = handle order by t.message_sequence_number limit 1),
+        (select {queue_off} from servicebroker.arrivals a
+           join servicebroker.arrived_fragments f using (conversation_handle)
+          where a.conversation_handle = handle and f.message_sequence_number < a.receive_sequence limit 1),
+        '');
+end $$;
+
+create or replace function servicebroker_fence.service_changes(queue_id integer, me uuid default servicebroker_fence.me())
+returns setof integer language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_variable
+begin
+    if servicebroker.receive_refusal(me, queue_id) is null then
+        return query select q.service_changes from servicebroker.queues q where q.queue_id = queue_id;
+    end if;
+end $$;
+
+-- This session is notified of messages for these queues, and for no others.
+create or replace function servicebroker_fence.wait_for(queues integer[], me uuid default servicebroker_fence.me())
+returns void language plpgsql security definer {pinned} as $$
+declare
+    own integer[] := array(
+        select queue from unnest(queues) queue where servicebroker.receive_refusal(me, queue) is null);
+begin
+    delete from servicebroker.waiting_readers
+     where pid = pg_backend_pid() and queue_id <> all (own) or pid <> all (select a.pid from pg_stat_activity a);
+    insert into servicebroker.waiting_readers (queue_id, pid)
+    select queue, pg_backend_pid() from unnest(own) queue on conflict do nothing;
+end $$;
+
+-- The last number of arrival that a message of the queue has drawn.
+create or replace function servicebroker_fence.drawn(queue_id integer, me uuid default servicebroker_fence.me())
+returns bigint language plpgsql security definer {pinned} as $$
+declare
+    last bigint;
+begin
+    if servicebroker.receive_refusal(me, queue_id) is null then
+        execute format('select last_value from servicebroker.queue_%s_order', queue_id) into last;
+    end if;
+    return last;
+end $$;
+
+-- The trace contexts (engine/traces.py) of what the caller has sent on its own conversations.
+create or replace function servicebroker_fence.leave_traces(
+    database integer, handles uuid[], numbers bigint[], many integer, context bytea,
+    me uuid default servicebroker_fence.me()
+) returns void language plpgsql security definer {pinned} as $$
+begin
+    insert into servicebroker.trace_contexts
+    select e.conversation_id, e.is_initiator, number, context, clock_timestamp()
+      from unnest(handles, numbers) s (handle, first)
+      join servicebroker.conversation_endpoints e on e.conversation_handle = s.handle
+     cross join generate_series(greatest(s.first, 0), least(s.first + many, e.send_sequence) - 1) number
+     where octet_length(context) = {trace_bytes} and servicebroker.own_refusal(me, 'SEND', database, s.handle) is null
+        on conflict do nothing;
+end $$;
+
+-- Those of messages that the caller has received, in their order; they are gone then.
+create or replace function servicebroker_fence.take_traces(
+    database integer, handles uuid[], numbers bigint[], me uuid default servicebroker_fence.me()
+) returns table (context bytea) language plpgsql security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    return query
+        with own as (
+            select handle from unnest(handles) handle group by handle
+            having servicebroker.own_refusal(me, 'SEND', database, handle) is null),
+        gone as (
+            delete from servicebroker.trace_contexts t
+             using unnest(handles, numbers) with ordinality m (handle, number, place)
+              join own using (handle)
+              join servicebroker.conversation_endpoints e on e.conversation_handle = handle
+             where t.conversation_id = e.conversation_id and t.is_from_initiator = not e.is_initiator
+               and t.message_sequence_number = number
+            returning place, context)
+        select context from gone order by place;
+end $$;
+
+-- Programmatic poison handling (engine/failed_messages.py), of messages in queues that the caller may receive from.
+create or replace function servicebroker_fence.failures(
+    database integer, handle uuid, number bigint, type_id integer, me uuid default servicebroker_fence.me()
+) returns table (failures integer, first_failed_at timestamptz, first_error text)
+language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+begin
+    if servicebroker.own_refusal(me, 'SEND', database, handle) is null then
+        return query
+            select f.failures, f.first_failed_at, f.first_error from servicebroker.failed_messages f
+             where f.conversation_handle = handle and f.message_sequence_number = number and f.message_type_id = type_id;
+    end if;
+end $$;
+
+create or replace function servicebroker_fence.track_failure(
+    database integer, handle uuid, number bigint, type_id integer, failures integer, first_failed_at timestamptz,
+    first_error text, last_error text, after float8, me uuid default servicebroker_fence.me()
+) returns void language plpgsql security definer {pinned} as $$
+#variable_conflict use_variable
+declare
+    own record;
+    until timestamptz := case when after > 0 then clock_timestamp() + make_interval(secs => after) end;
+begin
+    perform servicebroker.refuse_with(servicebroker.own_refusal(me, 'SEND', database, handle));
+    select e.queue_id, e.conversation_group_id, e.priority into own
+      from servicebroker.conversation_endpoints e where e.conversation_handle = handle;
+    delete from servicebroker.failed_messages f where f.conversation_handle = handle;
+    insert into servicebroker.failed_messages values (
+        handle, own.queue_id, own.conversation_group_id, own.priority, number, type_id, failures, first_failed_at,
+        clock_timestamp(), left(first_error, {error_kept}), left(last_error, {error_kept}), until);
+    if until is not null then
+        update servicebroker.queues q set held_until = greatest(q.held_until, until) where q.queue_id = own.queue_id;
+    end if;
+end $$;
+
+create or replace function servicebroker_fence.forget_failures(
+    database integer, handles uuid[], me uuid default servicebroker_fence.me()
+) returns void language plpgsql security definer {pinned} as $$
+begin
+    delete from servicebroker.failed_messages f where f.conversation_handle = any (
+        array(select handle from unnest(handles) handle where servicebroker.own_refusal(me, 'SEND', database, handle) is null));
+end $$;
+
+create or replace function servicebroker_fence.sweep_failures(queue_id integer, me uuid default servicebroker_fence.me())
+returns void language plpgsql security definer {pinned} as $$
+begin
+    perform servicebroker.refuse_with(servicebroker.receive_refusal(me, queue_id));
+    execute format(
+        'delete from servicebroker.failed_messages where conversation_handle = any (array('
+        'select conversation_handle from servicebroker.failed_messages f where queue_id = %1$s and not exists ('
+        'select from servicebroker.queue_%1$s m where m.priority = f.priority '
+        'and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle '
+        'and m.message_sequence_number = f.message_sequence_number) for update skip locked))', queue_id);
+end $$;
+
+create or replace function servicebroker_fence.set_aside(
+    database integer, handle uuid, number bigint, type_id integer, body bytea, enqueued timestamptz, failures integer,
+    first_failed_at timestamptz, error text, traceback text, me uuid default servicebroker_fence.me()
+) returns void language plpgsql security definer {pinned} as $$
+begin
+    perform servicebroker.refuse_with(servicebroker.own_refusal(me, 'SEND', database, handle));
+    insert into servicebroker.set_aside_messages (database_id, queue_id, queue_name, conversation_handle,
+           conversation_group_id, message_sequence_number, service_name, service_contract_name, message_type_name,
+           message_type_id, validation, message_body, message_enqueue_time, far_service, far_broker_instance, failures,
+           first_failed_at, set_aside_at, error, traceback)
+    select e.database_id, e.queue_id, q.schema_name || '.' || q.name, handle, e.conversation_group_id, number, s.name,
+           coalesce(c.name, ''), coalesce(t.name, ''), type_id, coalesce(t.validation, 'N'), body, enqueued, e.far_service,
+           e.far_broker_instance, set_aside.failures, set_aside.first_failed_at, clock_timestamp(),
+           left(set_aside.error, {error_kept}), set_aside.traceback
+      from servicebroker.conversation_endpoints e
+      join servicebroker.queues q using (queue_id)
+      join servicebroker.services s using (service_id)
+      left join servicebroker.service_contracts c
+        on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id
+      left join servicebroker.message_types t on t.database_id = e.database_id and t.message_type_id = type_id
+     where e.conversation_handle = handle;
+end $$;
+
+-- Automatic poison detection: STATUS = OFF, as engine/poison.py; who has the instance open posts the event.
+create or replace function servicebroker_fence.disable_queue(
+    queue_id integer, me uuid default servicebroker_fence.me(), out database_id integer, out name text
+) language plpgsql security definer {pinned} as $$
+#variable_conflict use_variable
+begin
+    if servicebroker.receive_refusal(me, queue_id) is not null then
+        return;
+    end if;
+    update servicebroker.queues q set is_receive_enabled = false, is_enqueue_enabled = false
+     where q.queue_id = queue_id and q.is_poison_message_handling_enabled
+       and (q.is_receive_enabled or q.is_enqueue_enabled)
+    returning q.database_id, q.name into database_id, name;
+    if not found then
+        return;
+    end if;
+    insert into servicebroker.disabled_queues as d (queue_id) values (queue_id)
+        on conflict on constraint disabled_queues_pkey do update set at = excluded.at;
+    insert into servicebroker.events_to_post values (queue_id, '{queue_disabled}') on conflict do nothing;
+    perform pg_notify('servicebroker', (-queue_id)::text), pg_notify('{monitors_channel}', ''),
+            pg_notify('{delivery_channel}', '');
+end $$;
+
+-- ---------------------------------------------------------------- rights
+
+-- Nobody but the owner and who was let in may execute anything: whoever called an inner function itself could make it
+-- compile with objects of its own. What views call is for their readers.
+revoke execute on all functions in schema servicebroker, servicebroker_fence from public;
+grant execute on function servicebroker.rows_here(anyelement), servicebroker.approximate_count(integer) to public;
+
+do $$
+declare
+    role text;
+begin
+    for role in select f.postgres_role from servicebroker.fenced_roles f join pg_roles on rolname = f.postgres_role loop
+        execute format('grant execute on all functions in schema servicebroker_fence to %I', role);
+    end loop;
+end $$;

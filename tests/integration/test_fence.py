@@ -1,0 +1,506 @@
+"""A hostile PostgreSQL role with exactly the grants of the how-to: it reads, redirects and forges nothing of others."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+import hostile_role
+import servicebroker as sb
+from portal import deliver
+from servicebroker.model.messages import error_body
+from servicebroker.model.names import DEFAULT
+from servicebroker.model.permissions import (
+    DB_DDLADMIN,
+    DB_OWNER,
+    DBO,
+    DENY,
+    GRANT,
+    IMPLIED_BY,
+    NEEDS,
+    PUBLIC,
+    Entry,
+    Kind,
+    Securable,
+    User,
+    is_allowed,
+    refusal,
+)
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.verbs import FENCED
+from support import as_role, bodies, group_of, let_in, query, queue_number, refused
+
+MALLORY, ALICE = "mallory", "alice"
+SECRET = b"a secret of Alice's"
+
+
+class Town(NamedTuple):
+    """Alice's bank, and what Mallory has there."""
+
+    database: sb.Database
+    alice: str  # where each connects
+    mallory: str
+
+
+@pytest.fixture(scope="module")
+def town(server: EmbeddedServer, make_instance_url: Callable[[], str]) -> Iterator[Town]:
+    url = make_instance_url()
+    with let_in(server.url, MALLORY, ALICE), sb.open(url, upkeep=None) as instance:
+        bank = instance.database("Bank", create=True)
+        bank.create_message_type("//bank/Order")
+        bank.create_contract("//bank/Contract", {"//bank/Order": "ANY"})
+        for who in ("Alice", "Vault", "Mallory", "Den"):
+            bank.create_queue(who)
+            bank.create_service(f"//bank/{who}", who, ["//bank/Contract"])
+        with instance.connection() as connection:
+            for role in (MALLORY, ALICE):
+                connection.execute(f"create role {role} login")  # type: ignore[call-overload]
+                connection.execute(f"grant create on database {connection.info.dbname} to {role}")  # type: ignore[call-overload]
+        for role, own, far in ((MALLORY, "Mallory", "Den"), (ALICE, "Alice", "Vault")):
+            instance.grant_rights(role, database="Bank", receive=[own], send=[f"//bank/{own}", f"//bank/{far}"])
+        yield Town(bank, as_role(url, ALICE), as_role(url, MALLORY))
+        with instance.connection() as connection:
+            connection.execute(f"drop owned by {MALLORY}, {ALICE} cascade; drop role {MALLORY}, {ALICE}")  # type: ignore[call-overload]
+
+
+def delivered(town: Town) -> None:
+    with town.database.instance.connection() as connection:
+        deliver(connection, town.database.instance.clock())
+
+
+def conversation(town: Town, who: str, far: str, body: bytes) -> tuple[UUID, UUID]:
+    """A conversation whose first message lies in the far queue, and an answer in the near one: both handles."""
+    database = town.database
+    handle = database.begin_dialog(f"//bank/{who}", f"//bank/{far}", contract="//bank/Contract")
+    database.send(handle, "//bank/Order", body)
+    (peer,) = query(
+        database, "select far_handle from servicebroker.conversation_endpoints where conversation_handle = %s", handle
+    )[0]
+    database.send(peer, "//bank/Order", body)
+    return handle, peer
+
+
+def in_queue(town: Town, queue: str) -> list[bytes | None]:
+    """What lies there, still there."""
+    text = f"select message_body from servicebroker.queue_{queue_number(town.database, queue)} order by queuing_order"
+    return [row[0] for row in query(town.database, text)]
+
+
+def names_of(town: Town, connection: psycopg.Connection[Any]) -> dict[str, str]:
+    owner = query(town.database, "select current_user::text")[0][0]
+    return {"role": MALLORY, "victim": ALICE, "owner": owner, "database": connection.info.dbname}
+
+
+def test_every_statement_on_every_object(town: Town) -> None:
+    conversation(town, "Alice", "Vault", SECRET)
+    with town.database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+        before = hostile_role.digest(owner)
+        found = hostile_role.objects(owner)
+        assert len(found.tables) > 100
+        assert len(found.functions) > 100
+        names = names_of(town, mallory)
+        texts = [*hostile_role.statements(found, names), *hostile_role.at_large(names)]
+        tried = hostile_role.attempt(mallory, texts)
+        done = {one.statement for one in tried if not one.sqlstate}
+        # what it may: read its own key, and lock it so; GRANT and REVOKE are warned of, and not done; be itself
+        harmless = re.compile(
+            r"(select|table|copy|declare|explain|create|do) .*servicebroker_fence\.caller|grant |revoke |"
+            r"lock servicebroker_fence\.caller in access share mode|"
+            r"set local session authorization default; set role mallory"
+        )
+        assert {text for text in done if not harmless.match(text)} == set()
+        states = Counter(one.sqlstate for one in tried)
+        assert states["42501"] > 0.75 * len(tried), states
+        assert hostile_role.digest(owner) == before
+    # the statements are real ones: where the owner runs them, most are done
+    with town.database.instance.connection() as owner, pytest.raises(ZeroDivisionError), owner.transaction():
+        some = hostile_role.Objects(
+            [t for t in found.tables if ".permissions" in t[0]], [], found.functions[-1:], ["sys"]
+        )
+        tried = hostile_role.attempt(owner, list(hostile_role.statements(some, names)), undo=True)
+        worked = [one.statement for one in tried if not one.sqlstate]
+        assert len(worked) > 25
+        raise ZeroDivisionError  # undo it all
+
+
+def pool(town: Town, own: tuple[UUID, UUID], alices: tuple[UUID, UUID]) -> dict[str, list[object]]:
+    """What Mallory may have heard of: numbers, names, handles and groups of others, and nonsense."""
+    database = town.database
+    numbers = [queue_number(database, name) for name in ("Alice", "Vault", "Mallory", "Den")]
+    groups = [group_of(database, handle) for handle in (*own, *alices)]
+    return {
+        "integer": [0, -1, 1, 2, 2**31 - 1, database.database_id, *numbers],
+        "bigint": [0, -1, 1, 2**62],
+        "uuid": [*own, *alices, *groups, *alices, uuid4(), UUID(int=0)],
+        "text": [
+            "", "Bank", "msdb", "//bank/Alice", "//bank/Vault", "//bank/Mallory", "Alice", "dbo", "//bank/Order",
+            "//bank/Contract", DEFAULT, "'; drop table servicebroker.queues; --", "%1$s", "x" * 300, "CURRENT DATABASE",
+        ],
+        "bytea": ["", "forged", "\\x00ff"],
+        "boolean": ["true", "false"],
+        "double precision": ["0", "-1", "1e9"],
+        "timestamp with time zone": ["epoch", "infinity"],
+        "smallint": [0, 5],
+    }  # fmt: skip
+
+
+def test_every_function_with_hostile_arguments(town: Town, seeded_random: random.Random) -> None:
+    database = town.database
+    own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", SECRET)
+    before = in_queue(town, "Alice"), in_queue(town, "Vault")
+    alice_rows = (
+        "select conversation_handle, conversation_group_id, e.queue_id, state, far_handle, far_group_id, far_queue_id, "
+        "send_sequence, dialog_timer, lifetime from servicebroker.conversation_endpoints e "
+        "join servicebroker.services s using (service_id) where s.name in ('//bank/Alice', '//bank/Vault') order by 1"
+    )
+    rows = query(database, alice_rows)
+    catalog = (
+        "queue",
+        "transmission",
+        "conversation",
+        "failed",
+        "set_aside",
+        "trace",
+        "shared",
+        "retained",
+        "disabled",
+    )
+    with database.instance.connection() as owner, psycopg.connect(town.mallory, autocommit=True) as mallory:
+        sums = hostile_role.digest(owner)
+        functions = hostile_role.executable(mallory)
+        assert {name for name, _ in functions if name.startswith("servicebroker.")} == set()
+        fenced = [one for one in functions if one[0].startswith("servicebroker_fence.")]
+        assert len(fenced) > 20
+        calls = list(hostile_role.calls(fenced, pool(town, own, alices), seeded_random, 60))
+        for text in calls[:: len(calls) // 3]:  # with a savepoint, in a transaction, on a snapshot of before
+            with mallory.transaction(force_rollback=True):
+                hostile_role.say(mallory, [text])
+        said, tried = hostile_role.say(mallory, calls)
+        assert SECRET.hex() not in said
+        assert SECRET.decode() not in said
+        keys = owner.execute("select key::text from servicebroker.fenced_roles where postgres_role = %s", (ALICE,))
+        assert not any(key in said for (key,) in keys.fetchall())
+        assert Counter(one.sqlstate for one in tried)[""] > len(tried) / 4  # most refusals are rows
+        assert not {one for one in tried if one.sqlstate.startswith(("XX", "58"))}
+        after = hostile_role.digest(owner)
+        changed = {name.split(".")[1] for name in sums if name in after and sums[name] != after[name] and "." in name}
+        beside = {"waiting_readers", "savepoint_probes", "queues", "events_to_post"}
+        assert {name for name in changed if not name.startswith(catalog)} <= beside
+        assert sums["functions"] == after["functions"]
+        owner.execute("update servicebroker.queues set is_receive_enabled = true, is_enqueue_enabled = true")
+    delivered(town)
+    assert query(database, alice_rows) == rows
+    assert (in_queue(town, "Alice"), in_queue(town, "Vault")) == before
+    # what has come into Mallory's and the Den's queue has come from Mallory, or is the broker's
+    foreign = query(
+        database,
+        "select s.name from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
+        "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+        "join servicebroker.services f on f.service_id = p.service_id "
+        "where (s.name in ('//bank/Alice', '//bank/Vault')) <> (f.name in ('//bank/Alice', '//bank/Vault')) "
+        "and (s.name, f.name) not in (('//bank/Mallory', '//bank/Alice'), ('//bank/Mallory', '//bank/Vault'), "
+        "('//bank/Alice', '//bank/Mallory'), ('//bank/Vault', '//bank/Mallory'))",
+    )
+    assert foreign == []
+
+
+def test_a_ledger_of_others_stays_exact_meanwhile(town: Town, seeded_random: random.Random) -> None:
+    """Alice's messages, while Mallory calls, notifies and shadows what there is."""
+    sent: list[bytes] = []
+    database = town.database
+    own, alices = conversation(town, "Mallory", "Den", b"own"), conversation(town, "Alice", "Vault", b"")
+    for queue in ("Vault", "Alice"):
+        while database.receive(queue):
+            pass
+    with sb.open(town.alice) as instance, psycopg.connect(town.mallory, autocommit=True) as mallory:
+        alice = instance.database("Bank")
+        handle = alice.begin_dialog("//bank/Alice", "//bank/Vault", contract="//bank/Contract")
+        functions = [one for one in hostile_role.executable(mallory) if one[0].startswith("servicebroker_fence.")]
+        received: list[bytes | None] = []
+        for number in range(20):
+            body = b"%d" % number
+            alice.send(handle, "//bank/Order", body)
+            sent.append(body)
+            hostile_role.say(mallory, list(hostile_role.calls(functions, pool(town, own, alices), seeded_random, 1)))
+            for channel in ("servicebroker", "servicebroker_delivery", "servicebroker_activation"):
+                mallory.execute(
+                    "select pg_notify(%s, %s)", (channel, seeded_random.choice(["0", "-1", "x" * 100, "9" * 30]))
+                )
+            delivered(town)
+            received += bodies(database.receive("Vault"))
+        assert received == sent
+        alice.end_conversation(handle)
+
+
+def test_shadows_of_what_we_call(town: Town) -> None:
+    """Tables, types, functions and operators of the caller's own, wherever its search path says."""
+    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+        mallory.execute("create schema shadows")
+        mallory.execute("create table shadows.log (who text)")
+        mallory.execute(
+            "create function shadows.note() returns boolean language plpgsql volatile as $$ "
+            "begin insert into shadows.log values (current_user); return true; end $$"
+        )
+        for text in (
+            "create domain shadows.uuid as pg_catalog.uuid check (shadows.note())",
+            "create domain shadows.text as pg_catalog.text check (shadows.note())",
+            "create domain shadows.integer as pg_catalog.int4 check (shadows.note())",
+            "create domain shadows.bigint as pg_catalog.int8 check (shadows.note())",
+            *(
+                f"create function shadows.{name}({given}) returns {result} language plpgsql as "
+                f"$$ begin perform shadows.note(); return null; end $$"
+                for name, given, result in (
+                    ("uuid_hash", "pg_catalog.uuid", "int4"), ("hashtext", "pg_catalog.text", "int4"),
+                    ("lower", "pg_catalog.text", "pg_catalog.text"), ("nextval", "pg_catalog.text", "int8"),
+                    ("pg_notify", "pg_catalog.text, pg_catalog.text", "int4"), ("clock_timestamp", "", "timestamptz"),
+                    ("gen_random_uuid", "", "pg_catalog.uuid"),
+                    ("current_setting", "pg_catalog.text", "pg_catalog.text"),
+                    ("equal", "pg_catalog.uuid, pg_catalog.uuid", "boolean"),
+                )
+            ),
+            "create operator shadows.= (function = shadows.equal, leftarg = pg_catalog.uuid, "
+            "rightarg = pg_catalog.uuid)",
+            "create temp table fenced_roles (postgres_role text, key uuid)",
+            "create temp table conversation_endpoints (x int)",
+            "create temp view caller as select gen_random_uuid() as key",
+        ):  # fmt: skip
+            mallory.execute(text)  # type: ignore[call-overload]
+        mallory.execute("set search_path = shadows, pg_temp, pg_catalog")
+        mallory.execute("set standard_conforming_strings = off")
+        (begun,) = mallory.execute(
+            "select servicebroker_fence.begin_dialog('Bank', '//bank/Mallory', '//bank/Den', '//bank/Contract')"
+        ).fetchone()
+        queue = queue_number(town.database, "Mallory")
+        number = town.database.database_id
+        for text in (
+            f"select servicebroker_fence.send('{begun}', '//bank/Order', 'x')",
+            f"select * from servicebroker_fence.receive({queue}, 10, null, null)",
+            f"select * from servicebroker_fence.end_conversation({number}, '{begun}', 5, 'no', false)",
+            f"set servicebroker.marks_{queue} = '{{9,9,9,9,9,9,9,9,9,9,1}}'",
+            f'set servicebroker.survey_{queue} = \'(1,,,"{{3}}","{{3}}","{{1}}",)\'',
+            f"select * from servicebroker_fence.receive({queue}, 10, null, null)",
+        ):
+            try:
+                mallory.execute(text)  # type: ignore[call-overload]
+            except psycopg.Error as problem:
+                assert not isinstance(problem, psycopg.errors.InternalError_), text  # noqa: PT017
+        owner = query(town.database, "select current_user::text")[0][0]
+        assert mallory.execute("select count(*) from shadows.log where who <> current_user").fetchone() == (0,)
+        assert owner != MALLORY
+        mallory.execute("drop schema shadows cascade")
+
+
+def test_the_key_of_another_is_not_to_be_had(town: Town) -> None:
+    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+        mallory.execute("create schema thief")
+        mallory.execute(
+            "create function thief.see(uuid) returns boolean language plpgsql cost 0.0000001 as "
+            "$$ begin raise notice '%', $1; return true; end $$"
+        )
+        notices: list[str] = []
+        mallory.add_notice_handler(lambda notice: notices.append(str(notice.message_primary)))
+        seen = mallory.execute("select key::text from servicebroker_fence.caller where thief.see(key)").fetchall()
+        assert [(text,) for text in notices] == seen
+        assert len(seen) == 1
+        mallory.execute("drop schema thief cascade")
+        for me in ("null", "gen_random_uuid()", "'00000000-0000-0000-0000-000000000000'"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not call the verbs"):
+                mallory.execute(f"select * from servicebroker_fence.wait_for('{{1}}', {me}); select 1/0")  # type: ignore[call-overload]
+                mallory.execute(f"select * from servicebroker_fence.principal(2, {me})")  # type: ignore[call-overload]
+
+
+def test_code_of_the_role_in_other_sessions_is_still_the_role(town: Town) -> None:
+    """In Alice's session, and where a superuser's session evaluates an index of the role's own."""
+    queue = queue_number(town.database, "Alice")
+    conversation(town, "Alice", "Vault", SECRET)
+    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+        mallory.execute(
+            "create schema trap; grant usage on schema trap to public; create table trap.caught (what text)"
+        )
+        steal = (
+            "$$ declare got text; begin "
+            f"select string_agg(r::text, '') into got from servicebroker_fence.receive({queue}, 10, null, null) r; "
+            "insert into trap.caught values (current_user || ' ' || got); return 1; end $$"
+        )
+        mallory.execute(f"create function trap.helpful() returns int language plpgsql security definer as {steal}")  # type: ignore[call-overload]
+        mallory.execute("create table trap.t (x int); insert into trap.t values (1)")
+        mallory.execute(f"create function trap.steal() returns int language plpgsql as {steal}")  # type: ignore[call-overload]
+        mallory.execute(
+            "create function trap.indexed(int) returns int immutable language plpgsql as "
+            "$$ begin return trap.steal(); end $$"
+        )
+        mallory.execute("create index on trap.t (trap.indexed(x))")
+        with psycopg.connect(town.alice, autocommit=True) as alice:
+            alice.execute("select trap.helpful()")
+        with town.database.instance.connection() as owner:
+            owner.execute("reindex table trap.t")
+            owner.execute("analyze trap.t")
+        caught = mallory.execute("select what from trap.caught").fetchall()
+        assert len(caught) >= 3
+        assert {what for (what,) in caught if "229" not in what or not what.startswith(MALLORY)} == set()
+        mallory.execute("drop schema trap cascade")
+    with sb.open(town.alice) as instance:
+        assert SECRET in bodies(instance.database("Bank").receive("Alice"))
+
+
+def test_members_of_a_role_are_it_only_after_set_role(town: Town) -> None:
+    with psycopg.connect(town.database.instance.url, autocommit=True) as owner:
+        owner.execute(f"create role member in role {MALLORY}")  # type: ignore[call-overload]
+        owner.execute("set session authorization member")
+        text = "select principal_id, refusal from servicebroker_fence.principal(%s)"
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not call the verbs"):
+            owner.execute(text, (town.database.database_id,))
+        owner.execute(f"set role {MALLORY}")  # type: ignore[call-overload]
+        (row,) = owner.execute(text, (town.database.database_id,)).fetchall()
+        assert row[1] is None
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            owner.execute(f"set role {ALICE}")  # type: ignore[call-overload]
+        owner.execute("reset session authorization")
+        owner.execute("drop role member")
+
+
+def test_nothing_is_done_on_old_snapshots(town: Town) -> None:
+    with psycopg.connect(town.mallory) as mallory:
+        mallory.execute("set transaction isolation level repeatable read")
+        with pytest.raises(psycopg.errors.InvalidTransactionState, match="READ COMMITTED"):
+            mallory.execute("select servicebroker_fence.begin_dialog('Bank', '//bank/Mallory', '//bank/Den')")
+
+
+def test_the_verbs_for_triggers_ask_for_permissions_too(town: Town) -> None:
+    begin = "select servicebroker_fence.begin_dialog('Bank', %s, '//bank/Den', '//bank/Contract')"
+    alices, _ = conversation(town, "Alice", "Vault", b"")
+    with psycopg.connect(town.mallory, autocommit=True) as mallory:
+        ((handle,),) = mallory.execute(begin, ("//bank/Mallory",)).fetchall()
+        send = "select servicebroker_fence.send(%s, '//bank/Order', 'x')"
+        assert mallory.execute(send, (handle,)).fetchall() == [(0,)]
+        for text, value, state in (
+            (begin, "//bank/Alice", "S8494"),
+            (begin, "//bank/nobody", "S8423"),
+            (send, alices, "S8494"),
+            (send, uuid4(), "S8426"),
+            (send, None, "S8418"),
+        ):
+            with pytest.raises(psycopg.Error) as caught:
+                mallory.execute(text, (value,))
+            assert caught.value.sqlstate == state, str(caught.value)
+    with town.database.instance.connection() as owner, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        owner.execute(begin, ("//bank/Alice",))  # the owner has servicebroker.begin_dialog
+
+
+# --- the same rules as in Python ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statement", FENCED)
+def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str, seeded_random: random.Random) -> None:
+    database, chance = town.database, seeded_random
+    user = User(database.database_id, "Bank", 70_001, "somebody")
+    kinds = [need.kind for need in NEEDS[statement]]
+    rights = [right for right in IMPLIED_BY if right[0] in (Kind.DATABASE, *kinds)]
+    with database.instance.connection() as connection, pytest.raises(ZeroDivisionError), connection.transaction():
+        number = user.database_id
+        for principal in (70_001, 70_002):
+            connection.execute(
+                "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
+                "values (%s, %s, %s, true)",
+                (number, principal, f"p{principal}"),
+            )
+        outcomes = Counter[bool]()
+        for _ in range(120):
+            connection.execute("delete from servicebroker.permissions where database_id = %s", (number,))
+            some = [70_001, 70_002, PUBLIC, DBO, DB_OWNER, DB_DDLADMIN]
+            identities = frozenset([70_001, PUBLIC, *chance.sample(some, chance.choice([0, 0, 1]))])
+            kind = chance.choice(kinds)
+            number_of = 0 if kind is Kind.DATABASE else chance.choice([7, 70_000])
+            on = Securable(kind, number_of, chance.choice([DBO, 70_001, 70_009, 70_009, 70_009]), "it")
+            entries = []
+            for right in chance.sample(rights, chance.randrange(4)):
+                major = 0 if right[0] is Kind.DATABASE else chance.choice([on.major_id, 70_005])
+                grantee = chance.choice([70_001, 70_002, PUBLIC])
+                entries.append(Entry(right[0], major, grantee, right[1], chance.choice([GRANT, GRANT, GRANT, DENY])))
+            for entry in entries:
+                connection.execute(
+                    "insert into servicebroker.permissions values (%s, %s, %s, %s, 1, %s, %s) on conflict do nothing",
+                    (number, entry.kind.value, entry.major_id, entry.grantee_id, entry.permission, entry.state),
+                )
+            expected = None
+            for need in NEEDS[statement]:
+                if need.kind is kind and not is_allowed(identities, need.permission, on, entries):
+                    expected = refusal(statement, need, on, user, ("end", "h", "CD"))
+                    break
+            row = connection.execute(
+                "select servicebroker.refusal(%s, %s, %s, %s, %s, %s, 'it')",
+                (statement, number, list(identities), kind.value, on.major_id, on.owner_id),
+            ).fetchone()
+            assert row is not None
+            outcomes[expected is None] += 1
+            assert (row[0] is None) is (expected is None), (statement, on, identities, entries, row)
+            if expected is not None and expected.number in (229, 8494):
+                assert str(sb.BrokerError(int(row[0][0]), *row[0][1:])) == str(expected)
+            elif expected is not None:
+                assert row[0][0] == str(expected.number)
+        assert len(outcomes) == 2
+        raise ZeroDivisionError
+
+
+def test_the_needs_of_the_server_are_those_of_the_model(town: Town) -> None:
+    rows = query(
+        town.database, "select statement, class, permission, number from servicebroker.needs order by 1, place"
+    )
+    assert rows == [
+        (statement, need.kind.value, need.permission, need.number)
+        for statement in sorted(FENCED)
+        for need in NEEDS[statement]
+    ]
+    assert all(not need.or_on_database for statement in FENCED for need in NEEDS[statement])
+
+
+def test_the_body_of_an_error_is_that_of_the_model(town: Town, seeded_random: random.Random) -> None:
+    letters = "aZ é<>&\"'\t\n\r\x01\x1f\x7f\ufffd\uffff\ufffe\U0001f4a5\U0010ffff"
+    for code in (1, 2**31 - 1):
+        text = "".join(seeded_random.choices(letters, k=200))
+        assert query(town.database, "select servicebroker.error_body(%s, %s)", code, text) == [
+            (error_body(code, text),)
+        ]
+    assert query(town.database, "select servicebroker.error_body(1, '')") == [(error_body(1, ""),)]
+
+
+def test_each_function_of_the_fence_is_pinned_and_nobodys(town: Town) -> None:
+    rows = query(
+        town.database,
+        "select proname::text from pg_proc where pronamespace = 'servicebroker_fence'::regnamespace "
+        "and proname <> 'me' and (not prosecdef "
+        "or not 'search_path=pg_catalog, pg_temp' = any (coalesce(proconfig, '{}')))",
+    )
+    assert rows == []
+    rows = query(
+        town.database,
+        "select p.oid::regprocedure::text from pg_proc p "
+        "cross join aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
+        "where pronamespace in ('servicebroker'::regnamespace, 'servicebroker_fence'::regnamespace) and a.grantee = 0 "
+        "and proname not in ('rows_here', 'approximate_count')",
+    )
+    assert rows == []
+
+
+def test_a_new_queue_is_nobodys_either(town: Town) -> None:
+    town.database.create_queue("New")
+    with town.database.instance.connection() as owner, psycopg.connect(town.mallory) as mallory:
+        number = queue_number(town.database, "New")
+        open_to_all = owner.execute(
+            "select proname from pg_proc p cross join aclexplode(coalesce(proacl, acldefault('f', proowner))) a "
+            "where proname like '%%' || %s and a.grantee = 0",
+            (f"_{number}",),
+        ).fetchall()
+        assert open_to_all == []
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            mallory.execute(f"select nextval('servicebroker.queue_{number}_receives')")  # type: ignore[call-overload]
+    with sb.open(town.mallory) as instance, refused(229, "New"):
+        instance.database("Bank").receive("New")
+    town.database.drop_queue("New")
