@@ -22,8 +22,8 @@ GO
 CREATE PROCEDURE AsOwner WITH EXECUTE AS OWNER AS REVERT; SELECT USER_NAME() AS who; REVERT
 GO
 CREATE PROCEDURE AsBoss WITH EXECUTE AS 'Boss' AS
-    SELECT USER_NAME() AS who; EXECUTE AS CALLER; SELECT USER_NAME(); REVERT; SELECT USER_NAME();
-    REVERT; SELECT USER_NAME()
+    SELECT USER_NAME() AS who; EXECUTE AS CALLER; SELECT USER_NAME(); REVERT; SELECT USER_NAME(); REVERT;
+    SELECT USER_NAME()
 GO
 CREATE PROCEDURE AsSelf WITH EXECUTE AS SELF AS EXEC ('REVERT SELECT USER_NAME() AS who')
 GO
@@ -363,8 +363,7 @@ def test_impersonate_on_a_login(shop: sb.Database, session: Session) -> None:
     session.execute("REVERT GRANT IMPERSONATE ON LOGIN::chief TO visitor EXECUTE AS LOGIN = 'visitor' USE Shop")
     session.execute("EXECUTE AS LOGIN = 'chief'")
     assert who(session) == "Chief"
-    shown = "SELECT class_desc, permission_name, state_desc FROM sys.server_permissions "
-    shown += "WHERE permission_name = 'IMPERSONATE'"
+    shown = "SELECT class_desc, permission_name, state_desc FROM sys.server_permissions WHERE class = 101"
     assert session.execute(shown).rows == [("SERVER_PRINCIPAL", "IMPERSONATE", "GRANT")]
     session.execute(
         "REVERT USE master REVERT DENY IMPERSONATE ON LOGIN::chief TO visitor USE Shop EXECUTE AS LOGIN = 'visitor'"
@@ -467,8 +466,8 @@ def test_what_was_granted_on_a_table_is_shown_and_goes_with_it(shop: sb.Database
 def test_the_transmission_queue_is_for_db_owner(shop: sb.Database, session: Session) -> None:
     session.execute(
         "CREATE QUEUE Out CREATE SERVICE Out ON QUEUE Out DECLARE @h UNIQUEIDENTIFIER "
-        "BEGIN DIALOG @h FROM SERVICE Out TO SERVICE 'Nowhere' WITH ENCRYPTION = OFF "
-        ";SEND ON CONVERSATION @h ('secret')"
+        "BEGIN DIALOG @h FROM SERVICE Out TO SERVICE 'Nowhere' WITH ENCRYPTION = OFF; "
+        "SEND ON CONVERSATION @h ('secret')"
     )
     session.execute("CREATE VIEW Waiting AS SELECT message_body FROM sys.transmission_queue")
     count = "SELECT COUNT(*) FROM sys.transmission_queue"

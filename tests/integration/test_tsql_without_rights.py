@@ -291,9 +291,8 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
 }
 # what moves inside the session alone: its variables, its transaction, its temporary tables, what it says
 OF_THE_SESSION = """
-Block Break Continue Goto Label Return While TryCatch Throw Print Raiserror DeclareVariable DeclareTable CursorStep
-Fetch
-BeginTransaction CommitTransaction RollbackTransaction SaveTransaction WaitForTime Revert
+Block Break Continue Goto Label Return While TryCatch Throw Print Raiserror DeclareVariable DeclareTable
+CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTransaction WaitForTime Revert
 """.split()  # noqa: SIM905 # a list of so many strings is harder to read
 # procedures that show something, lock a name, or say that they change nothing
 OF_NO_EFFECT = """
@@ -362,8 +361,7 @@ def everything(database: sb.Database) -> list[tuple[object, ...]]:
     rows = query(database, " union all ".join(one.format(name) for (name,) in tables))
     catalog = (
         "select count(*)::text, md5(string_agg(c.oid || c.relname || c.relnamespace, '|' order by c.oid)) "
-        "from pg_class c "
-        "where c.relnamespace::regnamespace::text !~ '^pg_' union all "
+        "from pg_class c where c.relnamespace::regnamespace::text !~ '^pg_' union all "
         "select count(*)::text, md5(string_agg(p.oid || p.prosrc, '|' order by p.oid)) from pg_proc p "
         "where p.pronamespace::regnamespace::text !~ '^pg_' union all "
         "select count(*)::text, md5(string_agg(t.oid || t.tgname || t.tgenabled::text, '|' order by t.oid)) "

@@ -106,8 +106,8 @@ def objects(database: sb.Database) -> list[tuple[object, ...]]:
     """Every table, view, sequence and function, as it is defined."""
     text = (
         "select c.oid::bigint, c.relname::text, coalesce(pg_get_viewdef(c.oid), '') || "
-        "coalesce(string_agg(d.adnum::text, ',' "
-        "order by d.adnum), '') from pg_class c left join pg_attrdef d on d.adrelid = c.oid "
+        "coalesce(string_agg(d.adnum::text, ',' order by d.adnum), '') "
+        "from pg_class c left join pg_attrdef d on d.adrelid = c.oid "
         "where c.relkind in ('r', 'v', 'S') and c.relnamespace::regnamespace::text !~ '^pg_' group by c.oid "
         "union all select p.oid::bigint, p.proname::text, p.prosrc from pg_proc p "
         "where p.pronamespace::regnamespace::text !~ '^pg_' order by 1"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import make_permissions
 import make_sync
 
 
@@ -14,6 +15,11 @@ import make_sync
 def test_the_made_files_are_up_to_date() -> None:
     checked = subprocess.run([sys.executable, make_sync.__file__, "--check"], capture_output=True, text=True)
     assert checked.returncode == 0, f"run `make sync`:\n{checked.stdout}{checked.stderr}"
+
+
+def test_the_page_of_permissions_says_what_the_table_says() -> None:
+    written = make_permissions.PAGE.read_text()
+    assert make_permissions.page(written) == written, "run python tools/make_permissions.py"
 
 
 def test_every_asyncio_module_has_a_blocking_one() -> None:

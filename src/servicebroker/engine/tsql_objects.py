@@ -5,7 +5,7 @@ dbo owns all of it. PostgreSQL knows tables by its own names, which is why permi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from servicebroker.engine.authorization import Lookup, authorize, authorize_all, forget_permissions, schema
@@ -80,9 +80,7 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
         BrokerError: 2760, 3701 or 1088 in a schema of the system; 2714, 3705, 4909, 2010, 1914, 416 or 8197 of a queue;
             2714 of a module.
     """
-    for use in uses:
-        if use.schema.lower() in names.SYSTEM_SCHEMAS:
-            raise _of_the_system(use)
+    check_schemas(uses)
     found = yield from _find(user, uses)
     for use, one in zip(uses, found, strict=True):
         if one.is_queue:
@@ -182,6 +180,17 @@ def forget(user: User, schema: str, name: str) -> Steps[None]:
     )
     for (object_id,) in rows:
         yield forget_permissions(user.database_id, Kind.OBJECT, object_id)
+
+
+def check_schemas(uses: Iterable[Use]) -> None:
+    """Refuse to define, change or drop anything in a schema of the system.
+
+    Raises:
+        BrokerError: 2760, 3701 or 1088.
+    """
+    for use in uses:
+        if use.defines and use.schema.lower() in names.SYSTEM_SCHEMAS:
+            raise _of_the_system(use)
 
 
 _FIND = f"""

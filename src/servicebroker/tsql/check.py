@@ -7,6 +7,7 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
+from servicebroker.engine.tsql_objects import Use, check_schemas
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.errors import TsqlError
@@ -14,7 +15,7 @@ from servicebroker.tsql.interpreter.functions import KNOWN
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import DEFINERS, OPTIONS
 from servicebroker.tsql.interpreter.options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
-from servicebroker.tsql.interpreter.principals import OF_NOTHING_HERE
+from servicebroker.tsql.interpreter.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.relational import translate, translate_expression
@@ -89,8 +90,8 @@ def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
         yield from _check(statement, declared)
 
 
-def _refused(error: TsqlError, statement: str, line: int = 0) -> Finding:
-    return Finding(error.line or line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
+def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
+    return Finding(getattr(error, "line", 0) or line, statement, Verdict.REFUSED, f"{error.number}: {error.text}")
 
 
 def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
@@ -106,7 +107,7 @@ def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
         yield Finding(statement.line, title, verdict, note)
     except UnknownColumns:  # a star over a table: only the database knows its columns
         yield Finding(statement.line, title, Verdict.RUNS)
-    except TsqlError as error:
+    except BrokerError as error:
         yield _refused(error, title, statement.line)
     for inner in _inside(statement):
         yield from _check(inner, declared)
@@ -119,6 +120,7 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
         return Verdict.REFUSED, "There is nothing like it here."
     if type(statement) not in RUNNERS:
         return Verdict.REFUSED, "There is nothing like it here."
+    _check_schema(statement)
     scope = Scope(
         "master", declared.variables, declared.tables, dict.fromkeys(KNOWN), user_types=declared.types
     )  # fmt: skip
@@ -141,7 +143,7 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
     elif isinstance(statement, Function):
         check_body(statement, scope)
     elif isinstance(statement, Relational):
-        translate(statement.text, scope)
+        check_schemas(translate(statement.text, scope).uses)
         made = TEMPORARY.search(statement.text)
         if made:
             name = (made[1] or made[2]).lower()
@@ -153,15 +155,19 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
     return _difference(statement)
 
 
+def _check_schema(statement: Statement) -> None:
+    """Raises: BrokerError: 2760, 3701 or 1088 what it names is in a schema of the system."""
+    if isinstance(statement, Procedure | Function | Trigger):
+        check_schemas([Use(f"CREATE {title_of(statement)}", statement.name.schema or "dbo", statement.name.own)])
+    elif isinstance(statement, Definition) and statement.kind in ("QUEUE", "TYPE") and statement.verb == "CREATE":
+        check_schemas([Use(f"CREATE {statement.kind}", statement.name.schema or "dbo", statement.name.own)])
+
+
 def _difference(statement: Statement) -> tuple[Verdict, str]:
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here."
-    if isinstance(statement, Permission) and statement.kind in ("OBJECT", "SCHEMA", "USER", "ROLE", "LOGIN"):
-        if statement.kind == "OBJECT" and statement.permissions == ("RECEIVE",):
-            return Verdict.RUNS, ""  # nothing but a queue has it
-        return Verdict.DIFFERS, "On a queue it counts; permissions on tables, procedures and principals are not kept."
-    if isinstance(statement, Permission) and OF_NOTHING_HERE.issuperset(statement.permissions):
-        return Verdict.DIFFERS, "Nothing here asks for this permission: it is not kept."
+    if isinstance(statement, Permission):
+        return _permission(statement)
     if isinstance(statement, Definition):
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
         if ignored:
@@ -181,6 +187,15 @@ def _login(statement: Definition) -> tuple[Verdict, str]:
     except BrokerError as refused:
         return Verdict.REFUSED, f"{refused.number}: {refused.text}"
     return Verdict.DIFFERS, "It is a member of the domain of the instance, to be granted CONNECT ON ENDPOINT."
+
+
+def _permission(statement: Permission) -> tuple[Verdict, str]:
+    nothing = [one for one in statement.permissions if asked_by_nothing(statement.kind, one)]
+    if not nothing:
+        return Verdict.RUNS, ""
+    if statement.verb == "DENY":
+        return Verdict.REFUSED, f"40515: Nothing here asks for {', '.join(nothing)}: leave it out."
+    return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept."
 
 
 def _type(text: str, declared: Declared) -> SqlType:

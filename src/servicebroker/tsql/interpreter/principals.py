@@ -165,7 +165,7 @@ def _permission(machine: Machine, statement: Permission) -> None:
     elif statement.kind == "LOGIN" or (not statement.kind and OF_THE_INSTANCE.issuperset(statement.permissions)):
         _on_instance(machine, statement)
     else:
-        nothing = tuple(one for one in statement.permissions if _asked_by_nothing(statement.kind, one))
+        nothing = tuple(one for one in statement.permissions if asked_by_nothing(statement.kind, one))
         if nothing:
             _not_kept(machine, replace(statement, permissions=nothing))
         kept = tuple(one for one in statement.permissions if one not in nothing)
@@ -174,7 +174,8 @@ def _permission(machine: Machine, statement: Permission) -> None:
     machine.done(0)
 
 
-def _asked_by_nothing(kind: str, permission: str) -> bool:
+def asked_by_nothing(kind: str, permission: str) -> bool:
+    """Whether a permission on something of this kind is neither kept nor asked for."""
     return permission in OF_NOTHING_HERE if kind in ("", "DATABASE") else kind in NOT_KEPT
 
 
