@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 import servicebroker as sb
+from servicebroker.engine.check import changes_of
+from servicebroker.store.definitions import changed, is_foreign
+from servicebroker.store.migrations import mend
+from servicebroker.store.running import run
 from support import (
     ORDER,
     ORDERS_QUEUE,
@@ -20,6 +26,7 @@ from support import (
     group_of,
     open_dialog,
     query,
+    queue_number,
 )
 
 
@@ -209,3 +216,92 @@ def test_the_command(fresh_database: sb.Database) -> None:
         check=False,
     )
     assert (nowhere.returncode, "no instance" in nowhere.stderr) == (1, True)
+
+
+# ---------------------------------------------------------------- the broker's own objects
+
+CHANGED = [
+    ("drop view sys.events", "the view sys.events is missing"),
+    ("create or replace view sys.events as select 1 as object_id, 'x'::text as type_desc, 'y'::text as broker_database",
+     "the view sys.events has another definition"),
+    ("alter view sys.routes reset (security_invoker)", "the view sys.routes has another definition"),
+    ("create or replace function servicebroker.approximate_count(queue_id integer) returns bigint "
+     "language sql return 1",
+     "the function servicebroker.approximate_count(queue_id integer) has another definition"),
+    ("alter function servicebroker.marks_hold(integer) security definer", "has another definition"),
+    ("drop function tsql.certencoded(integer)", "the function tsql.certencoded(id integer) is missing"),
+    ("alter table servicebroker.routes add column x integer", "the table servicebroker.routes has another definition"),
+    ("create trigger spy after insert on servicebroker.services for each statement "
+     "execute function servicebroker.ring_delivery()", "the table servicebroker.services has another definition"),
+    ("create rule spy as on insert to servicebroker.routes do also nothing", "the table servicebroker.routes has"),
+    ("drop trigger remove_unread_body on servicebroker.shared_body_readers", "the trigger servicebroker.shared_body_"),
+    ("alter table servicebroker.shared_body_readers disable trigger remove_unread_body", "the trigger servicebroker."),
+    ("drop index servicebroker.routes_name", "the index servicebroker.routes_name is missing"),
+    ("drop view {view}", "the view test_dbo.stockqueue is missing"),
+    ("alter view {view} alter column status set default 1", "the view test_dbo.stockqueue has another definition"),
+    ("drop trigger refuse on {view}", "the trigger test_dbo.stockqueue.refuse is missing"),
+    ("drop trigger refuse_all on {view}", "the trigger test_dbo.stockqueue.refuse_all is missing"),
+    ("create trigger spy after insert on servicebroker.queue_{queue} for each statement "
+     "execute function servicebroker.ring_delivery()", "the table servicebroker.queue_"),
+    ("drop function servicebroker.expire_{queue}", "the function servicebroker.expire_"),
+    ("alter function servicebroker.look_{queue} security definer", "the function servicebroker.look_"),
+    ("drop index servicebroker.queue_{queue}_group", "is missing"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def watched(make_instance_url: Callable[[], str]) -> Iterator[sb.Database]:
+    """An instance whose objects are changed in a transaction that is rolled back."""
+    with sb.open(make_instance_url(), upkeep=None) as instance:
+        database = instance.database("Test", create=True)
+        database.create_queue(STOCK_QUEUE)
+        database.create_queue("[odd name].[Q 65537]", retention=True)
+        yield database
+
+
+@pytest.mark.parametrize(("statement", "said"), CHANGED, ids=[text[:50] for text, _ in CHANGED])
+def test_what_a_superuser_has_changed_is_noticed(watched: sb.Database, statement: str, said: str) -> None:
+    values = {"view": "test_dbo.stockqueue", "queue": queue_number(watched, STOCK_QUEUE)}
+    with psycopg.connect(watched.instance.url) as connection:
+        assert run(connection, changed(100)) == []
+        connection.execute(statement.format(**values).encode())
+        found = [changes_of(*one) for one in run(connection, changed(100))]
+        connection.rollback()
+    assert any(said in text for text in found), found
+    assert len(found) <= 4
+
+
+def test_retention_and_a_search_path_are_no_changes(watched: sb.Database) -> None:
+    watched.alter_queue(STOCK_QUEUE, retention=True)
+    watched.alter_queue(STOCK_QUEUE, retention=False)
+    watched.alter_queue("[odd name].[Q 65537]", retention=False)
+    with psycopg.connect(watched.instance.url) as connection:
+        connection.execute("set search_path = servicebroker, sys, tsql, test_dbo")
+        assert run(connection, changed(100)) == []
+    assert watched.instance.check().findings == []
+
+
+def test_what_can_be_made_anew_is_mended(make_instance_url: Callable[[], str]) -> None:
+    url = make_instance_url()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("drop view sys.events; drop trigger refuse on msdb_dbo.servicebrokerqueue")
+        connection.execute("alter function servicebroker.approximate_count(integer) security definer")
+    command = [sys.executable, "-m", "servicebroker.cli.main"]
+    look = subprocess.run([*command, "doctor", "--instance", url], capture_output=True, text=True)
+    assert "the view sys.events is missing" in look.stdout
+    assert "check --mend" in look.stdout
+    found = subprocess.run([*command, "check", "--instance", url], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stdout.count("Msg 3859") == 4  # the view, its trigger is missing and it is without, the function
+    mended = subprocess.run([*command, "check", "--mend", "--instance", url], capture_output=True, text=True)
+    assert (mended.returncode, mended.stdout.splitlines()[-1]) == (0, "0 problems found.")
+
+
+def test_another_postgresql_is_not_taken_for_a_change(make_instance_url: Callable[[], str]) -> None:
+    with sb.open(make_instance_url(), upkeep=None) as instance, instance.connection() as connection:
+        connection.execute("update servicebroker.made set server = 14, definition = 'otherwise written'")
+        assert run(connection, changed(100)) == []
+        assert run(connection, is_foreign())
+        mend(connection)
+        assert not run(connection, is_foreign())
+        assert run(connection, changed(100)) == []

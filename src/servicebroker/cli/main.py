@@ -29,6 +29,7 @@ from servicebroker.engine.certificate_ages import certificates_in_use
 from servicebroker.engine.status import COUNT_LIMIT, connections, is_standby, refusals
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.wording import counted
+from servicebroker.store.migrations import mend as make_anew
 from servicebroker.store.running import run
 
 app = typer.Typer(
@@ -229,10 +230,17 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
 
 
 @app.command()
-def check(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+def check(
+    mend: Annotated[bool, typer.Option("--mend", help="First make the broker's views and functions anew.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
     """Look whether all that is stored holds together; exit code 1 when something does not."""
     must_exist(instance)
     with open_instance(instance) as opened:
+        if mend:
+            with opened.connection() as connection:
+                make_anew(connection)
         analyzed, findings = opened.check()
     if as_json:
         typer.echo(json.dumps({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]}))

@@ -13,6 +13,7 @@ from servicebroker.engine.activation import OWNER_ID
 from servicebroker.engine.alter import dropped_queues
 from servicebroker.engine.transmission import WAY_IS_FREE
 from servicebroker.model.errors import BrokerError
+from servicebroker.store.definitions import changed
 from servicebroker.store.statements import Statement, Steps
 
 MOST = 100  # findings of one kind, of one queue
@@ -148,7 +149,13 @@ def check(now: datetime) -> Steps[Report]:
             found = yield Statement(f"{text.format(id=queue_id)} limit {MOST}", prepared=False)
             findings += _findings(number, found)
     findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
+    findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])
     return Report(analyzed, findings)
+
+
+def changes_of(kind: str, name: str, is_there: bool) -> str:
+    """What somebody has done to an object of the broker's, past the broker."""
+    return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
 
 
 def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Finding]:

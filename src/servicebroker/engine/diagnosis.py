@@ -144,6 +144,8 @@ class Facts(NamedTuple):
     is_public: bool = False  # CONNECT on the endpoint is granted to public
     membership: Membership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
+    changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
+    is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them
 
 
 class ConversationFacts(NamedTuple):
@@ -175,6 +177,7 @@ def judge(facts: Facts) -> list[Finding]:
     """What is wrong with the instance; nothing when all is well."""
     return [
         *_servers(facts),
+        *_definitions(facts),
         *(_disabled(name) for name in facts.disabled),
         *(finding for queue in facts.queues for finding in _queue(queue, facts.now)),
         *(_waiting(wait) for wait in facts.waits),
@@ -293,6 +296,22 @@ def _network(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.endpoint != "STARTED":
         yield Finding("network", f"The endpoint is {facts.endpoint}.", "ALTER ENDPOINT ... STATE = STARTED.")
+
+
+def _definitions(facts: Facts) -> Iterator[Finding]:
+    for what in facts.changed:
+        advice = (
+            "Undo what was done to it, or restore a backup: it cannot be made anew beside what it holds."
+            if what.startswith(("the table", "the trigger", "the index", "the sequence"))
+            else "servicebroker check --mend makes views and functions anew; what it still finds comes from a backup."
+        )
+        yield Finding("schema", f"Somebody has changed the broker's own schema: {what}.", advice)
+    if facts.is_foreign:
+        yield Finding(
+            "schema",
+            "The schema was made by another major version of PostgreSQL: whether it was changed cannot be told.",
+            "servicebroker check --mend makes views and functions anew, and records how everything is defined.",
+        )
 
 
 def _certificate(one: InUse, now: datetime) -> Finding:

@@ -6,6 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.certificate_ages import certificates_in_use
+from servicebroker.engine.check import changes_of
 from servicebroker.engine.diagnosis import (
     LONG,
     BlockerFacts,
@@ -26,6 +27,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.store import locks
+from servicebroker.store.definitions import changed, is_foreign
 from servicebroker.store.statements import Statement, Steps
 
 _MOST = 100
@@ -64,6 +66,7 @@ def gather(now: datetime) -> Steps[Facts]:
         "from servicebroker.network_endpoints)"
     )
     has_daemon, remote_routes, in_recovery, endpoint = others[0]
+    changes = yield from changed(_MOST)
     return Facts(
         now,
         [name for (name,) in disabled],
@@ -79,6 +82,8 @@ def gather(now: datetime) -> Steps[Facts]:
         connect.is_public,
         membership,
         (yield from _neighbours(now)),
+        tuple(changes_of(*one) for one in changes),
+        (yield from is_foreign()),
     )
 
 

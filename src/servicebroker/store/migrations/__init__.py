@@ -15,8 +15,9 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
+from servicebroker.store.definitions import is_foreign, record
 from servicebroker.store.queue import renewed_objects
-from servicebroker.store.running import execute
+from servicebroker.store.running import execute, run
 from servicebroker.store.tsql import library
 from servicebroker.store.verbs import fence, verbs
 
@@ -54,6 +55,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
                 _apply(connection, step)
             if new:
                 _make_anew(connection)
+                run(connection, record())
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(
             f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
@@ -113,6 +115,22 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
     for text in library():
         connection.execute(sql.SQL(text))
     connection.execute(sql.SQL(fence()))
+
+
+def mend(connection: psycopg.Connection[object]) -> None:
+    """Make views and functions anew as this version has them; what another PostgreSQL has recorded is recorded again.
+
+    Raises:
+        InstanceError: the role may not.
+    """
+    try:
+        with connection.transaction():
+            execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
+            _make_anew(connection)
+            if run(connection, is_foreign()):
+                run(connection, record())
+    except psycopg.errors.InsufficientPrivilege as refused:
+        raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
 
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:

@@ -1,0 +1,95 @@
+"""How tables, views, functions and triggers of the broker are defined: recorded when they are made, compared later.
+
+PostgreSQL's own words are compared, which another major version may choose otherwise; then nothing is said. A queue's
+objects are compared with those of a pattern, a queue that is made for that and dropped again.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+
+from servicebroker.store.queue import queue_functions, queue_objects
+from servicebroker.store.statements import Statement, Steps
+
+_PATTERN = 2_147_483_646  # a number that no queue has, and no text of a template
+_VIEW = f"pattern_{_PATTERN}"
+_ID, _SHOWN = "{id}", "{view}"
+_VERSION = "current_setting('server_version_num')::integer / 10000"
+
+
+@functools.cache
+def _objects() -> str:
+    return (resources.files(__package__) / "definitions.sql").read_text()
+
+
+def record() -> Steps[None]:
+    """Note how everything is defined now; where it was made."""
+    yield Statement("delete from servicebroker.made", prepared=False)
+    yield Statement(
+        f"{_objects()} insert into servicebroker.made (kind, name, definition, server) "
+        f"select kind, name, md5(definition), {_VERSION} from objects "
+        "where queue_id is null and name <> 'servicebroker.made'",
+        prepared=False,
+    )
+    for made in queue_objects(_PATTERN, "servicebroker", _VIEW, False):  # a list takes no rows
+        yield made
+    yield _note_pattern(False)
+    for made in queue_functions(_PATTERN, True):
+        yield made
+    yield _note_pattern(True)
+    rows = yield Statement(
+        "select format('drop function %s', p.oid::regprocedure) from pg_proc p "
+        f"where p.pronamespace = 'servicebroker'::regnamespace and p.proname like '%\\_{_PATTERN}' union all "
+        f"select 'drop view servicebroker.{_VIEW}' union all "
+        "select format('drop table servicebroker.%I', c.relname) from pg_class c "
+        f"where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'r' and c.relname like '%\\_{_PATTERN}' "
+        "union all select format('drop sequence if exists servicebroker.%I', c.relname) from pg_class c "
+        "where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'S' "
+        f"and c.relname like '%\\_{_PATTERN}\\_%'",
+        prepared=False,
+    )
+    for (drop,) in rows:
+        yield Statement(drop, prepared=False)
+
+
+def _note_pattern(retention: bool) -> Statement:
+    """What a queue has; of the functions for RETENTION on or off."""
+    return Statement(
+        f"{_objects()} insert into servicebroker.made (kind, name, definition, of_queue, retention, server) "
+        f"select kind, replace(replace(name, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), "
+        f"replace(replace(definition, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), true, "
+        f"case when kind = 'function' then {str(retention).lower()} end, {_VERSION} from objects "
+        f"where queue_id = {_PATTERN} and (kind = 'function' or {str(not retention).lower()})",
+        prepared=False,
+    )
+
+
+def is_foreign() -> Steps[bool]:
+    """Whether another major version of PostgreSQL has recorded it, so that nothing can be compared."""
+    rows = yield Statement(f"select from servicebroker.made where server <> {_VERSION} limit 1", prepared=False)
+    return bool(rows)
+
+
+def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
+    """What is missing, or defined otherwise than it was made: kind, name, whether it is there. At most so many.
+
+    Nothing when the server is of another major version than the one that has recorded it.
+    """
+    rows = yield Statement(
+        f"{_objects()}, expected as ("
+        "select m.kind, m.name, m.definition, null::integer as queue_id from servicebroker.made m "
+        f"where not m.of_queue and m.server = {_VERSION} union all "
+        f"select m.kind, replace(m.name, '{_ID}', q.queue_id::text), md5(replace(replace(m.definition, '{_ID}', "
+        f"q.queue_id::text), '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name))), q.queue_id "
+        "from servicebroker.made m cross join servicebroker.queues q "
+        f"where m.of_queue and m.server = {_VERSION} and coalesce(m.retention = q.is_retention_enabled, true)) "
+        "select e.kind, case when q.queue_id is null then e.name "
+        f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
+        "o.kind is not null from expected e left join objects o on o.kind = e.kind and o.name = e.name "
+        "and o.queue_id is not distinct from e.queue_id left join servicebroker.queues q on q.queue_id = e.queue_id "
+        "where md5(o.definition) is distinct from e.definition order by 1, 2 limit $1",
+        (most,),
+        prepared=False,
+    )
+    return [(kind, name, is_there) for kind, name, is_there in rows]

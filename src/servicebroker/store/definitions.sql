@@ -1,0 +1,53 @@
+-- What the schemas of the broker hold, each as it is defined: kind, name (of a queue's view {view}), definition, the queue that
+-- it belongs to (null: none), and the quoted name of the table or view. Names are written out, whatever the session's search_path.
+with setting as materialized (
+    select set_config('search_path', 'pg_catalog', true) as path
+), relations as (
+    select c.oid, c.relkind, c.relname::text as name, n.nspname::text as space, format('%I.%I', n.nspname, c.relname) as whole,
+           q.queue_id as view_of
+      from pg_class c
+      join pg_namespace n on n.oid = c.relnamespace
+      left join servicebroker.queues q on q.postgres_schema = n.nspname and q.postgres_name = c.relname and c.relkind = 'v'
+     where (n.nspname in ('servicebroker', 'sys', 'tsql') or q.queue_id is not null) and c.relkind in ('r', 'v', 'i', 'S')
+), found (kind, space, name, definition, view_of, whole) as (
+    select case r.relkind when 'r' then 'table' when 'v' then 'view' when 'i' then 'index' else 'sequence' end,
+           r.space, r.name,
+           case r.relkind
+                when 'r' then (
+                    select string_agg(format('%s %s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+                                             case when a.attnotnull then ' not null' else '' end), ', ' order by a.attname)
+                      from pg_attribute a where a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped)
+                    || coalesce((select '; rules ' || string_agg(u.rulename, ', ' order by u.rulename)
+                                   from pg_rewrite u where u.ev_class = r.oid), '')
+                    || coalesce((select '; policies ' || string_agg(p.polname, ', ' order by p.polname)
+                                   from pg_policy p where p.polrelid = r.oid), '')
+                when 'v' then pg_get_viewdef(r.oid) || coalesce((select ' with ' || array_to_string(c.reloptions, ', ')
+                                                                   from pg_class c where c.oid = r.oid), '')
+                    || coalesce((select '; defaults ' || string_agg(d.adnum::text, ', ' order by d.adnum)
+                                   from pg_attrdef d where d.adrelid = r.oid), '')
+                when 'i' then pg_get_indexdef(r.oid)
+                else '' end
+           -- the triggers on it, each of which is told apart below; one queue is watched by the built-in service
+           || coalesce((select '; triggers ' || string_agg(t.tgname, ', ' order by t.tgname) from pg_trigger t
+                         where t.tgrelid = r.oid and not t.tgisinternal and t.tgname <> 'arrival'), ''),
+           r.view_of, r.whole
+      from relations r
+    union all
+    select 'trigger', r.space, r.name || '.' || t.tgname, pg_get_triggerdef(t.oid) || ' ' || t.tgenabled::text, r.view_of, r.whole
+      from relations r join pg_trigger t on t.tgrelid = r.oid
+     where not t.tgisinternal and t.tgname <> 'arrival'
+    union all
+    select 'function', n.nspname, format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),
+           pg_get_functiondef(p.oid), null, null
+      from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+     where n.nspname in ('servicebroker', 'sys', 'tsql') and p.prokind = 'f'
+), objects (kind, name, definition, queue_id, whole) as (
+    select f.kind,
+           case when f.view_of is null then f.space || '.' || f.name else regexp_replace(f.name, '^.*?(\.refuse(_all)?)?$', '{view}\1') end,
+           f.definition,
+           coalesce(f.view_of, case when f.space = 'servicebroker'
+                                    then substring(f.name from '_([0-9]{1,10})(?:[_.(]|$)')::bigint end),
+           f.whole
+      from setting, found f
+     where setting.path is not null
+)
