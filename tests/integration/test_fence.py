@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -15,6 +16,11 @@ import pytest
 import hostile_role
 import servicebroker as sb
 from portal import deliver
+from servicebroker.engine.databases import create_database, ensure_system_objects
+from servicebroker.engine.diagnosis import judge
+from servicebroker.engine.diagnosis_facts import gather
+from servicebroker.engine.tampering import tampered
+from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT
 from servicebroker.model.permissions import (
@@ -33,9 +39,11 @@ from servicebroker.model.permissions import (
     is_allowed,
     refusal,
 )
+from servicebroker.store import locks, migrations
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.running import run
 from servicebroker.store.verbs import FENCED
-from support import as_role, bodies, group_of, let_in, query, queue_number, refused
+from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, queue_number, refused
 
 MALLORY, ALICE = "mallory", "alice"
 SECRET = b"a secret of Alice's"
@@ -504,3 +512,99 @@ def test_a_new_queue_is_nobodys_either(town: Town) -> None:
     with sb.open(town.mallory) as instance, refused(229, "New"):
         instance.database("Bank").receive("New")
     town.database.drop_queue("New")
+
+
+# --- what only an owner or a superuser can do, and what an upgrade finds ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("grant execute on function servicebroker.send to public", "everybody may execute"),
+        ("alter table servicebroker.totals owner to mallory", "belongs to mallory"),
+        ("alter function servicebroker.send_on owner to mallory", "belongs to mallory"),
+        ("alter table servicebroker.queues enable row level security", "queues has row level security"),
+    ],
+)
+def test_check_notices_what_a_superuser_has_changed(town: Town, change: str, said: str) -> None:
+    with town.database.instance.connection() as connection, connection.transaction(force_rollback=True):
+        assert run(connection, tampered()) == []
+        connection.execute(change)  # type: ignore[call-overload]
+        found = run(connection, tampered())
+        assert len(found) == 1
+        assert said in found[0]
+
+
+def test_check_says_it(town: Town) -> None:
+    instance = town.database.instance
+    with instance.connection() as connection:
+        connection.execute("alter table servicebroker.queues enable row level security")
+        (finding,) = [finding for finding in instance.check().findings if finding.number == 8992]
+        connection.execute("alter table servicebroker.queues disable row level security")
+    assert "queues has row level security" in finding.text
+
+
+def test_a_role_with_rights_on_tables_goes_on_after_an_upgrade(
+    make_url: Callable[[], str], server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the earlier page granted, on a schema of before; doctor names the role and the command."""
+    url, role = make_url(), "deployed"
+    known = migrations.migrations()
+    with monkeypatch.context() as before:
+        before.setattr(migrations, "migrations", lambda: [step for step in known if step.number < 95])
+        before.setattr(migrations, "fence", lambda: "")
+        with psycopg.connect(url) as connection:
+            migrations.migrate(connection)
+            run(connection, ensure_system_objects())
+            run(connection, create_database("Shop"))
+            connection.execute("grant execute on all functions in schema servicebroker to public")  # as it was
+    with let_in(server.url, role), psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"create role {role} login")  # type: ignore[call-overload]
+        connection.execute(f"grant usage on schema servicebroker to {role}")  # type: ignore[call-overload]
+        connection.execute(f"grant all on all tables in schema servicebroker to {role}")  # type: ignore[call-overload]
+        connection.execute(f"grant usage, select on all sequences in schema servicebroker to {role}")  # type: ignore[call-overload]
+        with sb.open(url, upkeep=None) as instance:
+            shop = instance.database("Shop")
+            shop.create_user(role, role)
+            shop.grant("CONTROL", role)
+            with sb.open(as_role(url, role), upkeep=None) as deployed:
+                assert deployed.engine.has_upkeep  # on the tables, as before
+                echo = "http://schemas.microsoft.com/SQL/ServiceBroker/ServiceBroker"
+                app = deployed.database("Shop")
+                app.begin_dialog(echo, echo)
+                assert app.receive(names.SYSTEM_SERVICES[0][1]) == []
+            (rights,) = [one for one in instance.show_rights() if one.role == role]
+            assert len(rights.direct) > 50
+            findings = run_on(instance, gather(instance.clock()))
+            (finding,) = [one for one in judge(findings) if one.subject == f"role {role}"]
+            assert f"servicebroker rights grant {role}" in finding.advice
+            instance.grant_rights(role, database="Shop")
+            with sb.open(as_role(url, role)) as fenced:
+                assert not fenced.engine.has_upkeep
+                fenced.database("Shop").begin_dialog(echo, echo)
+        connection.execute(f"drop owned by {role}; drop role {role}")  # type: ignore[call-overload]
+
+
+def run_on(instance: sb.Instance, steps: Any) -> Any:
+    with instance.connection() as connection:
+        return run(connection, steps)
+
+
+def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
+    """What any session can do: a lock that others wait for."""
+    with (
+        psycopg.connect(town.mallory, autocommit=True) as mallory,
+        town.database.instance.connection() as owner,
+    ):
+        mallory.execute("select pg_advisory_lock(%s, 0)", (locks.DELIVERY,))
+        handle = town.database.begin_dialog("//bank/Alice", "//bank/nowhere", contract="//bank/Contract")
+        sending = in_thread(town.database.send, handle, "//bank/Order", b"x")
+        waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+        eventually(lambda: owner.execute(waiting).fetchone() == (1,))
+        later = town.database.instance.clock() + timedelta(minutes=5)
+        found = judge(run(owner, gather(later)))
+        mallory.execute("select pg_advisory_unlock(%s, 0)", (locks.DELIVERY,))
+        sending.result(30)
+    (finding,) = [one for one in found if "our lock of delivery" in one.problem]
+    assert MALLORY in finding.problem
+    assert "pg_terminate_backend" in finding.advice

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.activation import OWNER_ID
 from servicebroker.engine.alter import dropped_queues
+from servicebroker.engine.tampering import tampered
 from servicebroker.engine.transmission import WAY_IS_FREE
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.definitions import changed
@@ -150,6 +151,7 @@ def check(now: datetime) -> Steps[Report]:
             findings += _findings(number, found)
     findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
     findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])
+    findings += _findings(8992, [(fault,) for fault in (yield from tampered())])
     return Report(analyzed, findings)
 
 

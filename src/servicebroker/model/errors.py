@@ -219,6 +219,7 @@ RULES: dict[int, Rule] = {
     ),
     9601: Rule("Cannot relate to {0} {1} because it is {2}."),
     9609: Rule("The {0} name '{1}' contains more than the maximum number of prefixes. The maximum is {2}."),
+    8992: Rule("Check Catalog: {0}."),
     9610: Rule("The service '{0}' in the FROM SERVICE clause must match the service '{1}' referenced by {2} = '{3}'."),
     9611: Rule("Cannot find the specified user '{0}'."),
     9613: Rule("The queue '{0}' cannot be activated because the activation user is not specified."),

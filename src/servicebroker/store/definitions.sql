@@ -8,7 +8,7 @@ with setting as materialized (
       from pg_class c
       join pg_namespace n on n.oid = c.relnamespace
       left join servicebroker.queues q on q.postgres_schema = n.nspname and q.postgres_name = c.relname and c.relkind = 'v'
-     where (n.nspname in ('servicebroker', 'sys', 'tsql') or q.queue_id is not null) and c.relkind in ('r', 'v', 'i', 'S')
+     where (n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') or q.queue_id is not null) and c.relkind in ('r', 'v', 'i', 'S')
 ), found (kind, space, name, definition, view_of, whole) as (
     select case r.relkind when 'r' then 'table' when 'v' then 'view' when 'i' then 'index' else 'sequence' end,
            r.space, r.name,
@@ -40,7 +40,7 @@ with setting as materialized (
     select 'function', n.nspname, format('%s(%s)', p.proname, pg_get_function_identity_arguments(p.oid)),
            pg_get_functiondef(p.oid), null, null
       from pg_proc p join pg_namespace n on n.oid = p.pronamespace
-     where n.nspname in ('servicebroker', 'sys', 'tsql') and p.prokind = 'f'
+     where n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') and p.prokind = 'f'
 ), objects (kind, name, definition, queue_id, whole) as (
     select f.kind,
            case when f.view_of is null then f.space || '.' || f.name else regexp_replace(f.name, '^.*?(\.refuse(_all)?)?$', '{view}\1') end,
