@@ -24,10 +24,9 @@ from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT
 from servicebroker.model.permissions import (
-    DB_DDLADMIN,
-    DB_OWNER,
     DBO,
     DENY,
+    FIXED_PRINCIPALS,
     GRANT,
     IMPLIED_BY,
     NEEDS,
@@ -36,6 +35,7 @@ from servicebroker.model.permissions import (
     Kind,
     Securable,
     User,
+    bringing,
     is_allowed,
     refusal,
 )
@@ -410,7 +410,8 @@ def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str
     database, chance = town.database, seeded_random
     user = User(database.database_id, "Bank", 70_001, "somebody")
     kinds = [need.kind for need in NEEDS[statement]]
-    rights = [right for right in IMPLIED_BY if right[0] in (Kind.DATABASE, *kinds)]
+    rights = [right for right in IMPLIED_BY if right[0] in (Kind.DATABASE, Kind.SCHEMA, *kinds)]
+    rights += [right for need in NEEDS[statement] for right in bringing(need.kind, need.permission)] * 5
     with database.instance.connection() as connection, pytest.raises(ZeroDivisionError), connection.transaction():
         number = user.database_id
         for principal in (70_001, 70_002):
@@ -422,19 +423,21 @@ def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str
         outcomes = Counter[bool]()
         for _ in range(120):
             connection.execute("delete from servicebroker.permissions where database_id = %s", (number,))
-            some = [70_001, 70_002, PUBLIC, DBO, DB_OWNER, DB_DDLADMIN]
+            some = [70_002, *(principal.principal_id for principal in FIXED_PRINCIPALS)]
             identities = frozenset([70_001, PUBLIC, *chance.sample(some, chance.choice([0, 0, 1]))])
             kind = chance.choice(kinds)
             number_of = 0 if kind is Kind.DATABASE else chance.choice([7, 70_000])
-            on = Securable(kind, number_of, chance.choice([DBO, 70_001, 70_009, 70_009, 70_009]), "it")
+            on = Securable(kind, number_of, chance.choice([DBO, 70_001, 70_009, 70_009, 70_009]), "it", 70_020, "there")
             entries = []
             for right in chance.sample(rights, chance.randrange(4)):
-                major = 0 if right[0] is Kind.DATABASE else chance.choice([on.major_id, 70_005])
+                places = {Kind.DATABASE: [0], Kind.SCHEMA: [on.schema_id, 70_021]}
+                major = chance.choice(places.get(right[0], [on.major_id, 70_005]))
                 grantee = chance.choice([70_001, 70_002, PUBLIC])
-                entries.append(Entry(right[0], major, grantee, right[1], chance.choice([GRANT, GRANT, GRANT, DENY])))
+                entry = Entry(right[0], major, grantee, right[1], chance.choice([GRANT, GRANT, GRANT, DENY]))
+                entries = [*(one for one in entries if one[:4] != entry[:4]), entry]  # one of each, as the table has
             for entry in entries:
                 connection.execute(
-                    "insert into servicebroker.permissions values (%s, %s, %s, %s, 1, %s, %s) on conflict do nothing",
+                    "insert into servicebroker.permissions values (%s, %s, %s, %s, 1, %s, %s)",
                     (number, entry.kind.value, entry.major_id, entry.grantee_id, entry.permission, entry.state),
                 )
             expected = None
@@ -443,8 +446,8 @@ def test_permissions_are_decided_as_the_model_decides(town: Town, statement: str
                     expected = refusal(statement, need, on, user, ("end", "h", "CD"))
                     break
             row = connection.execute(
-                "select servicebroker.refusal(%s, %s, %s, %s, %s, %s, 'it')",
-                (statement, number, list(identities), kind.value, on.major_id, on.owner_id),
+                "select servicebroker.refusal(%s, %s, %s, %s, %s, %s, 'it', %s, %s)",
+                (statement, number, list(identities), kind.value, on.major_id, on.owner_id, on.schema_id, on.schema),
             ).fetchone()
             assert row is not None
             outcomes[expected is None] += 1
@@ -466,7 +469,7 @@ def test_the_needs_of_the_server_are_those_of_the_model(town: Town) -> None:
         for statement in sorted(FENCED)
         for need in NEEDS[statement]
     ]
-    assert all(not need.or_on_database for statement in FENCED for need in NEEDS[statement])
+    assert all(need.or_else is None for statement in FENCED for need in NEEDS[statement])
 
 
 def test_the_body_of_an_error_is_that_of_the_model(town: Town, seeded_random: random.Random) -> None:
@@ -551,7 +554,7 @@ def test_a_role_with_rights_on_tables_goes_on_after_an_upgrade(
     url, role = make_url(), "deployed"
     known = migrations.migrations()
     with monkeypatch.context() as before:
-        before.setattr(migrations, "migrations", lambda: [step for step in known if step.number < 95])
+        before.setattr(migrations, "migrations", lambda: [step for step in known if step.number not in (95, 96)])
         before.setattr(migrations, "fence", lambda: "")
         with psycopg.connect(url) as connection:
             migrations.migrate(connection)

@@ -65,11 +65,6 @@ def url(shop: sb.Database) -> str:
     return as_role(shop.instance.url, ROLE)
 
 
-def test_it_may_not_drop_the_database(shop: sb.Database, url: str) -> None:
-    with sb.open(url, upkeep=None) as instance, refused(3701, "drop the database 'Shop'"):
-        instance.drop_database("Shop", rollback_after=0)
-
-
 def delivered(shop: sb.Database) -> None:
     """Do what the background of an owner's process does."""
     with shop.instance.connection() as connection:

@@ -269,9 +269,14 @@ def bringing(kind: Kind, permission: str) -> frozenset[Right]:
     return frozenset(found)
 
 
-def fixed_roles_with(rights: frozenset[Right]) -> list[int]:
-    """The fixed roles that have one of these rights, on the database."""
-    return [role for role, held in _OF_FIXED_ROLE.items() if {(Kind.DATABASE, name) for name in held} & rights]
+def fixed_roles_with(rights: frozenset[Right]) -> tuple[list[int], list[int]]:
+    """The fixed roles that have one of these rights, on the database, and those that are denied one."""
+    on_database = {name for kind, name in rights if kind is Kind.DATABASE}
+    roles = FIXED_PRINCIPALS
+    return (
+        [role.principal_id for role in roles if role.permissions & on_database],
+        [role.principal_id for role in roles if role.denied & on_database],
+    )
 
 
 def is_allowed(identities: frozenset[int], permission: str, on: Securable, entries: Iterable[Entry]) -> bool:

@@ -16,7 +16,8 @@ return (select key from servicebroker_fence.caller);
 
 -- model/permissions.py, as far as the functions below ask for it
 delete from servicebroker.needs;
-insert into servicebroker.needs (statement, place, class, permission, number, brought_by, of_roles) values {needs};
+insert into servicebroker.needs (statement, place, class, permission, number, brought_by, of_roles, denied_to)
+values {needs};
 
 -- ---------------------------------------------------------------- who may
 
@@ -65,11 +66,12 @@ declare
     queue record;
     who record;
 begin
-    select q.database_id, q.owner_id, q.name into queue from servicebroker.queues q where q.queue_id = queue_id;
+    select q.database_id, q.owner_id, q.name, q.schema_id, q.schema_name into queue from servicebroker.queues q where q.queue_id = queue_id;
     if not found then return array['15151', 'find', 'queue', queue_id::text]; end if;
     who := servicebroker.caller(me, queue.database_id);
     return coalesce(who.refusal, servicebroker.refusal(
-        statement, queue.database_id, who.identities, {queue}, queue_id, queue.owner_id, queue.name));
+        statement, queue.database_id, who.identities, {queue}, queue_id, queue.owner_id, queue.name, queue.schema_id,
+        queue.schema_name));
 end $$;
 
 -- ---------------------------------------------------------------- finding
@@ -133,7 +135,8 @@ begin
     return query
         select 1, s.service_id, s.name::text from servicebroker.services s join servicebroker.queues q using (queue_id)
          where s.database_id = database
-           and servicebroker.refusal('RECEIVE', database, who.identities, {queue}, q.queue_id, q.owner_id, '') is null
+           and servicebroker.refusal(
+                   'RECEIVE', database, who.identities, {queue}, q.queue_id, q.owner_id, '', q.schema_id) is null
          union all
         select 2, c.service_contract_id, c.name::text from servicebroker.service_contracts c where c.database_id = database
          union all

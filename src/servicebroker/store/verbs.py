@@ -76,6 +76,7 @@ def _values() -> dict[str, object]:
         "guest": GUEST,
         "public": PUBLIC,
         "queue": Kind.QUEUE.value,
+        "schema": Kind.SCHEMA.value,
         "service": Kind.SERVICE.value,
         "contract": Kind.CONTRACT.value,
         "first_user_id": names.FIRST_USER_ID,
@@ -111,10 +112,10 @@ def _needs() -> Iterable[str]:
         for place, need in enumerate(NEEDS[statement]):
             rights = bringing(need.kind, need.permission)
             brought_by = _quoted(f"{kind.value} {permission}" for kind, permission in sorted(rights))
-            roles = ", ".join(str(role) for role in fixed_roles_with(rights))
+            allowed, denied = (f"array{roles}::integer[]" for roles in fixed_roles_with(rights))
             yield (
                 f"('{statement}', {place}, {need.kind.value}, '{need.permission}', {need.number}, "
-                f"array[{brought_by}], array[{roles}]::integer[])"
+                f"array[{brought_by}], {allowed}, {denied})"
             )
 
 

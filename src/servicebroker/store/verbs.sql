@@ -57,7 +57,8 @@ end $$;
 -- Why somebody may not do a statement with an object; null when it may. The decision is `is_allowed` of
 -- model/permissions.py, over the needs that the table there names. Without identities everything is allowed.
 create or replace function servicebroker.refusal(
-    statement text, database integer, identities integer[], kind integer, id integer, owner integer, name text
+    statement text, database integer, identities integer[], kind integer, id integer, owner integer, name text,
+    in_schema integer default 0, schema_name text default 'dbo'
 ) returns text[] language plpgsql stable as $$
 declare
     need record;
@@ -67,20 +68,24 @@ begin
         return null;
     end if;
     for need in
-        select n.permission, n.number, n.brought_by, n.of_roles from servicebroker.needs n
+        select n.permission, n.number, n.brought_by, n.of_roles, n.denied_to from servicebroker.needs n
          where n.statement = refusal.statement and n.class = kind order by n.place
     loop
         states := array(
             select p.state from servicebroker.permissions p
              where p.database_id = database and p.grantee_id = any (identities)
-               and p.class || ' ' || p.permission = any (need.brought_by) and (p.class = 0 or p.major_id = id)
+               and p.class || ' ' || p.permission = any (need.brought_by)
+               and (p.class = 0 or p.major_id = case p.class when {schema} then in_schema else id end)
              union all
             select 'G' where need.of_roles && identities
-                          or kind <> 0 and id < {first_user_id} and need.permission = 'REFERENCES');
+                          or kind <> 0 and id < {first_user_id} and need.permission = 'REFERENCES'
+             union all
+            select 'D' where need.denied_to && identities);
         if states = '{}' or 'D' = any (states) then
             return case need.number
                        when 229 then array['229', need.permission, name,
-                                           (select d.name from servicebroker.databases d where d.database_id = database), 'dbo']
+                                           (select d.name from servicebroker.databases d where d.database_id = database),
+                                           schema_name]
                        else array[need.number::text, name]
                    end;
         end if;
@@ -95,7 +100,7 @@ create or replace function servicebroker.conversation_refusal(
 declare
     own record;
 begin
-    select s.service_id, s.name, s.owner_id, q.queue_id, q.owner_id as queue_owner into own
+    select s.service_id, s.name, s.owner_id, q.queue_id, q.owner_id as queue_owner, q.schema_id into own
       from servicebroker.conversation_endpoints e
       join servicebroker.services s using (service_id)
       join servicebroker.queues q on q.queue_id = e.queue_id
@@ -103,7 +108,7 @@ begin
     if not found then return array['8426', handle::text]; end if;
     return coalesce(
         servicebroker.refusal(statement, database, identities, {service}, own.service_id, own.owner_id, own.name),
-        servicebroker.refusal(statement, database, identities, {queue}, own.queue_id, own.queue_owner, own.name));
+        servicebroker.refusal(statement, database, identities, {queue}, own.queue_id, own.queue_owner, own.name, own.schema_id));
 end $$;
 
 -- BEGIN DIALOG CONVERSATION. A group that does not exist is made under its id. With `keeps` the session keeps the group's
@@ -137,7 +142,7 @@ begin
     end;
     if refusal is not null then return; end if;
 
-    select d.service_broker_guid, s.service_id, s.queue_id, q.owner_id as queue_owner,
+    select d.service_broker_guid, s.service_id, s.queue_id, q.owner_id as queue_owner, q.schema_id,
            c.service_contract_id, c.owner_id as contract_owner into own
       from servicebroker.databases d
       left join servicebroker.services s on s.database_id = d.database_id and s.name = from_service
@@ -151,7 +156,7 @@ begin
         when own.service_contract_id is null then array['8425', contract]
         else coalesce(
             servicebroker.refusal(
-                'BEGIN DIALOG', database, identities, {queue}, own.queue_id, own.queue_owner, from_service),
+                'BEGIN DIALOG', database, identities, {queue}, own.queue_id, own.queue_owner, from_service, own.schema_id),
             servicebroker.refusal(
                 'BEGIN DIALOG', database, identities, {contract}, own.service_contract_id, own.contract_owner, contract))
     end;
