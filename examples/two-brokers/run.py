@@ -47,7 +47,9 @@ def define(instance: sb.Instance, service: str, other: str, port: int, other_por
     database.create_service(service, "Inbox", [CONTRACT])
     database.grant("SEND", "public", service=service)
     database.create_route("ToTheOther", service_name=other, address=f"TCP://127.0.0.1:{other_port}")
-    instance.create_endpoint("Broker", state="STARTED", listener_port=port, listener_ip="127.0.0.1")
+    instance.create_endpoint(
+        "Broker", state="STARTED", listener_port=port, listener_ip="127.0.0.1", authentication="CERTIFICATE"
+    )
     return database
 
 

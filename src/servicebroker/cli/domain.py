@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +14,8 @@ from rich.table import Table
 
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.model.domain import Token, account, usable_name
-from servicebroker.store.domain import Domain
+from servicebroker.model.domain import Token, account
+from servicebroker.store.domain import Domain, machine_name
 from servicebroker.store.membership import Membership, default_folder
 from servicebroker.store.server_clock import system_time
 
@@ -45,7 +44,7 @@ def create(
 ) -> None:
     """Make a domain. Its key is yours alone: whoever has that can be anybody in the domain."""
     place = folder or default_folder()
-    called = name if name is not None else usable_name(socket.gethostname().split(".")[0].upper())
+    called = machine_name() if name is None else name
     made = Domain.create(place.absolute(), called, system_time(), is_shared=folder is not None)
     typer.echo(f"The domain {made.name} is in {made.folder}; its key, in authority.key there, is yours alone.")
     if folder is not None:

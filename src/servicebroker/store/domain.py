@@ -18,6 +18,7 @@ import hmac
 import os
 import pwd
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -366,6 +367,11 @@ class Domain:
 def proof_of(secret: bytes, request: bytes, instance: UUID) -> bytes:
     """That somebody who asks for a certificate has the secret of an invitation."""
     return hmac.digest(secret, instance.bytes + request, "sha256")
+
+
+def machine_name() -> str:
+    """What a domain is called that is given no name."""
+    return usable_name(socket.gethostname().split(".")[0].upper())
 
 
 def own_name() -> str:

@@ -7,7 +7,6 @@ In the folder `domain` beside the instance's private keys stand `identity.pem`, 
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -18,11 +17,11 @@ from uuid import UUID
 import msgspec
 
 from servicebroker.model.certificates import Facts
-from servicebroker.model.domain import Member, Token, usable_name
+from servicebroker.model.domain import Member, Token
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
 from servicebroker.store import domain_certificates as x509
 from servicebroker.store.certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
-from servicebroker.store.domain import Answer, Domain, Request, Revoked, own_name, proof_of
+from servicebroker.store.domain import Answer, Domain, Request, Revoked, machine_name, own_name, proof_of
 from servicebroker.store.keys import KeyFolder, check_alone, replace, user_data
 
 RENEWAL = x509.LIFE / 2  # when this is left of a certificate, the next one is asked for
@@ -143,7 +142,7 @@ class Membership:
         folder = self.folder
         if not self._has_joined and not folder.exists():
             with suppress(DomainError):  # somebody else makes it at the same time; what is wrong is told next
-                Domain.create(folder, usable_name(socket.gethostname().split(".")[0].upper()), now, is_shared=False)
+                Domain.create(folder, machine_name(), now, is_shared=False)
         found = Domain(folder)
         if self._has_joined and found.authority.thumbprint != self._pinned().thumbprint:
             raise DomainError(f"The domain in {folder} is another one than the instance has joined.")
