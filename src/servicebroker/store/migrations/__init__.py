@@ -7,6 +7,7 @@ empty one if need be, because what they make is made again whenever one was appl
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib import resources
 from typing import NamedTuple
 
@@ -82,7 +83,16 @@ def check_whole(applied: set[int]) -> None:
         )
 
 
-def _missing(applied: set[int]) -> list[Migration]:
+def check_known(applied: Set[int]) -> None:
+    """That a schema with these steps is none of a newer version.
+
+    Raises:
+        InstanceError: it has steps that this version does not know.
+    """
+    _missing(applied)
+
+
+def _missing(applied: Set[int]) -> list[Migration]:
     """The steps that the schema lacks.
 
     Raises:
