@@ -20,7 +20,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.migrations import check_known
+from servicebroker.store.migrations import check_known, mend
 from servicebroker.store.running import execute, in_transaction, run
 from servicebroker.store.server import check_server
 
@@ -120,6 +120,7 @@ def _adopt(instance: str, identifier: str) -> None:
     with _reached(instance) as url, connect(url) as connection:
         run(connection, check_alone())
         changed = in_transaction(connection, adopting(beside=identifier == NEW))
+        mend(connection, is_copy=True)
         names = run(connection, databases())
     with open_existing(instance) as opened:
         for name in names:
