@@ -28,10 +28,10 @@ synchronous_standby_names = '{synchronous}'
 
 
 class Server:
-    """A PostgreSQL server of its own in a folder that the server's user can enter."""
+    """A PostgreSQL server of its own in a folder that the server's user can enter, of our programs or those in `of`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.data = folder, folder / "data"
+    def __init__(self, folder: Path, of: Path | None = None) -> None:
+        self.folder, self.data, self._programs = folder, folder / "data", of or programs()
         self.user = pwd.getpwnam(ROOT_STAND_IN) if os.geteuid() == 0 else pwd.getpwuid(os.geteuid())
         folder.mkdir()
         os.chown(folder, self.user.pw_uid, self.user.pw_gid)
@@ -81,7 +81,7 @@ class Server:
     def _run(self, program: str, *arguments: str) -> None:
         is_root = os.geteuid() == 0
         subprocess.run(
-            [programs() / program, *arguments],
+            [self._programs / program, *arguments],
             cwd=self.folder,
             env={key: value for key, value in os.environ.items() if not key.startswith("PG")} | {"LC_ALL": "C"},
             check=True,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +17,12 @@ from servicebroker.engine.adopting import adopt as adopting
 from servicebroker.engine.adopting import check_alone, databases
 from servicebroker.engine.databases import SYSTEM_DATABASE
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.cluster import programs
+from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.migrations import check_known, mend
 from servicebroker.store.running import execute, in_transaction, run
+from servicebroker.store.server import check_server
 
 KEEP, NEW, ERROR = "keep", "new", "error"
 
@@ -51,23 +52,52 @@ def dump(file: FileArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> Non
         raise InstanceError(f"'{file}' exists already: name another file.")
     must_exist(instance)
     with _server(instance) as url:
-        _run("pg_dump", "--format=custom", f"--file={file}", url)
+        copies.dump(url, file)
     typer.echo(f"The instance is in {file}. Copy its key folder too: it opens the master keys.")
 
 
 @app.command()
-def restore(file: FileArgument, instance: InstanceOption, identifier: IdentifierOption = None) -> None:
-    """Make an instance of what dump has written, also by another version of PostgreSQL, and adopt it."""
+def restore(
+    file: FileArgument,
+    instance: InstanceOption,
+    identifier: IdentifierOption = None,
+    no_privileges: Annotated[
+        bool, typer.Option("--no-privileges", help="Leave out what was granted to roles of PostgreSQL.")
+    ] = False,
+) -> None:
+    """Make an instance of what dump has written, all or nothing, and adopt it; PostgreSQL may be of another version."""
     chosen = _chosen(identifier)
     if not file.is_file():
         raise InstanceError(f"There is no file '{file}'.")
-    with _server(instance) as url:
-        with connect(url) as connection:
-            ((taken,),) = execute(connection, "select to_regnamespace('servicebroker') is not null")
-        if taken:
-            raise InstanceError(f"There is an instance in '{instance}' already: restore into another place.")
-        _run("pg_restore", "--no-owner", "--single-transaction", "--exit-on-error", f"--dbname={url}", str(file))
-    _adopt(instance, chosen)
+    archive = copies.read(file)
+    check_known(archive.migrations)
+    with _place(instance) as url:
+        _check_place(instance, url, [] if no_privileges else archive.roles)
+        copies.restore(archive, url, privileges=not no_privileges)
+        try:
+            _adopt(instance, chosen)
+        except Exception as problem:
+            if not is_url(instance):
+                raise
+            raise InstanceError(
+                f"{problem} The copy was restored, and is not adopted: mend that, and run servicebroker instance adopt "
+                "before anything uses it."
+            ) from problem
+
+
+def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
+    """Refuse a server that cannot hold the copy, before anything is made there."""
+    with connect(url) as connection:
+        check_server(connection, url)
+        taken = execute(connection, "select from pg_namespace where nspname = 'servicebroker'")
+        known = execute(connection, "select rolname from pg_roles where rolname = any ($1)", list(roles))
+    if taken:
+        raise InstanceError(f"There is an instance in '{instance}' already: restore into another place.")
+    if missing := sorted(set(roles).difference(name for (name,) in known)):
+        raise InstanceError(
+            f"The copy holds rights of roles that the server does not have: {', '.join(missing)}. Create them, or "
+            "leave out what was granted to roles with --no-privileges."
+        )
 
 
 @app.command()
@@ -90,6 +120,7 @@ def _adopt(instance: str, identifier: str) -> None:
     with _reached(instance) as url, connect(url) as connection:
         run(connection, check_alone())
         changed = in_transaction(connection, adopting(beside=identifier == NEW))
+        mend(connection, is_copy=True)
         names = run(connection, databases())
     with open_existing(instance) as opened:
         for name in names:
@@ -107,24 +138,24 @@ def _adopt(instance: str, identifier: str) -> None:
     typer.echo("A Spark pipeline begins with a new checkpoint.")
 
 
-def _run(program: str, *arguments: str) -> None:
-    """A program of PostgreSQL's.
-
-    Raises:
-        InstanceError: it failed.
-    """
-    done = subprocess.run([programs() / program, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise InstanceError(f"{program} failed: {' '.join(done.stderr.split())}")
-
-
 @contextmanager
 def _server(target: str) -> Iterator[str]:
-    """The URL of a server, in a data folder one that is made when it is missing."""
+    """The URL of a server that exists."""
     if is_url(target):
         yield target
         return
     with EmbeddedServer.start(target) as server:
+        yield server.url
+
+
+@contextmanager
+def _place(target: str) -> Iterator[str]:
+    """The URL of a server; in a data folder without one it is made, and unmade when the block fails."""
+    if is_url(target) or EmbeddedServer.exists(target):
+        with _server(target) as url:
+            yield url
+        return
+    with EmbeddedServer.made(target) as server:
         yield server.url
 
 

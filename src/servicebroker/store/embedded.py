@@ -17,10 +17,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import stat
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
@@ -78,6 +79,23 @@ class EmbeddedServer:
         """Whether a server has been created in `folder`."""
         return (Path(folder) / "postgresql").is_dir()
 
+    @classmethod
+    @contextmanager
+    def made(cls, folder: Path | str) -> Iterator[Self]:
+        """A server in a folder that has none, for a `with` block; when that fails, nothing of it is left.
+
+        Raises:
+            InstanceError: as `start`.
+        """
+        place = Path(os.path.realpath(folder))
+        new = [path for path in (place, *place.parents) if not path.exists()]
+        try:
+            with cls.start(place) as server:
+                yield server
+        except BaseException:
+            _unmake(place, new)
+            raise
+
     def close(self) -> None:
         """Leave the server; the last one out stops it. Closing twice does nothing."""
         self._leave()
@@ -125,6 +143,22 @@ def _leave(cluster: Cluster, in_use: int, opener: int, left: threading.Event) ->
     finally:
         fcntl.flock(in_use, fcntl.LOCK_UN)  # a forked child's copy must not keep it
         os.close(in_use)
+
+
+def _unmake(folder: Path, new: Iterable[Path]) -> None:
+    """Remove a server that nobody else has open, with the folders that were made for it."""
+    with suppress(OSError), _transition(folder):
+        in_use = _open_lock(folder / "in-use")
+        try:
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder / "postgresql", ignore_errors=True)
+            for name in ("postgresql.log", "in-use", "lock"):
+                (folder / name).unlink(missing_ok=True)
+        finally:
+            os.close(in_use)
+    with suppress(OSError):
+        for path in new:
+            path.rmdir()
 
 
 def _prepare(folder: Path) -> None:

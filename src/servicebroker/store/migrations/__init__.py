@@ -7,6 +7,7 @@ empty one if need be, because what they make is made again whenever one was appl
 
 from __future__ import annotations
 
+from collections.abc import Set
 from importlib import resources
 from typing import NamedTuple
 
@@ -82,7 +83,16 @@ def check_whole(applied: set[int]) -> None:
         )
 
 
-def _missing(applied: set[int]) -> list[Migration]:
+def check_known(applied: Set[int]) -> None:
+    """That a schema with these steps is none of a newer version.
+
+    Raises:
+        InstanceError: it has steps that this version does not know.
+    """
+    _missing(applied)
+
+
+def _missing(applied: Set[int]) -> list[Migration]:
     """The steps that the schema lacks.
 
     Raises:
@@ -117,8 +127,10 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
     connection.execute(sql.SQL(fence()))
 
 
-def mend(connection: psycopg.Connection[object]) -> None:
+def mend(connection: psycopg.Connection[object], *, is_copy: bool = False) -> None:
     """Make views and functions anew as this version has them; what another PostgreSQL has recorded is recorded again.
+
+    `is_copy`: so is all that a restored copy holds, since a dump says the same views in other words.
 
     Raises:
         InstanceError: the role may not.
@@ -127,7 +139,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
         with connection.transaction():
             execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
             _make_anew(connection)
-            if run(connection, is_foreign()):
+            if is_copy or run(connection, is_foreign()):
                 run(connection, record())
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
