@@ -39,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--space-messages", type=int, default=20_000, help="messages that go ten times through one queue")
     parser.addoption("--fuzz-examples", type=int, default=300, help="texts of each test that writes random T-SQL")
     parser.addoption("--open-dialogs", type=int, default=20_000, help="dialogs that are open between two daemons")
+    parser.addoption("--hostile-seconds", type=float, default=4.0, help="how long a partner means harm to the others")
     parser.addoption("--messages", type=int, default=2_000, help="how many test_brokers.py sends each way")
 
 
