@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+import msgspec
 from msgspec.structs import replace
 
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online, Phase, Told
@@ -32,6 +33,7 @@ from servicebroker.protocol.envelope import (
     Part,
     Payload,
     encode,
+    parse,
 )
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.frames import FrameKind, encode_frame
@@ -211,6 +213,76 @@ def noise(chance: random.Random) -> bytes:
     return b"".join(kinds[chance.randrange(len(kinds))]() for _ in range(200))
 
 
+class Forwarder(threading.Thread):
+    """A forwarder that reads along, tells lies of what it carries, and carries it nevertheless."""
+
+    def __init__(self, port: int, to: list[int], identity: Path, chance: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.carried: list[bytes] = []
+        self.told = 0
+        self._identity, self._chance = identity, chance
+        self._seat = uuid4()
+        self._links = [Hostile.connect(one, identity, self._seat).hear() for one in to]
+        self._listening = socket.create_server(("127.0.0.1", port))
+        self._listening.settimeout(0.05)
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            self._accept()
+            for link in list(self._links):
+                link.read()
+                while link.heard:
+                    self._pass_on(link, link.heard.pop(0))
+                if link.is_over:
+                    link.close()
+                    self._links.remove(link)
+        for link in self._links:
+            link.close()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(TimeoutError, OSError, ssl.SSLError):
+            raw, _ = self._listening.accept()
+            stream = context(self._identity, is_opener=False).wrap_socket(raw, server_side=True)
+            self._links.append(Hostile(stream, is_opener=False, seat=self._seat, instance=None))
+
+    def _pass_on(self, source: Hostile, body: bytes) -> None:
+        """To whoever else is there: the lies first, then what was sealed with a changed bit, then as it was."""
+        header = parse(body).header
+        if not header.is_secured:  # what the daemons answer to its own lies
+            return
+        self.carried.append(body)
+        talk = Talk(header.conversation_id, *_ends_of(header))
+        lie = lies(talk, self._chance)[:8]
+        changed = bytearray(body)
+        changed[-1] ^= 1
+        for link in self._links:
+            if link is not source and not _is_of_the_same(link, source):
+                for one in (*lie, *map(_sealed, lie), bytes(changed), body, body):
+                    link.say(one, is_forwarded=True)
+                self.told += len(lie)
+                link.flush()
+
+
+def _is_of_the_same(link: Hostile, other: Hostile) -> bool:
+    first, second = link.connection.peer, other.connection.peer
+    return first is None or second is None or first.seat == second.seat
+
+
+def _ends_of(header: Header) -> tuple[str, UUID, str, UUID | None]:
+    if header.is_from_initiator:
+        return header.from_service, header.from_broker, header.to_service, header.to_broker
+    return header.to_service, header.to_broker or uuid4(), header.from_service, header.from_broker
+
+
+def _sealed(body: bytes) -> bytes:
+    """The same, as if it was sealed."""
+    end = 2 + int.from_bytes(body[:2], "big")
+    clear = msgspec.msgpack.encode(replace(parse(body).header, is_secured=True))
+    return len(clear).to_bytes(2, "big") + clear + body[end:]
+
+
 # ---------------------------------------------------------------- the process
 
 
@@ -316,11 +388,7 @@ class Harm:
                 if not self.links:
                     continue
 
-                deeds = [
-                    getattr(self, one)
-                    for one in os.environ.get("DEEDS", "noise,lies,pass_on,claim,ask,crowd").split(",")
-                ]
-                deed = self.chance.choice(deeds)
+                deed = self.chance.choice((self.noise, self.lies, self.pass_on, self.claim, self.ask, self.crowd))
                 deed(self.chance.choice(self.links))
                 self.deeds[deed.__name__] = self.deeds.get(deed.__name__, 0) + 1
         self.heard += [body for link in (*self.links, *self.welcomed) for body in link.heard]

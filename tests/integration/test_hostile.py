@@ -21,8 +21,9 @@ from uuid import UUID, uuid4
 import pytest
 from typer.testing import CliRunner
 
+import servicebroker as sb
 from daemons import Site, Two, free_port, two_sites
-from hostile import Hostile, HostileProcess, Orders, Talk, context
+from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
 from servicebroker.broker.seat import instance_of, seat
 from servicebroker.cli.main import app
 from servicebroker.store import certificates
@@ -41,6 +42,7 @@ from support import (
     waiting_messages,
 )
 
+SEALER, SEALED = "//test/Sealer", "//test/Sealed"  # initiator and target
 MALLORY, DOWN, OPEN = "//test/Mallory", "//test/Down", "//test/Open"
 SLICE = 0.5  # seconds of quiet, or of harm
 
@@ -61,8 +63,12 @@ class World:
         for site in (self.west, self.east):
             site.certificate("import", "mallory", str(file))
             site.endpoint()
-        for name, port in ((MALLORY, self.port), (DOWN, free_port())):
-            self.east.database.create_route(name, service_name=name, address=f"TCP://127.0.0.1:{port}")
+        self.middle = free_port()
+        ways = [(self.east, MALLORY, self.port), (self.east, DOWN, free_port())]
+        ways += [(self.west, SEALED, self.middle), (self.east, SEALER, self.middle)]
+        for site, name, port in ways:
+            site.database.create_route(name, service_name=name, address=f"TCP://127.0.0.1:{port}")
+        self.secure(folder)
         self.east.database.create_queue("Open")
         self.east.database.create_service(OPEN, "Open", [CONTRACT])
         self.east.database.grant("SEND", "public", service=OPEN)
@@ -72,6 +78,23 @@ class World:
             site.serve()
         self.handle = two.send("0")
         self.arrives("0")
+
+    def secure(self, folder: Path) -> None:
+        """Full dialog security between two services that reach each other by the hostile forwarder only."""
+        for site, own, far in ((self.west, SEALER, SEALED), (self.east, SEALED, SEALER)):
+            with sb.open(site.url, keys=site.keys, upkeep=None) as instance:
+                database = instance.database("Test")
+                database.create_queue("Sealed")
+                database.create_service(own, "Sealed", [CONTRACT])
+                database.create_master_key("correct horse")
+                database.create_certificate("own")
+                database.backup_certificate("own", folder / f"{site.name}-dialogs.pem")
+                database.create_user("Far")
+                database.create_remote_service_binding("far", to_service=far, user="Far")
+                database.grant("SEND", "Far", service=own)
+        for site, other in ((self.west, self.east), (self.east, self.west)):
+            file = folder / f"{other.name}-dialogs.pem"
+            site.database.create_certificate("far", file=file, authorization="Far")
 
     def arrives(self, text: str) -> Any:
         """Wait until exactly this has come next."""
@@ -187,6 +210,7 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
 ) -> None:
     database = world.east.database
     waiting = database.begin_dialog(STOCK, DOWN, contract=CONTRACT, encryption=False)
+    request.addfinalizer(lambda: database.end_conversation(waiting, cleanup=True))
     for number in range(5):
         database.send(waiting, ORDER, f"secret for nobody {number}")
     eventually(lambda: "unreachable" in world.east.status())
@@ -229,4 +253,49 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
         assert site.database.receive(queue) == []  # nothing that was forged has come
     world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
     eventually(lambda: "no route names it for" in world.doctor())
-    database.end_conversation(waiting, cleanup=True)
+
+
+def test_a_hostile_forwarder_reads_and_forges_nothing_that_is_sealed(
+    world: World, seeded_random: random.Random, request: pytest.FixtureRequest
+) -> None:
+    forwarder = Forwarder(world.middle, [world.west.port, world.east.port], world.identity, seeded_random)
+    request.addfinalizer(forwarder.over.set)
+    forwarder.start()
+    west, east = world.west.database, world.east.database
+    handle = west.begin_dialog(SEALER, SEALED, contract=CONTRACT)
+    for number in range(20):
+        west.send(handle, ORDER, f"secret {number}")
+        (message,) = east.receive("Sealed", wait=60)
+        assert message.message_body == f"secret {number}".encode()
+        east.send(message.conversation_handle, REPLY, f"secret {number}")
+        assert bodies(west.receive("Sealed", wait=60)) == [f"secret {number}".encode()]
+    west.end_conversation(handle)
+    (end,) = east.receive("Sealed", wait=60)
+    assert end.is_end_dialog
+    east.end_conversation(end.conversation_handle)
+    eventually(lambda: waiting_messages(west) == waiting_messages(east) == 0, 60)
+    forwarder.over.set()
+    forwarder.join(30)
+    assert forwarder.told > 100
+    assert not any(b"secret" in body for body in forwarder.carried)
+    assert west.receive("Sealed") == east.receive("Sealed") == []
+
+
+def test_a_former_partner_is_heard_no_more(world: World) -> None:
+    """The last one here: its certificate is dropped at both."""
+    peer = world.hostile((uuid4(), None))
+    assert peer.is_online
+    world.two.send("before", handle=world.handle)
+    world.arrives("before")
+    for site in (world.west, world.east):
+        site.certificate("drop", "mallory")
+    eventually(lambda: peer.read() or peer.is_over)  # type: ignore[func-returns-value]
+    peer.close()
+    again = world.hostile((uuid4(), None))
+    assert not again.is_online
+    again.close()
+    world.east.daemon.says("Audit Broker Login", error="none of those that were imported")
+    world.two.send("after", handle=world.handle)
+    world.arrives("after")
+    assert peer.heard == again.heard == []
+    eventually(lambda: "mallory" not in world.doctor())

@@ -37,7 +37,7 @@ OVERHEAD = 500  # bytes that a frame counts for beside its body
 ACTIVE = 30.0  # seconds for which a peer that has brought something has its share
 TURN = 0.02  # seconds that the frames of a peer may take of a round, while there are others
 PORTION, FEWEST, MOST = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
-WASTE = 3.0  # who has brought more waits as long as its turn took; so much longer when most of it was for nothing
+WASTE = 2.0  # who has brought more waits as long as its turn took; so much longer when that was for nothing
 LINKS = 64  # connections of one owner
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
@@ -102,7 +102,8 @@ class _Line:
         self.size = 0  # bytes of their bodies
         self.active_at = 0.0
         self.portion = PORTION  # frames of a round, while there are other lines
-        self.taken = self.wasted = 0  # by the round that runs
+        self.taken = 0  # by the round that runs
+        self.wasted = 0.0  # of that
         self.rests_until = 0.0
 
     @property
@@ -155,7 +156,7 @@ class Inbox:
             }
             is_shared = len(self._lines) > 1
             for line in self._lines.values():
-                line.taken = line.wasted = 0
+                line.taken, line.wasted = 0, 0.0
             turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
             while turns and len(taken) < most:
                 for line in turns[: most - len(taken)]:
@@ -178,14 +179,13 @@ class Inbox:
             for line in served:
                 line.portion = min(max(int(TURN / each), FEWEST), MOST)
                 if line.arrivals and len(self._lines) > 1:
-                    rest = WASTE if 2 * line.wasted > line.taken else 1.0
-                    line.rests_until = now + each * line.taken * rest
+                    line.rests_until = now + each * (line.taken + WASTE * line.wasted)
 
-    def waste(self, link: Link) -> None:
-        """A frame of this round was for nothing."""
+    def waste(self, link: Link, share: float) -> None:
+        """A frame of this round has cost more than it was worth."""
         with self._lock:
             if (line := self._lines.get(_line(link))) is not None:
-                line.wasted += 1
+                line.wasted += share
 
     @property
     def wake_at(self) -> float:

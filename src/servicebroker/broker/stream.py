@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
 FRAMES = 100  # that are looked at before it is asked again whether the peer is noisy
+OPENING = 0.5  # what a new conversation counts for, where something for nothing counts for 1
 LINGER = 1.0  # seconds that a refused peer has to read why
 CLAIM = "it does not prove that this is the instance which it says"
 
@@ -118,7 +119,11 @@ class Stream(asyncio.Protocol):
     def complain(self) -> None:
         """What it has brought was for nothing: who does that all the time is read from time to time only."""
         self.network.complain(self, 1)
-        self.network.inbox.waste(self)
+        self.network.inbox.waste(self, 1.0)
+
+    def opened(self) -> None:
+        """It has begun a conversation, which costs a hundred times what a message does."""
+        self.network.inbox.waste(self, OPENING)
 
     # ---------------------------------------------------------------- what the loop calls
 
