@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from servicebroker.store.connection import connect
 from support import (
     CONTRACT,
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
     STOCK,
@@ -43,7 +45,7 @@ from support import (
 )
 
 SEALER, SEALED = "//test/Sealer", "//test/Sealed"  # initiator and target
-MALLORY, DOWN, OPEN = "//test/Mallory", "//test/Down", "//test/Open"
+MALLORY, DOWN, OPEN, LOAD = "//test/Mallory", "//test/Down", "//test/Open", "//test/Load"
 SLICE = 0.5  # seconds of quiet, or of harm
 
 
@@ -69,9 +71,11 @@ class World:
         for site, name, port in ways:
             site.database.create_route(name, service_name=name, address=f"TCP://127.0.0.1:{port}")
         self.secure(folder)
-        self.east.database.create_queue("Open")
-        self.east.database.create_service(OPEN, "Open", [CONTRACT])
-        self.east.database.grant("SEND", "public", service=OPEN)
+        for queue, name in (("Open", OPEN), ("Load", LOAD)):
+            self.east.database.create_queue(queue)
+            self.east.database.create_service(name, queue, [CONTRACT])
+            self.east.database.grant("SEND", "public", service=name)
+        self.west.database.create_route(LOAD, service_name=LOAD, address=self.east.address)
         with connect(self.west.url) as west:
             self.claimed = seat(west), instance_of(west)
         for site in (self.west, self.east):
@@ -199,6 +203,28 @@ def pings(world: World, seconds: float, sent: list[str]) -> list[float]:
     return took
 
 
+class Load(threading.Thread):
+    """What the honest do besides: batches of another conversation, all of which have to arrive, once and in order."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.sent = self.received = 0
+        self._west, self._east = world.west.database, world.east.database
+        self._handle = self._west.begin_dialog(ORDERS, LOAD, contract=CONTRACT, encryption=False)
+
+    def run(self) -> None:
+        while not self.over.wait(0.1):
+            self._west.send_batch(self._handle, ORDER, [str(self.sent + n).encode() for n in range(20)])
+            self.sent += 20
+            self.take()
+
+    def take(self, wait: float = 0) -> None:
+        for message in self._east.receive("Load", wait=wait):
+            assert message.message_body == str(self.received).encode()
+            self.received += 1
+
+
 def _plain(talk: Talk) -> Any:
     """For the process."""
     return [None if one is None else str(one) for one in talk]
@@ -227,6 +253,9 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
     )
     hostile = HostileProcess(orders)
     request.addfinalizer(hostile.kill)
+    load = Load(world)
+    request.addfinalizer(load.over.set)
+    load.start()
     sent: list[str] = []
     quiet: list[float] = []
     harmed: list[float] = []
@@ -239,6 +268,10 @@ def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
         hostile.pause()
         time.sleep(SLICE / 2)
     found = hostile.end()
+    load.over.set()
+    load.join(30)
+    while load.received < load.sent:
+        load.take(wait=60)
     assert len(found["deeds"]) == 6, found["deeds"]
     assert not any(b"secret" in bytes.fromhex(body) for body in found["heard"])
     told = f"{statistics.median(quiet) * 1e3:.1f} ms quiet, {statistics.median(harmed) * 1e3:.1f} ms harmed"
