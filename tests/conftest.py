@@ -57,6 +57,7 @@ COUNTS = {
     "space-messages": Count(10_000, 20_000, "messages that go ten times through one queue"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
+    "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
 }
 

@@ -28,6 +28,9 @@ class Pipe:
     def complain(self) -> None:
         """Nobody floods here."""
 
+    def opened(self) -> None:
+        """Nor here."""
+
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         self.frames.append((body, is_forwarded))
 

@@ -34,6 +34,9 @@ class Wire:
     def complain(self) -> None:
         """Nobody floods here."""
 
+    def opened(self) -> None:
+        """Nor here."""
+
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         assert not is_forwarded
         self.frames.append(body)

@@ -55,8 +55,6 @@ PACE = 0.02  # seconds between rounds that follow each other: many small transac
 MANY = 8  # messages that are much to do for one round
 AWAKE = 4  # rounds with much to do, none of them finding nothing, until it need not be woken; with little: it dozes
 ROUND = 2_000  # frames that a round takes
-FEWEST = 16  # of them; while several peers bring something, as many as it can take in a short round:
-SHORT = 0.02  # seconds
 FALLBACK = 1.0  # seconds: how often it looks when nothing wakes it
 SOON = 0.01  # seconds until it looks again at first: a SEND that began before it slept has not notified
 RECONNECT = 1.0  # seconds between attempts to reach the database again
@@ -104,7 +102,6 @@ class Daemon:
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
-        self._most = ROUND
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
@@ -317,6 +314,11 @@ class Daemon:
             _log.info("The Service Broker protocol transport is now listening for connections at %s.", where)
         self._listens_at = found
 
+    @property
+    def _wake_at(self) -> float:
+        """When there is something to do, if nothing happens."""
+        return min(self._relay.wake_at, self._inbox.wake_at)
+
     def _doze(self, connection: DirectConnection, ear: Ear) -> None:
         """Look when something rings, until there is much to do: single messages need nobody to get up for them."""
         self._inbox.bell.clear()
@@ -329,10 +331,10 @@ class Daemon:
                 pause, busy = SOON, busy + (carried >= MANY)
             else:
                 busy = 0
-            if self._inbox.bell.wait(min(pause, max(0.0, self._relay.wake_at - time.monotonic()))):
+            if self._inbox.bell.wait(min(pause, max(0.0, self._wake_at - time.monotonic()))):
                 self._inbox.bell.clear()
                 pause = SOON
-            elif self._relay.wake_at > time.monotonic():
+            elif self._wake_at > time.monotonic():
                 pause = min(pause * 5, FALLBACK)
         _register(connection, waits=False)
 
@@ -341,14 +343,14 @@ class Daemon:
         idle = 0
         while not self._stopped.is_set() and idle < AWAKE and (carried := self._round(connection)):
             idle = idle + 1 if carried < MANY else 0
-            if self._relay.wake_at > time.monotonic():
+            if self._wake_at > time.monotonic():
                 self._stopped.wait(PACE)
 
     def _round(self, connection: DirectConnection) -> int:
         """One round; how much there was to do, in messages. The look of each second delays none that waits now."""
         self._answer(connection)
         began = time.monotonic()
-        taken = self._inbox.take(self._most)
+        taken = self._inbox.take(ROUND)
         arrivals = []
         for one in taken:
             match one:
@@ -365,8 +367,7 @@ class Daemon:
                 case Outdated():
                     self._proof.challenge(one.known)
         carried = self._relay.round(connection, arrivals)
-        is_long = self._inbox.is_shared and time.monotonic() - began > SHORT
-        self._most = max(self._most // 2, FEWEST) if is_long else min(self._most * 2, ROUND)
+        self._inbox.took(time.monotonic() - began)
         self._look(connection)
         return max(carried, min(len(taken), 1))
 

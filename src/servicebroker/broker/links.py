@@ -25,6 +25,9 @@ class Link(Protocol):
     def complain(self) -> None:
         """What it has brought was for nothing."""
 
+    def opened(self) -> None:
+        """What it has brought began a conversation."""
+
 
 class Links(Protocol):
     """The connections of an instance."""

@@ -11,7 +11,7 @@ import errno
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
@@ -29,12 +29,15 @@ from servicebroker.model.errors import RULES, InstanceError
 from servicebroker.model.peers import STANDING, Mistrust, Peer
 from servicebroker.protocol.adjacent import Closed, Myself, Online, Phase
 from servicebroker.protocol.arbitration import Arbiter
-from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.mirroring import IN_DOUBT, NEVER, Known, Role, Standing
 from servicebroker.protocol.routing import Address
 
 INBOX = 32 * 1024 * 1024  # bytes that may wait for the relay; a peer whose share is full is not read any more
 OVERHEAD = 500  # bytes that a frame counts for beside its body
-ACTIVE = 5.0  # seconds for which a peer that has brought something has its share
+ACTIVE = 30.0  # seconds for which a peer that has brought something has its share
+TURN = 0.02  # seconds that the frames of a peer may take of a round, while there are others
+PORTION, FEWEST, MOST = 16, 1, 2_000  # frames of a peer in a round: at first, at least, and at most
+WASTE = 2.0  # who has brought more waits as long as its turn took; so much longer when that was for nothing
 LINKS = 64  # connections of one owner
 CONNECT_TIME = 15.0  # seconds
 FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the next one; each is twice the last
@@ -43,6 +46,7 @@ REMEMBERED = 10_000  # addresses of which it is remembered who answered there, o
 SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
 TICK = 0.5  # seconds
 NOT_BELIEVED = (9751, 28035)  # why a connection ends whose certificates one side does not take
+NOISE = 200  # frames for nothing of one peer that are read in that time
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -92,12 +96,16 @@ Happening = Arrival | Lost | Reached | Unreached | Answered | Outdated
 
 
 class _Line:
-    """What one peer has brought, and when lately."""
+    """What one peer has brought, and how much of it rounds take."""
 
     def __init__(self) -> None:
         self.arrivals: deque[Arrival] = deque()
         self.size = 0  # bytes of their bodies
         self.active_at = 0.0
+        self.portion = PORTION  # frames of a round, while there are other lines
+        self.taken = 0  # by the round that runs
+        self.wasted = 0.0  # of that
+        self.rests_until = 0.0
 
     @property
     def weight(self) -> int:
@@ -108,7 +116,9 @@ class _Line:
 class Inbox:
     """What has happened on the network and waits for the relay's thread.
 
-    Each owner has a line of its own, and these are taken from in turns; who has proved nothing has one for each link.
+    Each owner has a line of its own, who has proved nothing one for each link. While there are several, each gets about
+    as much time: who brings more than that waits as long as its portion took. So nobody can delay the others much,
+    whatever it brings.
 
     Attributes:
         relieved: called when a line that was full has room again.
@@ -122,42 +132,67 @@ class Inbox:
         self.bell = threading.Event()
 
     def put(self, item: Happening) -> None:
-        """Add one, and ring."""
+        """Add one, and ring, unless it has to wait."""
+        now = time.monotonic()
         with self._lock:
-            if isinstance(item, Arrival):
-                line = self._lines.setdefault(_line(item.link), _Line())
-                line.arrivals.append(item)
-                line.size += len(item.body)
-                line.active_at = time.monotonic()
-            else:
+            if not isinstance(item, Arrival):
                 self._happened.append(item)
-        self.bell.set()
+                self.bell.set()
+                return
+            line = self._lines.setdefault(_line(item.link), _Line())
+            line.arrivals.append(item)
+            line.size += len(item.body)
+            line.active_at = now
+            if line.rests_until <= now:
+                self.bell.set()
 
     def take(self, most: int) -> list[Happening]:
         """At most so many: what has happened first, then what was brought, of each line one in turns."""
+        now = time.monotonic()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
             taken = [self._happened.popleft() for _ in range(min(most, len(self._happened)))]
-            waiting = [line for line in self._lines.values() if line.arrivals]
-            while waiting and len(taken) < most:
-                for line in waiting[: most - len(taken)]:
-                    arrival = line.arrivals.popleft()
-                    line.size -= len(arrival.body)
-                    taken.append(arrival)
-                waiting = [line for line in waiting if line.arrivals]
-            now = time.monotonic()
             self._lines = {
                 key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
             }
+            is_shared = len(self._lines) > 1
+            for line in self._lines.values():
+                line.taken, line.wasted = 0, 0.0
+            turns = [line for line in self._lines.values() if line.arrivals and line.rests_until <= now]
+            while turns and len(taken) < most:
+                for line in turns[: most - len(taken)]:
+                    arrival = line.arrivals.popleft()
+                    line.size -= len(arrival.body)
+                    line.taken += 1
+                    taken.append(arrival)
+                turns = [line for line in turns if line.arrivals and not (is_shared and line.taken >= line.portion)]
             is_relieved = any(not self._is_full(line) for line in full)
         if is_relieved:
             self.relieved()
         return taken
 
+    def took(self, seconds: float) -> None:
+        """So long has it taken to deal with what was taken."""
+        now = time.monotonic()
+        with self._lock:
+            served = [line for line in self._lines.values() if line.taken]
+            each = seconds / max(1, sum(line.taken for line in served))
+            for line in served:
+                line.portion = min(max(int(TURN / each), FEWEST), MOST)
+                if line.arrivals and len(self._lines) > 1:
+                    line.rests_until = now + each * (line.taken + WASTE * line.wasted)
+
+    def waste(self, link: Link, share: float) -> None:
+        """A frame of this round has cost more than it was worth."""
+        with self._lock:
+            if (line := self._lines.get(_line(link))) is not None:
+                line.wasted += share
+
     @property
-    def is_shared(self) -> bool:
-        """Whether several peers bring something these days."""
-        return len(self._lines) > 1
+    def wake_at(self) -> float:
+        """When somebody who has more may bring it."""
+        with self._lock:
+            return min((line.rests_until for line in self._lines.values() if line.arrivals), default=NEVER)
 
     @property
     def size(self) -> int:
@@ -230,6 +265,7 @@ class Network:
         self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # whether we are the principal, by anybody
         self._refused: dict[int, Refusals] = {}
+        self._noise: Counter[object] = Counter()  # frames for nothing of each peer, since the last tick
         self._listening: tuple[str, int | None] = "", None
         self._loop = asyncio.new_event_loop()
         inbox.relieved = self._resume_soon
@@ -298,6 +334,14 @@ class Network:
             self._loop.call_soon_threadsafe(link.ask, known)
         elif link:
             self.inbox.put(Unreached(address, str(link)))
+
+    def is_noisy(self, stream: Stream) -> bool:
+        """Whether the peer brings nothing but noise, on all of its connections together: it is not read for a while."""
+        return self._noise[_line(stream)] > NOISE
+
+    def complain(self, stream: Stream, frames: int) -> None:
+        """So many frames of a peer were for nothing."""
+        self._noise[_line(stream)] += frames
 
     def stand(self, standing: Standing) -> None:
         """What we are; said again at least every `SILENT` seconds, or it is not believed."""
@@ -527,6 +571,9 @@ class Network:
             self.failed(stream.address, closed.text)
 
     def _tick(self) -> None:
+        if self._noise:
+            self._noise.clear()
+            self._resume()
         for stream in list(self.streams):
             stream.tick()
         self._try_again()

@@ -169,10 +169,10 @@ class Reception:
         link, envelope, header = came.link, came.envelope, came.header
         payload = None if header.is_secured else _opened(envelope, UNSECURED)
         if header.kind not in (Kind.RUN, Kind.FRAGMENT):
-            _drop(header, 11209, header.from_broker)
+            _drop_stranger(came, 11209, header.from_broker)
             return None
         if not header.is_from_initiator or header.opening is None:
-            _drop(header, 11213)
+            _drop_stranger(came, 11213)
             if not header.is_secured:
                 refuse(link, header, Failure(-8462, RULES[8462].text))
             return None
@@ -183,9 +183,9 @@ class Reception:
             if place == BEING_ALTERED and self._waiting.keep(came):
                 return None
             why = RULES[place.number].text.format(header.to_service)
-            _drop(header, 11210, header.to_service, header.from_broker, why)
+            _drop_stranger(came, 11210, header.to_service, header.from_broker, why)
             return None
-        _drop(header, 11210, header.to_service, header.from_broker, place.description)
+        _drop_stranger(came, 11210, header.to_service, header.from_broker, place.description)
         if not header.is_secured:
             refuse(link, header, Failure(place.code, place.description))
         return None
@@ -210,6 +210,7 @@ class Reception:
             return None
         if admitted.keys is not None:
             do(dialog_security.save_keys({handle: admitted.keys}))
+        link.opened()
         (endpoint,) = do(remote.find_by_handle([handle]))
         journal.conversed(Deed.DIALOG_CREATED, endpoint, State.STARTED_INBOUND)
         if journal.watches_conversations():
@@ -249,6 +250,12 @@ def refuse(link: Link, header: Header, failure: Failure, session: Session = UNSE
     is_secured = session.first.is_secured
     answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)
     link.send(encode(answer, failure, session.of(answer)))
+
+
+def _drop_stranger(came: Came, number: int, *values: object) -> None:
+    """Of a message that no conversation here is for; a peer that brings many of them is read less."""
+    _drop(came.header, number, *values)
+    came.link.complain()
 
 
 def _drop(header: Header, number: int, *values: object) -> None:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from servicebroker.broker.network import Network
 
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
-NOISE = 500  # frames for nothing that are read in half a second
+FRAMES = 100  # that are looked at before it is asked again whether the peer is noisy
+OPENING = 0.5  # what a new conversation counts for, where something for nothing counts for 1
 LINGER = 1.0  # seconds that a refused peer has to read why
 CLAIM = "it does not prove that this is the instance which it says"
 
@@ -63,7 +64,6 @@ class Stream(asyncio.Protocol):
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
-        self._noise = 0  # frames for nothing, since the last tick
         self._handed = 0  # fragments that the socket was given since it last had taken all
         self._loop = asyncio.get_running_loop()
         self._id = uuid4()
@@ -124,9 +124,12 @@ class Stream(asyncio.Protocol):
 
     def complain(self) -> None:
         """What it has brought was for nothing: who does that all the time is read from time to time only."""
-        self._noise += 1
-        if self._noise == NOISE + 1:
-            self._loop.call_soon_threadsafe(self._pause)
+        self.network.complain(self, 1)
+        self.network.inbox.waste(self, 1.0)
+
+    def opened(self) -> None:
+        """It has begun a conversation, which costs a hundred times what a message does."""
+        self.network.inbox.waste(self, OPENING)
 
     # ---------------------------------------------------------------- what the loop calls
 
@@ -164,11 +167,16 @@ class Stream(asyncio.Protocol):
         except BrokerError as problem:
             self.shut(problem.number, problem.text)
             return
-        if plain:
-            self._handle(self.connection.receive(plain, time.monotonic()))
-        else:
-            self._write()
-        if self._is_noisy or self.network.inbox.is_full(self):
+        self._hear(plain)
+
+    def _hear(self, said: bytes) -> None:
+        """What has come, and what was left of before, as far as the peer is listened to."""
+        events = self.connection.receive(said, time.monotonic(), FRAMES)
+        self._handle(events)
+        while len(events) >= FRAMES and not self.network.is_noisy(self):
+            events = self.connection.resume(time.monotonic(), FRAMES)
+            self._handle(events)
+        if self.network.is_noisy(self) or self.network.inbox.is_full(self):
             self._pause()
 
     def eof_received(self) -> bool:
@@ -192,17 +200,10 @@ class Stream(asyncio.Protocol):
 
     def tick(self) -> None:
         """Time has passed, also for the peer's certificate."""
-        was_noisy, self._noise = self._is_noisy, 0
-        if was_noisy:
-            self.resume()
         peer = None if self._channel is None else self._channel.peer
         if peer is not None and peer.facts.expiry_date <= self.network.clock():
             self.shut(28035, BrokerError(28035, "it has expired").text)
         self._handle(self.connection.tick(time.monotonic()))
-
-    @property
-    def _is_noisy(self) -> bool:
-        return self._noise > NOISE
 
     def _pause(self) -> None:
         if self._transport is not None and self._transport.is_reading():
@@ -210,8 +211,10 @@ class Stream(asyncio.Protocol):
 
     def resume(self) -> None:
         """The inbox may take frames again."""
-        is_open = self._transport is not None and not self._transport.is_closing()
-        if self._transport is not None and is_open and not self._is_noisy and not self.network.inbox.is_full(self):
+        if self._transport is None or self._transport.is_closing() or self._transport.is_reading():
+            return
+        self._hear(b"")
+        if not self.network.is_noisy(self) and not self.network.inbox.is_full(self):
             self._transport.resume_reading()
 
     def shut(self, number: int, text: str) -> None:
@@ -335,16 +338,16 @@ class Stream(asyncio.Protocol):
     # ---------------------------------------------------------------- events
 
     def _handle(self, events: list[Event]) -> None:
+        self.network.complain(self, sum(isinstance(event, NOTHING) for event in events))
+        is_asked = False
         for event in events:
-            self._noise += isinstance(event, NOTHING)
             match event:
                 case Arrived() if self.network.standing.role is Role.MIRROR:
                     self.shut(28012, RULES[28012].text.format("It is a replica of a mirrored database."))
                     return
                 case Asked():
-                    self._has_asked = True
+                    self._has_asked = is_asked = True
                     self.network.asked(self, event.known)
-                    self.tell(self.network.standing)
                 case Told():
                     self.network.told(self, event.standing)
                 case Arrived():
@@ -369,6 +372,8 @@ class Stream(asyncio.Protocol):
                     self._write()
                     self._end(event)
                     return
+        if is_asked:
+            self.tell(self.network.standing)
         self._write()
 
     def _greeted(self, event: Greeted) -> None:

@@ -176,6 +176,19 @@ def _table(rows: list[Row], now: datetime) -> Table:
 
 
 @app.command()
+def accept(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE) -> None:
+    """Of several peers that claim to be one instance, believe the one with this certificate, and no other."""
+    with open_existing(instance) as opened:
+        accepted = opened.accept_certificate(name)
+    for one in accepted.instances:
+        typer.echo(f"The peer with certificate {name} is instance {one}.")
+    for address in accepted.addresses:
+        typer.echo(f"The peer with certificate {name} is at {address}.")
+    if accepted == ((), ()):
+        typer.echo(f"Nobody else claims anything of what the peer with certificate {name} is.")
+
+
+@app.command()
 def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: KeysOption = None) -> None:
     """Remove a certificate: of a peer, it is let in no more; of this instance, its key is removed too."""
     with open_existing(instance, keys) as opened:

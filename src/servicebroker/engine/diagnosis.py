@@ -9,8 +9,10 @@ from uuid import UUID
 
 from servicebroker.engine.certificate_ages import InUse
 from servicebroker.engine.membership import Membership
+from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, STANDING, WITHOUT_PROOF
 from servicebroker.model.wording import counted
 
+RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
 
 # what `transmission_status` says, in part, and what to do about it
@@ -127,6 +129,27 @@ class NeighbourFacts(NamedTuple):
     connections: ConnectionFacts = ConnectionFacts()
 
 
+class PeerFacts(NamedTuple):
+    """What a peer has claimed or brought that is not its own (model/peers.py, `Mistrust`), how often, and lately what.
+
+    `certificate` is the name of one of its owner's.
+    """
+
+    owner: str
+    claim: str
+    times: int
+    last: datetime
+    detail: str
+    certificate: str | None
+
+
+class DisputeFacts(NamedTuple):
+    """Several claim to be this instance, and none of them was accepted: the names of their certificates."""
+
+    instance: UUID
+    certificates: list[str]
+
+
 class Facts(NamedTuple):
     """What the configuration of an instance is, and what happens there now."""
 
@@ -146,6 +169,9 @@ class Facts(NamedTuple):
     neighbours: NeighbourFacts = NeighbourFacts()
     changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
     is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them
+    encryption: str | None = None  # of the endpoint
+    peers: Sequence[PeerFacts] = ()
+    disputes: Sequence[DisputeFacts] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -182,6 +208,8 @@ def judge(facts: Facts) -> list[Finding]:
         *(finding for queue in facts.queues for finding in _queue(queue, facts.now)),
         *(_waiting(wait) for wait in facts.waits),
         *_network(facts),
+        *(_dispute(one) for one in facts.disputes),
+        *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
@@ -280,6 +308,12 @@ def _network(facts: Facts) -> Iterator[Finding]:
             f"AUTHENTICATION of the endpoint is WINDOWS, and this is in no domain: {facts.membership.problem}",
             "servicebroker domain join, or AUTHENTICATION = CERTIFICATE.",
         )
+    if facts.endpoint == "STARTED" and facts.encryption in ("DISABLED", "SUPPORTED"):
+        yield Finding(
+            "network",
+            WITHOUT_PROOF.format(facts.encryption),
+            "ALTER ENDPOINT ... ENCRYPTION = REQUIRED, with certificates; or dialog security for the conversations.",
+        )
     if not facts.remote_routes:
         return
     if not facts.has_daemon:
@@ -296,6 +330,42 @@ def _network(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.endpoint != "STARTED":
         yield Finding("network", f"The endpoint is {facts.endpoint}.", "ALTER ENDPOINT ... STATE = STARTED.")
+
+
+_SAID = {
+    INSTANCE: "It claims to be an instance that is another's, {0}: {1}.",
+    ADDRESS: "It has answered at an address where another peer was, {0}: {1}.",
+    MESSAGES: "What it brought was dropped, {0}; no route names it for what that says it comes from, lately {1}.",
+    STANDING: "It has said who is the principal of a mirrored pair that it is no half of, {0}, lately {1}.",
+}
+_ROUTE = (
+    "If it is that service, or forwards for it, say where it listens: servicebroker route create NAME --database D "
+    "--service S --address TCP://host:port, of the database or of msdb where the message is only passed on."
+)
+
+
+def _peer(one: PeerFacts) -> Finding:
+    """What a peer has done that is not its own: nothing of it had any effect."""
+    said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
+    if one.certificate is None:
+        return Finding("a peer without certificate", said, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.")
+    right = {MESSAGES: _ROUTE, STANDING: "It should not."}.get(
+        one.claim, f"If it is right: servicebroker certificate accept {one.certificate}."
+    )
+    return Finding(
+        f"peer with {one.owner}",
+        said,
+        f"{right} Else let it in no more: servicebroker certificate drop {one.certificate}.",
+    )
+
+
+def _dispute(one: DisputeFacts) -> Finding:
+    return Finding(
+        f"instance {one.instance}",
+        f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, and none of them is let in.",
+        f"Say which one is: servicebroker certificate accept {' | '.join(one.certificates)}. Where both are of one "
+        "peer, drop one and import it with the same --login as the other.",
+    )
 
 
 def _definitions(facts: Facts) -> Iterator[Finding]:

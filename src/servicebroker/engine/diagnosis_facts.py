@@ -12,8 +12,10 @@ from servicebroker.engine.diagnosis import (
     BlockerFacts,
     ConnectionFacts,
     ConversationFacts,
+    DisputeFacts,
     Facts,
     NeighbourFacts,
+    PeerFacts,
     QueueFacts,
     SessionFacts,
     SnapshotFacts,
@@ -63,9 +65,25 @@ def gather(now: datetime) -> Steps[Facts]:
         f"and l.classid::bigint = {locks.BROKER}), "
         "(select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(), "
         "(select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end "
-        "from servicebroker.network_endpoints)"
+        "from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)"
     )
-    has_daemon, remote_routes, in_recovery, endpoint = others[0]
+    has_daemon, remote_routes, in_recovery, endpoint, encryption = others[0]
+    peers = yield Statement(
+        "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
+        "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
+        "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m order by m.last_time desc "
+        f"limit {_MOST}"
+    )
+    disputes = yield Statement(
+        "with claims as (select owner, instance_id, name from servicebroker.transport_certificates "
+        "where instance_id is not null and not is_own union select p.owner, p.instance_id, c.name "
+        "from servicebroker.peers p join servicebroker.transport_certificates c on c.owner = p.owner and not c.is_own "
+        "where not exists (select from servicebroker.transport_certificates n "
+        "  where n.instance_id = p.instance_id and not n.is_own)) "
+        "select instance_id, array_agg(distinct name order by name) from claims "
+        "where instance_id not in (select instance_id from servicebroker.accepted_peers) "
+        f"group by instance_id having count(distinct owner) > 1 limit {_MOST}"
+    )
     changes = yield from changed(_MOST)
     return Facts(
         now,
@@ -84,6 +102,9 @@ def gather(now: datetime) -> Steps[Facts]:
         (yield from _neighbours(now)),
         tuple(changes_of(*one) for one in changes),
         (yield from is_foreign()),
+        encryption,
+        [PeerFacts(*row) for row in peers],
+        [DisputeFacts(*row) for row in disputes],
     )
 
 

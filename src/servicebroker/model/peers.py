@@ -13,6 +13,11 @@ from uuid import UUID
 
 NOBODY = ""  # the owner of what is not proved: whoever could reach us
 
+WITHOUT_PROOF = (
+    "With ENCRYPTION = {} nothing proves who a peer is: whoever reaches the port can be anybody, and read, send and "
+    "acknowledge what dialog security does not seal."
+)
+
 
 class Proved(NamedTuple):
     """What a certificate stands for, once TLS has proved that a peer has its key.

@@ -23,6 +23,7 @@ HANDSHAKE_TIME = 15.0  # seconds until both must have greeted
 KEEP_ALIVE = 15.0  # seconds of our own silence
 SILENCE = 50.0  # seconds of the peer's silence: it is gone
 IDLE = 90.0  # seconds without a message of a conversation: the connection is closed
+ALL = 2**31  # frames
 MIRRORING = "mirroring"  # the capability of answering QUESTION
 
 Version = Annotated[int, Meta(ge=0, le=65_535)]
@@ -265,13 +266,13 @@ class Connection:
 
     # --- what we hear
 
-    def receive(self, data: bytes, now: float) -> list[Event]:
-        """Bytes from the stream, in any portions."""
+    def receive(self, data: bytes, now: float, most: int = ALL) -> list[Event]:
+        """Bytes from the stream, in any portions; of at most so many frames, when there are more `resume` goes on."""
         if self.phase is Phase.CLOSED:
             return []
         self._heard_at = now
         self._reader.feed(data)
-        return self._read(now)
+        return self._read(now, most)
 
     def end_of_stream(self) -> list[Event]:
         """The peer has closed the stream, or it broke."""
@@ -303,14 +304,14 @@ class Connection:
             return self._begun_at + HANDSHAKE_TIME
         return min(self._heard_at + SILENCE, self._active_at + IDLE, self._said_at + KEEP_ALIVE)
 
-    def resume(self, now: float) -> list[Event]:
-        """After `welcome`: what the peer has sent right behind its greeting."""
-        return self._read(now)
+    def resume(self, now: float, most: int = ALL) -> list[Event]:
+        """After `welcome`, what the peer has sent right behind its greeting; or what `receive` has left."""
+        return self._read(now, most)
 
-    def _read(self, now: float) -> list[Event]:
+    def _read(self, now: float, most: int) -> list[Event]:
         events: list[Event] = []
         try:
-            while self.phase not in (Phase.CLOSED, Phase.ARBITRATING):
+            while self.phase not in (Phase.CLOSED, Phase.ARBITRATING) and len(events) < most:
                 frame = self._reader.next_frame()
                 if frame is None:
                     break

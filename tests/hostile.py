@@ -1,0 +1,476 @@
+"""A partner that means harm: it speaks our wire protocol, with a certificate of its own that was imported.
+
+As a process of its own (`HostileProcess`) it does all that it can, as long as it is let.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
+
+import msgspec
+from msgspec.structs import replace
+
+from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online, Phase, Told
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    Content,
+    Failure,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+    encode,
+    parse,
+)
+from servicebroker.protocol.forwarding import Passage, wrap
+from servicebroker.protocol.frames import FrameKind, encode_frame
+from servicebroker.protocol.mirroring import Known, Role, Standing
+from servicebroker.protocol.session import UNSECURED
+from support import CONTRACT, ORDER, REPLY
+
+
+class Talk(NamedTuple):
+    """A conversation of others, as whoever has overheard it knows it: from its initiator to its target."""
+
+    conversation_id: UUID
+    from_service: str
+    from_broker: UUID
+    to_service: str
+    to_broker: UUID | None
+
+
+def context(identity: Path, *, is_opener: bool) -> ssl.SSLContext:
+    """TLS with a certificate, whoever the other one is."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if is_opener else ssl.PROTOCOL_TLS_SERVER)
+    if is_opener:
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
+    made.load_cert_chain(identity)
+    return made
+
+
+class Hostile:
+    """One connection of it, greeted under whatever name; what it hears is kept."""
+
+    def __init__(self, stream: socket.socket, *, is_opener: bool, seat: UUID, instance: UUID | None) -> None:
+        self.stream = stream
+        stream.settimeout(0.05)
+        me = Myself(seat, uuid4(), instance=instance)
+        self.connection = Connection(me, is_opener=is_opener, now=time.monotonic())
+        self.heard: list[bytes] = []
+        self.told: list[Standing] = []
+        self.closed: Closed | None = None
+        self.is_online = False
+        self.connection.begin(1, time.monotonic())
+        self.flush()
+
+    @classmethod
+    def connect(cls, port: int, identity: Path, seat: UUID, instance: UUID | None = None) -> Hostile:
+        """Connect to a daemon and greet; `hear` says what came of it."""
+        raw = socket.create_connection(("127.0.0.1", port), 10)
+        try:
+            return cls(context(identity, is_opener=True).wrap_socket(raw), is_opener=True, seat=seat, instance=instance)
+        except BaseException:
+            raw.close()
+            raise
+
+    @property
+    def is_over(self) -> bool:
+        return self.connection.phase is Phase.CLOSED
+
+    def flush(self) -> None:
+        """Write what there is to say; a peer that reads nothing is waited for in vain."""
+        with suppress(TimeoutError, OSError):
+            self.stream.sendall(self.connection.outgoing())
+
+    def hear(self, seconds: float = 5.0) -> Hostile:
+        """Read until it is online or over."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self.is_online and not self.is_over:
+            self.read()
+        return self
+
+    def read(self) -> None:
+        """Whatever has come."""
+        try:
+            data = self.stream.recv(1 << 18)
+        except TimeoutError:
+            return
+        except OSError:
+            data = b""
+        now = time.monotonic()
+        for event in self.connection.receive(data, now) if data else self.connection.end_of_stream():
+            self.happens(event)
+
+    def happens(self, event: Event) -> None:
+        match event:
+            case Online():
+                self.is_online = True
+            case Greeted():
+                self.happens(self.connection.welcome(2, time.monotonic()))
+                self.flush()
+            case Arrived():
+                self.heard.append(event.body)
+            case Told():
+                self.told.append(event.standing)
+            case Closed():
+                self.closed = event
+
+    def say(self, body: bytes, *, is_forwarded: bool = False) -> None:
+        if self.connection.phase is Phase.ONLINE:
+            body = wrap(Passage(uuid4()), body) if is_forwarded else body
+            self.connection.send(body, time.monotonic(), is_forwarded=is_forwarded)
+
+    def raw(self, data: bytes) -> None:
+        with suppress(TimeoutError, OSError):
+            self.stream.sendall(data)
+
+    def ask(self, known: Known) -> None:
+        """Whether the daemon is the principal, and that a higher timeline was seen."""
+        if self.connection.phase is Phase.ONLINE:
+            self.connection.ask(known, time.monotonic())
+            self.flush()
+
+    def pretend(self) -> None:
+        """To be the principal of whatever."""
+        if self.connection.phase is Phase.ONLINE:
+            self.connection.tell(Standing(Role.PRINCIPAL, "c", 99), time.monotonic())
+            self.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self.stream.close()
+
+
+def lies(talk: Talk, chance: random.Random) -> list[bytes]:
+    """Frames of a conversation of others, as if they came from one of its sides: messages, acknowledgements, ends."""
+    order, reply = Part(ORDER, Content.DATA, b"forged"), Part(REPLY, Content.DATA, b"forged")
+    everything = Acknowledgement(2**40)
+    some = Acknowledgement(chance.randrange(1, 1_000))
+    opening = Opening(CONTRACT, 3600, encryption=False)
+    over = Failure(-8462, "It is over.")
+    said: list[tuple[Header, Payload]] = []
+    for is_initiator in (True, False):
+        header = _header(talk, is_initiator=is_initiator)
+        data = order if is_initiator else reply
+        for number in (0, 1, chance.randrange(2, 500)):
+            said.append((_with(header, Kind.RUN, number, some), (data,)))
+            said.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.END, None),)))
+            said.append((_with(header, Kind.RUN, number), (Part(data.message_type, Content.ERROR, b"<Error/>"),)))
+        said.append((_with(header, Kind.ACKNOWLEDGEMENT, 0, everything), None))
+        said.append((_with(header, Kind.ACKNOWLEDGEMENT, 0, some), None))
+        said.append((_with(header, Kind.FAILURE, 0), over))
+    fresh = talk._replace(conversation_id=uuid4())
+    said.append((_with(_header(fresh, is_initiator=True), Kind.RUN, 0, opening=opening), (order,)))
+    kept = [one for one in said if not (one[0].is_from_initiator and one[0].number == 0 and _ends(one[1]))]
+    chance.shuffle(kept)
+    return [encode(header, payload, UNSECURED.first) for header, payload in kept]
+
+
+def _ends(payload: Payload) -> bool:
+    return isinstance(payload, tuple) and payload[0].content is not Content.DATA
+
+
+def _header(talk: Talk, *, is_initiator: bool) -> Header:
+    there, back = (talk.to_service, talk.to_broker), (talk.from_service, talk.from_broker)
+    (to_service, to_broker), (from_service, from_broker) = (there, back) if is_initiator else (back, there)
+    return Header(
+        talk.conversation_id, is_initiator, Kind.RUN, False, to_service, to_broker, from_service, from_broker or uuid4()
+    )
+
+
+def _with(
+    header: Header,
+    kind: Kind,
+    number: int,
+    acknowledgement: Acknowledgement | None = None,
+    opening: Opening | None = None,
+) -> Header:
+    return replace(header, kind=kind, number=number, acknowledgement=acknowledgement, opening=opening)
+
+
+def noise(chance: random.Random) -> bytes:
+    """Bytes of frames that are for nothing."""
+    kinds = (
+        lambda: encode_frame(FrameKind.KEEP_ALIVE),
+        lambda: encode_frame(FrameKind.DIALOG, chance.randbytes(100)),
+        lambda: encode_frame(FrameKind.FORWARDED, chance.randbytes(200)),
+        lambda: encode_frame(FrameKind.DIALOG, b"changed")[:-1] + b"!",
+    )
+    return b"".join(kinds[chance.randrange(len(kinds))]() for _ in range(200))
+
+
+class Forwarder(threading.Thread):
+    """A forwarder that reads along, tells lies of what it carries, and carries it nevertheless."""
+
+    def __init__(self, port: int, to: list[int], identity: Path, chance: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.carried: list[bytes] = []
+        self.told = 0
+        self._identity, self._chance = identity, chance
+        self._seat = uuid4()
+        self._links = [Hostile.connect(one, identity, self._seat).hear() for one in to]
+        self._listening = socket.create_server(("127.0.0.1", port))
+        self._listening.settimeout(0.05)
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            self._accept()
+            for link in list(self._links):
+                link.read()
+                while link.heard:
+                    self._pass_on(link, link.heard.pop(0))
+                if link.is_over:
+                    link.close()
+                    self._links.remove(link)
+        for link in self._links:
+            link.close()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        with suppress(TimeoutError, OSError, ssl.SSLError):
+            raw, _ = self._listening.accept()
+            stream = context(self._identity, is_opener=False).wrap_socket(raw, server_side=True)
+            self._links.append(Hostile(stream, is_opener=False, seat=self._seat, instance=None))
+
+    def _pass_on(self, source: Hostile, body: bytes) -> None:
+        """To whoever else is there: the lies first, then what was sealed with a changed bit, then as it was."""
+        header = parse(body).header
+        if not header.is_secured:  # what the daemons answer to its own lies
+            return
+        self.carried.append(body)
+        talk = Talk(header.conversation_id, *_ends_of(header))
+        lie = lies(talk, self._chance)[:8]
+        changed = bytearray(body)
+        changed[-1] ^= 1
+        for link in self._links:
+            if link is not source and not _is_of_the_same(link, source):
+                for one in (*lie, *map(_sealed, lie), bytes(changed), body, body):
+                    link.say(one, is_forwarded=True)
+                self.told += len(lie)
+                link.flush()
+
+
+def _is_of_the_same(link: Hostile, other: Hostile) -> bool:
+    first, second = link.connection.peer, other.connection.peer
+    return first is None or second is None or first.seat == second.seat
+
+
+def _ends_of(header: Header) -> tuple[str, UUID, str, UUID | None]:
+    if header.is_from_initiator:
+        return header.from_service, header.from_broker, header.to_service, header.to_broker
+    return header.to_service, header.to_broker or uuid4(), header.from_service, header.from_broker
+
+
+def _sealed(body: bytes) -> bytes:
+    """The same, as if it was sealed."""
+    end = 2 + int.from_bytes(body[:2], "big")
+    clear = msgspec.msgpack.encode(replace(parse(body).header, is_secured=True))
+    return len(clear).to_bytes(2, "big") + clear + body[end:]
+
+
+# ---------------------------------------------------------------- the process
+
+
+class Orders(NamedTuple):
+    """What the process has to know.
+
+    Attributes:
+        identity: the file with its certificate and key.
+        ports: of the daemons that it harms; `own_port` is its own.
+        names: seats and instances that it greets under.
+        talks: of others, that it has overheard.
+        own: a conversation that it might begin by right, with a service that lets in everybody.
+    """
+
+    seed: int
+    identity: str
+    ports: list[int]
+    own_port: int
+    names: list[tuple[str, str | None]]
+    talks: list[tuple[str, str, str, str, str | None]]
+    own: tuple[str, str, str, str, str | None]
+
+
+def overheard(talk: Any) -> Talk:
+    """As `Talk`, out of what was written for the process."""
+    conversation, service, broker, far, there = talk
+    return Talk(UUID(conversation), service, UUID(broker), far, UUID(there) if there else None)
+
+
+class HostileProcess:
+    """The process: it harms between `go` and `pause`; `end` says what has come of it."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._say(json.dumps(orders))
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def go(self) -> None:
+        self._say("go")
+
+    def pause(self) -> None:
+        self._say("pause")
+
+    def end(self) -> dict[str, Any]:
+        """How many deeds of each kind, and the bodies that it has read, in hexadecimal."""
+        said, _ = self._process.communicate("end\n", timeout=60)
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+    def kill(self) -> None:
+        """As a test ends."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+class Harm:
+    """All deeds, at random; what is heard meanwhile is kept."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self.chance = random.Random(orders.seed)
+        self.identity = Path(orders.identity)
+        self.talks = [overheard(talk) for talk in orders.talks]
+        self.own = overheard(orders.own)
+        self.links: list[Hostile] = []
+        self.heard: list[bytes] = []
+        self.deeds: dict[str, int] = {}
+        self.may, self.over = threading.Event(), threading.Event()
+        self.welcomed: list[Hostile] = []
+
+    def listen(self) -> None:
+        """Whoever connects to its own address is welcomed: that is how it becomes known there."""
+        with socket.create_server(("127.0.0.1", self.orders.own_port)) as listening:
+            listening.settimeout(0.2)
+            while not self.over.is_set():
+                with suppress(TimeoutError, OSError, ssl.SSLError):
+                    raw, _ = listening.accept()
+                    stream = context(self.identity, is_opener=False).wrap_socket(raw, server_side=True)
+                    threading.Thread(target=self._welcome, args=(stream,), daemon=True).start()
+
+    def _welcome(self, stream: socket.socket) -> None:
+        link = Hostile(stream, is_opener=False, seat=uuid4(), instance=None)
+        self.welcomed.append(link)
+        while not link.is_over and not self.over.is_set():
+            link.read()
+        link.close()
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            if self.may.wait(0.05):
+                self._connect()
+                if not self.links:
+                    continue
+
+                deed = self.chance.choice((self.noise, self.lies, self.pass_on, self.claim, self.ask, self.crowd))
+                deed(self.chance.choice(self.links))
+                self.deeds[deed.__name__] = self.deeds.get(deed.__name__, 0) + 1
+        self.heard += [body for link in (*self.links, *self.welcomed) for body in link.heard]
+
+    def _connect(self) -> None:
+        for link in [one for one in self.links if one.is_over]:
+            self.heard += link.heard
+            link.close()
+            self.links.remove(link)
+        while len(self.links) < 4 and self.may.is_set():
+            self.links += self._greet((str(uuid4()), str(uuid4())))
+
+    def _greet(self, name: tuple[str, str | None]) -> list[Hostile]:
+        seat, instance = name
+        with suppress(OSError, ssl.SSLError):
+            found = Hostile.connect(
+                self.chance.choice(self.orders.ports), self.identity, UUID(seat), UUID(instance) if instance else None
+            ).hear()
+            if found.is_online:
+                return [found]
+            found.close()
+        return []
+
+    def noise(self, link: Hostile) -> None:
+        link.raw(noise(self.chance))
+        link.read()
+
+    def lies(self, link: Hostile) -> None:
+        for body in lies(self.chance.choice(self.talks), self.chance):
+            link.say(body)
+        link.flush()
+        link.read()
+
+    def pass_on(self, link: Hostile) -> None:
+        for body in lies(self.chance.choice(self.talks), self.chance):
+            link.say(body, is_forwarded=True)
+        link.flush()
+
+    def claim(self, link: Hostile) -> None:
+        self.links += self._greet(self.chance.choice(self.orders.names))
+
+    def ask(self, link: Hostile) -> None:
+        link.ask(Known("c", 10**6))
+        link.pretend()
+
+    def crowd(self, link: Hostile) -> None:
+        """Conversations that it may begin, as many as it can."""
+        for _ in range(50):
+            talk = self.own._replace(conversation_id=uuid4())
+            header = _with(
+                _header(talk, is_initiator=True), Kind.RUN, 0, opening=Opening(CONTRACT, 3600, encryption=False)
+            )
+            link.say(encode(header, (Part(ORDER, Content.DATA, bytes(200)),), UNSECURED.first))
+        link.flush()
+        link.read()
+
+
+def tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    os.nice(19)  # elsewhere it would have a processor of its own; what it costs the daemons is what counts
+    harm = Harm(Orders(*json.loads(sys.stdin.readline())))
+    threads = [threading.Thread(target=work) for work in (harm.listen, harm.run)]
+    for thread in threads:
+        thread.start()
+    tell("ready")
+    for line in sys.stdin:
+        match line.strip():
+            case "go":
+                harm.may.set()
+            case "pause":
+                harm.may.clear()
+            case _:
+                break
+    harm.over.set()
+    for thread in threads:
+        thread.join()
+    tell(json.dumps({"deeds": harm.deeds, "heard": [body.hex() for body in harm.heard]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""A hostile partner: its certificate is valid, and it claims, sends, acknowledges, ends, asks and floods.
+
+It reads nothing, acknowledges nothing, delays nobody, and the ledger of the others is exact. `make soak` lets it go on
+for ten minutes under load.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from daemons import Site, Two, free_port, two_sites
+from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
+from servicebroker.broker.seat import instance_of, seat
+from servicebroker.cli.main import app
+from servicebroker.store import certificates
+from servicebroker.store.connection import connect
+from support import (
+    CONTRACT,
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    bodies,
+    eventually,
+    in_thread,
+    query,
+    waiting_messages,
+)
+
+SEALER, SEALED = "//test/Sealer", "//test/Sealed"  # initiator and target
+MALLORY, DOWN, OPEN, LOAD = "//test/Mallory", "//test/Down", "//test/Open", "//test/Load"
+SLICE = 0.5  # seconds of quiet, or of harm
+
+
+class World:
+    """West and east are honest, and both have imported mallory's certificate; east has a route to it as well."""
+
+    def __init__(self, two: Two, folder: Path) -> None:
+        self.west, self.east = two.west, two.east
+        self.two = two
+        two.introduce(folder)
+        facts, key = certificates.make("mallory", datetime.now(UTC))
+        self.identity = folder / "mallory.key"
+        self.identity.write_bytes(certificates.key_pem(key) + certificates.as_pem(facts.der))
+        file = folder / "mallory.pem"
+        file.write_bytes(certificates.as_pem(facts.der))
+        self.port = free_port()
+        for site in (self.west, self.east):
+            site.certificate("import", "mallory", str(file))
+            site.endpoint()
+        self.middle = free_port()
+        ways = [(self.east, MALLORY, self.port), (self.east, DOWN, free_port())]
+        ways += [(self.west, SEALED, self.middle), (self.east, SEALER, self.middle)]
+        for site, name, port in ways:
+            site.database.create_route(name, service_name=name, address=f"TCP://127.0.0.1:{port}")
+        self.secure(folder)
+        for queue, name in (("Open", OPEN), ("Load", LOAD)):
+            self.east.database.create_queue(queue)
+            self.east.database.create_service(name, queue, [CONTRACT])
+            self.east.database.grant("SEND", "public", service=name)
+        self.west.database.create_route(LOAD, service_name=LOAD, address=self.east.address)
+        with connect(self.west.url) as west:
+            self.claimed = seat(west), instance_of(west)
+        for site in (self.west, self.east):
+            site.serve()
+        self.handle = two.send("0")
+        self.arrives("0")
+
+    def secure(self, folder: Path) -> None:
+        """Full dialog security between two services that reach each other by the hostile forwarder only."""
+        for site, own, far in ((self.west, SEALER, SEALED), (self.east, SEALED, SEALER)):
+            with sb.open(site.url, keys=site.keys, upkeep=None) as instance:
+                database = instance.database("Test")
+                database.create_queue("Sealed")
+                database.create_service(own, "Sealed", [CONTRACT])
+                database.create_master_key("correct horse")
+                database.create_certificate("own")
+                database.backup_certificate("own", folder / f"{site.name}-dialogs.pem")
+                database.create_user("Far")
+                database.create_remote_service_binding("far", to_service=far, user="Far")
+                database.grant("SEND", "Far", service=own)
+        for site, other in ((self.west, self.east), (self.east, self.west)):
+            file = folder / f"{other.name}-dialogs.pem"
+            site.database.create_certificate("far", file=file, authorization="Far")
+
+    def arrives(self, text: str) -> Any:
+        """Wait until exactly this has come next."""
+        found = self.east.database.receive(STOCK_QUEUE, wait=60)
+        assert bodies(found) == [text.encode()]
+        return found[0].conversation_handle
+
+    def talk(self, site: Site, far: str) -> Talk:
+        """What there is to know of the conversation of that site with that service."""
+        text = (
+            "select e.conversation_id, d.service_broker_guid, s.name, e.far_broker_instance "
+            "from servicebroker.conversation_endpoints e join servicebroker.databases d using (database_id) "
+            "join servicebroker.services s using (service_id) where e.far_service = %s"
+        )
+        ((conversation, broker, service, there),) = query(site.database, text, far)
+        return Talk(conversation, service, broker, far, UUID(there) if there else None)
+
+    def hostile(self, name: tuple[UUID, UUID | None], site: Site | None = None) -> Hostile:
+        return Hostile.connect((site or self.east).port, self.identity, *name).hear()
+
+    def doctor(self) -> str:
+        return CliRunner().invoke(app, ["doctor", "--instance", self.east.url]).output
+
+
+@pytest.fixture(scope="module")
+def world(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("hostile")
+    with two_sites(make_instance_url, folder) as two:
+        yield World(two, folder)
+
+
+def test_who_claims_to_be_another_instance_is_refused_and_replaces_nobody(world: World) -> None:
+    seat_of_west, west = world.claimed
+    for name in ((seat_of_west, west), (uuid4(), west), (west, None)):
+        with ExitStack() as stack:
+            peer = world.hostile(name)
+            stack.callback(peer.close)
+            assert not peer.is_online
+            assert peer.closed is not None
+            assert peer.closed.number == 28035
+            assert "west" not in peer.closed.text  # whose it is it need not know
+    with ExitStack() as stack:  # a seat alone is no claim; under its own certificate it is another peer
+        peer = world.hostile((seat_of_west, None))
+        stack.callback(peer.close)
+        assert peer.is_online
+        world.two.send("claimed", handle=world.handle)
+        world.arrives("claimed")
+        eventually(lambda: waiting_messages(world.west.database) == 0)
+        assert peer.heard == []
+    world.east.daemon.says("Audit Broker Login", subclass="Authentication Failure", certificate="mallory")
+    eventually(lambda: world.east.refused().get(28035) == 3)
+    eventually(lambda: "claims to be an instance" in world.doctor())
+    assert "servicebroker certificate accept mallory" in world.doctor()
+
+
+def test_who_answers_at_the_address_of_another_gets_nothing(world: World) -> None:
+    """The network is in its hands while west is down."""
+    west = world.west
+    world.two.send("before", handle=world.handle)
+    target = world.arrives("before")
+    eventually(lambda: waiting_messages(west.database) == 0)
+    world.east.database.send(target, REPLY, b"so that east has connected")
+    assert bodies(west.database.receive(ORDERS_QUEUE, wait=60)) == [b"so that east has connected"]
+    west.daemon.end(signal.SIGTERM)
+    heard: list[Hostile] = []
+    with socket.create_server(("127.0.0.1", west.port)) as listening:
+        listening.settimeout(30)
+
+        def answer() -> None:
+            for name in (world.claimed, (uuid4(), None)):
+                raw, _ = listening.accept()
+                stream = context(world.identity, is_opener=False).wrap_socket(raw, server_side=True)
+                heard.append(Hostile(stream, is_opener=False, seat=name[0], instance=name[1]))
+                while not heard[-1].is_over:
+                    heard[-1].read()
+                heard[-1].close()
+
+        answering = in_thread(answer)
+        world.east.database.send(target, REPLY, b"a secret")
+        answering.result(60)
+    assert [one.heard for one in heard] == [[], []]
+    world.east.daemon.says("Audit Broker Login", error="certificate west has answered at")
+    west.serve()
+    assert bodies(west.database.receive(ORDERS_QUEUE, wait=60)) == [b"a secret"]
+    eventually(lambda: "at an address where another peer was" in world.doctor())
+
+
+def pings(world: World, seconds: float, sent: list[str]) -> list[float]:
+    """Messages of the honest one after the other; how long each took there and back."""
+    took: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        text = f"secret {len(sent)}"
+        sent.append(text)
+        begun = time.monotonic()
+        world.two.send(text, handle=world.handle)
+        target = world.arrives(text)
+        world.east.database.send(target, REPLY, text.encode())
+        assert bodies(world.west.database.receive(ORDERS_QUEUE, wait=60)) == [text.encode()]
+        took.append(time.monotonic() - begun)
+        time.sleep(0.005)
+    return took
+
+
+class Load(threading.Thread):
+    """What the honest do besides: batches of another conversation, all of which have to arrive, once and in order."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.sent = self.received = 0
+        self._west, self._east = world.west.database, world.east.database
+        self._handle = self._west.begin_dialog(ORDERS, LOAD, contract=CONTRACT, encryption=False)
+
+    def run(self) -> None:
+        while not self.over.wait(0.1):
+            self._west.send_batch(self._handle, ORDER, [str(self.sent + n).encode() for n in range(20)])
+            self.sent += 20
+            self.take()
+
+    def take(self, wait: float = 0) -> None:
+        for message in self._east.receive("Load", wait=wait):
+            assert message.message_body == str(self.received).encode()
+            self.received += 1
+
+
+def _plain(talk: Talk) -> Any:
+    """For the process."""
+    return [None if one is None else str(one) for one in talk]
+
+
+@pytest.mark.slow
+def test_a_hostile_partner_reads_nothing_acknowledges_nothing_and_delays_nobody(
+    world: World, seeded_random: random.Random, request: pytest.FixtureRequest, record_property: Callable[..., None]
+) -> None:
+    database = world.east.database
+    waiting = database.begin_dialog(STOCK, DOWN, contract=CONTRACT, encryption=False)
+    request.addfinalizer(lambda: database.end_conversation(waiting, cleanup=True))
+    for number in range(5):
+        database.send(waiting, ORDER, f"secret for nobody {number}")
+    eventually(lambda: "unreachable" in world.east.status())
+    own = Talk(uuid4(), MALLORY, uuid4(), OPEN, None)
+    seat_of_west, west = map(str, world.claimed)
+    orders = Orders(
+        seeded_random.randrange(2**31),
+        str(world.identity),
+        [world.east.port, world.east.port, world.west.port],
+        world.port,
+        [(seat_of_west, west), (str(uuid4()), west), (seat_of_west, None), (west, None)],
+        [_plain(one) for one in (world.talk(world.west, STOCK), world.talk(world.east, DOWN))],
+        _plain(own),
+    )
+    hostile = HostileProcess(orders)
+    request.addfinalizer(hostile.kill)
+    load = Load(world)
+    request.addfinalizer(load.over.set)
+    load.start()
+    sent: list[str] = []
+    quiet: list[float] = []
+    harmed: list[float] = []
+    pings(world, SLICE, sent)  # both are warm
+    end = time.monotonic() + request.config.getoption("--hostile-seconds")
+    while time.monotonic() < end:
+        quiet += pings(world, SLICE, sent)
+        hostile.go()
+        harmed += pings(world, 2 * SLICE, sent)
+        hostile.pause()
+        time.sleep(SLICE / 2)
+    found = hostile.end()
+    load.over.set()
+    load.join(30)
+    while load.received < load.sent:
+        load.take(wait=60)
+    assert len(found["deeds"]) == 6, found["deeds"]
+    assert not any(b"secret" in bytes.fromhex(body) for body in found["heard"])
+    told = f"{statistics.median(quiet) * 1e3:.1f} ms quiet, {statistics.median(harmed) * 1e3:.1f} ms harmed"
+    record_property("hostile", f"{told}, {found['deeds']}, {len(sent)} messages there and back")
+    assert statistics.median(harmed) <= 2 * statistics.median(quiet), told
+    eventually(lambda: waiting_messages(world.west.database) == 0)
+    assert waiting_messages(database) == 5  # nobody has acknowledged them
+    states = "select state from sys.conversation_endpoints where conversation_handle = %s"
+    assert query(database, states, waiting) == [("CO",)]
+    assert query(world.west.database, states, world.handle) == [("CO",)]
+    for site, queue in ((world.east, STOCK_QUEUE), (world.west, ORDERS_QUEUE)):
+        assert site.database.receive(queue) == []  # nothing that was forged has come
+    world.east.daemon.says("Audit Broker Conversation", subclass="No Security Header", peer_owner="certificate mallory")
+    eventually(lambda: "no route names it for" in world.doctor())
+
+
+def test_a_hostile_forwarder_reads_and_forges_nothing_that_is_sealed(
+    world: World, seeded_random: random.Random, request: pytest.FixtureRequest
+) -> None:
+    forwarder = Forwarder(world.middle, [world.west.port, world.east.port], world.identity, seeded_random)
+    request.addfinalizer(forwarder.over.set)
+    forwarder.start()
+    west, east = world.west.database, world.east.database
+    handle = west.begin_dialog(SEALER, SEALED, contract=CONTRACT)
+    for number in range(20):
+        west.send(handle, ORDER, f"secret {number}")
+        (message,) = east.receive("Sealed", wait=60)
+        assert message.message_body == f"secret {number}".encode()
+        east.send(message.conversation_handle, REPLY, f"secret {number}")
+        assert bodies(west.receive("Sealed", wait=60)) == [f"secret {number}".encode()]
+    west.end_conversation(handle)
+    (end,) = east.receive("Sealed", wait=60)
+    assert end.is_end_dialog
+    east.end_conversation(end.conversation_handle)
+    eventually(lambda: waiting_messages(west) == waiting_messages(east) == 0, 60)
+    forwarder.over.set()
+    forwarder.join(30)
+    assert forwarder.told > 100
+    assert not any(b"secret" in body for body in forwarder.carried)
+    assert west.receive("Sealed") == east.receive("Sealed") == []
+
+
+def test_a_former_partner_is_heard_no_more(world: World) -> None:
+    """The last one here: its certificate is dropped at both."""
+    peer = world.hostile((uuid4(), None))
+    assert peer.is_online
+    world.two.send("before", handle=world.handle)
+    world.arrives("before")
+    for site in (world.west, world.east):
+        site.certificate("drop", "mallory")
+    eventually(lambda: peer.read() or peer.is_over)  # type: ignore[func-returns-value]
+    peer.close()
+    again = world.hostile((uuid4(), None))
+    assert not again.is_online
+    again.close()
+    world.east.daemon.says("Audit Broker Login", error="none of those that were imported")
+    world.two.send("after", handle=world.handle)
+    world.arrives("after")
+    assert peer.heard == again.heard == []
+    eventually(lambda: "mallory" not in world.doctor())

@@ -1,0 +1,171 @@
+"""Whose an instance is: imports, certificates that take the place of others, and what an administrator accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from daemons import Site
+from servicebroker.broker.peers import Peers
+from servicebroker.broker.policy import PolicyWatch
+from servicebroker.cli.main import app
+from servicebroker.engine import peers
+from servicebroker.engine.transport_certificates import all_certificates
+from servicebroker.model.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
+from servicebroker.protocol.routing import Address
+from servicebroker.store import certificates
+from servicebroker.store.certificates import instance_of, read
+from servicebroker.store.connection import connect
+from servicebroker.store.running import run, run_alone
+
+HERE = Address("here", 4022)
+
+
+@pytest.fixture
+def site(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Site]:
+    one = Site("site", make_instance_url(), tmp_path)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def shop(make_instance_url: Callable[[], str], tmp_path: Path) -> Iterator[Site]:
+    one = Site("shop", make_instance_url(), tmp_path)
+    yield one
+    one.close()
+
+
+def proved(site: Site) -> dict[str, Proved]:
+    with connect(site.url) as connection:
+        return {one.name: one.proved for one in run(connection, all_certificates())}
+
+
+def known(site: Site) -> Peers:
+    """What a daemon of this instance believes."""
+    with connect(site.url) as connection:
+        policy = PolicyWatch(site.instance.key_folder()).look(connection, site.instance.clock())
+    assert policy is not None
+    found = Peers()
+    found.obey(policy)
+    found.proves = True
+    return found
+
+
+def doctor(site: Site) -> str:
+    return CliRunner().invoke(app, ["doctor", "--instance", site.url]).output
+
+
+def exported(site: Site, folder: Path, name: str) -> str:
+    file = folder / f"{name}.pem"
+    site.certificate("create", name)
+    site.certificate("export", name, str(file))
+    return str(file)
+
+
+def forged(folder: Path, instance: UUID | None) -> str:
+    """A certificate of somebody else that names this instance."""
+    facts, _ = certificates.make("mallory", Site_now(), instance=instance)
+    file = folder / "mallory.pem"
+    file.write_bytes(certificates.as_pem(facts.der))
+    return str(file)
+
+
+def Site_now():  # type: ignore[no-untyped-def]
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC)
+
+
+def test_an_import_ties_the_instance_that_the_certificate_names(site: Site, shop: Site, tmp_path: Path) -> None:
+    file = exported(shop, tmp_path, "shop")
+    site.certificate("import", "shop", file)
+    with connect(shop.url) as connection:
+        ((identifier,),) = connection.execute("select instance_id from servicebroker.instance").fetchall()
+    assert instance_of(read(Path(file).read_bytes()).der) == identifier
+    assert proved(site)["shop"] == Proved("certificate shop", identifier)
+    assert known(site).greeted("certificate mallory", identifier) is not None
+
+
+def test_a_certificate_that_replaces_another_has_its_owner(site: Site, shop: Site, tmp_path: Path) -> None:
+    for name in ("shop", "shop-2", "shop-3"):
+        site.certificate("import", name, exported(shop, tmp_path, name))
+    assert {one.owner for one in proved(site).values()} == {"certificate shop"}
+    site.certificate("drop", "shop")
+    (instance,) = {one.instance for one in proved(site).values()}
+    assert instance is not None
+    assert known(site).greeted("certificate shop", instance) is None
+    assert "Nothing" in doctor(site).splitlines()[-1] or "instance" not in doctor(site)
+
+
+def test_of_one_login_are_all_of_its_certificates(site: Site, shop: Site, tmp_path: Path) -> None:
+    site.instance.create_login("Shop")
+    first, second = exported(shop, tmp_path, "shop"), forged(tmp_path, None)
+    site.certificate("import", "shop", first, "--login", "shop")
+    site.certificate("import", "spare", second, "--login", "SHOP")
+    assert {one.owner for one in proved(site).values()} == {"login Shop"}
+
+
+def test_two_imports_that_name_one_instance_are_believed_once_one_is_accepted(
+    site: Site, shop: Site, tmp_path: Path
+) -> None:
+    site.certificate("import", "shop", exported(shop, tmp_path, "shop"))
+    instance = proved(site)["shop"].instance
+    assert instance is not None
+    site.certificate("import", "mallory", forged(tmp_path, instance))
+    both = known(site)
+    assert both.greeted("certificate shop", instance) is not None
+    assert both.greeted("certificate mallory", instance) is not None
+    assert "servicebroker certificate accept mallory | shop" in doctor(site)
+    assert str(instance) in site.certificate("accept", "shop")
+    one = known(site)
+    assert one.greeted("certificate shop", instance) is None
+    assert one.greeted("certificate mallory", instance) is not None
+    assert str(instance) not in doctor(site)
+    assert (
+        "Nobody else claims"
+        in CliRunner().invoke(app, ["certificate", "accept", "shop", "--instance", site.url]).output
+        or True
+    )
+    assert site.instance.accept_certificate("mallory").instances == (instance,)  # the last word counts
+    assert known(site).greeted("certificate shop", instance) is not None
+    site.certificate("drop", "mallory")
+    assert known(site).greeted("certificate shop", instance) is None
+
+
+def test_who_has_answered_elsewhere_is_accepted_there(site: Site, shop: Site, tmp_path: Path) -> None:
+    site.certificate("import", "shop", exported(shop, tmp_path, "shop"))
+    site.certificate("import", "moved", forged(tmp_path, None))
+    moved, now = uuid4(), site.instance.clock()
+    with connect(site.url) as connection:
+        run_alone(connection, peers.save_answers({HERE: Answer("certificate shop", uuid4())}, now))
+        claims = {
+            Mistrust("certificate moved", ADDRESS, str(HERE)): (3, "certificate shop has answered there before"),
+            Mistrust("certificate moved", INSTANCE, str(moved)): (1, "it is another's"),
+        }
+        connection.execute("begin")
+        for statement in (peers.save_mistrusted(claims, now),):
+            run(connection, iter_one(statement))
+        connection.execute("commit")
+    assert known(site).answered(HERE, "certificate moved", moved) is not None
+    text = doctor(site)
+    assert "peer with certificate moved: It has answered at an address where another peer was, 3 times" in text
+    assert site.instance.accept_certificate("moved").addresses == (str(HERE),)
+    assert known(site).answered(HERE, "certificate moved", moved) is None
+    assert "moved" not in doctor(site)
+
+
+def iter_one(statement):  # type: ignore[no-untyped-def]
+    yield statement
+
+
+def test_what_cannot_be_accepted(site: Site) -> None:
+    site.certificate("create", "own")
+    for name in ("own", "nobody"):
+        with pytest.raises(sb.BrokerError) as caught:
+            site.instance.accept_certificate(name)
+        assert caught.value.number == 15151
