@@ -18,7 +18,7 @@ from servicebroker.benchmarks.measure import Meter
 from servicebroker.benchmarks.remote import compare_remote
 from servicebroker.benchmarks.report import Conditions, Line, Report, in_words
 from servicebroker.benchmarks.runner import Field, Progress, compare, open_field
-from servicebroker.benchmarks.scenarios import PIPELINE, PIPELINE_ROUNDS, REMOTE, SCENARIOS, STORAGE, TSQL
+from servicebroker.benchmarks.scenarios import FENCE, PIPELINE, PIPELINE_ROUNDS, REMOTE, SCENARIOS, STORAGE, TSQL
 from servicebroker.model.errors import InstanceError
 
 __all__ = ["ALL", "SCENARIOS", "Line", "Report", "run"]
@@ -92,7 +92,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     Raises:
         InstanceError: an unknown name, or none at all.
     """
-    known = [*SCENARIOS, STORAGE, REMOTE, TSQL, ALL]
+    known = [*SCENARIOS, STORAGE, REMOTE, TSQL, FENCE, ALL]
     for name in names:
         if name not in known:
             raise InstanceError(f"There is no benchmark '{name}'; there are {', '.join(known)}.")
@@ -101,7 +101,7 @@ def chosen_scenarios(names: Sequence[str]) -> list[str]:
     return [
         name
         for name in SCENARIOS
-        if name in names or ALL in names or name.partition("-")[0] in {STORAGE, REMOTE, TSQL}.intersection(names)
+        if name in names or ALL in names or name.partition("-")[0] in {STORAGE, REMOTE, TSQL, FENCE}.intersection(names)
     ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.activation import activation_systems
 from servicebroker.benchmarks.bare import BareCommits
+from servicebroker.benchmarks.fence import fence_systems
 from servicebroker.benchmarks.measure import Meter, Sample, figures
 from servicebroker.benchmarks.network import network_systems
 from servicebroker.benchmarks.ours import ServiceBroker
@@ -62,6 +63,7 @@ def open_field(instance: Instance, pgmq_sql: Path | None, stack: ExitStack) -> F
     systems += [stack.enter_context(closing(measured)) for measured in network_systems(instance.url)]
     systems += [stack.enter_context(closing(measured)) for measured in activation_systems(instance)]
     systems += [stack.enter_context(closing(measured)) for measured in tsql_systems(instance)]
+    systems += [stack.enter_context(closing(measured)) for measured in fence_systems(instance)]
     for system in list(systems):
         if isinstance(system, ServiceBroker):
             systems += [stack.enter_context(closing(measured)) for measured in storage_systems(system)]
