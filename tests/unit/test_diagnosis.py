@@ -63,7 +63,7 @@ def test_all_is_well() -> None:
         ({"in_recovery": True}, ["standby", "primary"]),
         ({"changed": ("the view sys.routes is missing",)}, ["the view sys.routes is missing", "check --mend"]),
         ({"changed": ("the table servicebroker.routes has another definition",)}, ["Undo what was done"]),
-        ({"is_foreign": True}, ["another major version", "check --mend"]),
+        ({"is_foreign": True}, ["another PostgreSQL", "check --mend"]),
         ({"disabled": ["Shop"]}, ["database Shop: Its broker is disabled", "enable_broker"]),
         ({"remote_routes": 2}, ["2 routes lead", "servicebroker serve"]),
         ({"remote_routes": 2, "has_daemon": True}, ["no endpoint", "CREATE ENDPOINT"]),

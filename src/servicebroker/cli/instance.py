@@ -120,7 +120,7 @@ def _adopt(instance: str, identifier: str) -> None:
     with _reached(instance) as url, connect(url) as connection:
         run(connection, check_alone())
         changed = in_transaction(connection, adopting(beside=identifier == NEW))
-        mend(connection, is_copy=True)
+        mend(connection)
         names = run(connection, databases())
     with open_existing(instance) as opened:
         for name in names:

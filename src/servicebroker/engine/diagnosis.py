@@ -379,7 +379,7 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
     if facts.is_foreign:
         yield Finding(
             "schema",
-            "The schema was made by another major version of PostgreSQL: whether it was changed cannot be told.",
+            "The schema was made by another PostgreSQL, or is a restored copy: whether it was changed cannot be told.",
             "servicebroker check --mend makes views and functions anew, and records how everything is defined.",
         )
 

@@ -1,6 +1,7 @@
 """How tables, views, functions and triggers of the broker are defined: recorded when they are made, compared later.
 
-PostgreSQL's own words are compared, which another major version may choose otherwise; then nothing is said. A queue's
+PostgreSQL's own words are compared, which another major version may choose otherwise, and a dump that was restored does;
+then nothing is said, until `servicebroker check --mend` has recorded it again. A queue's
 objects are compared with those of a pattern, a queue that is made for that and dropped again.
 """
 
@@ -15,7 +16,11 @@ from servicebroker.store.statements import Statement, Steps
 _PATTERN = 2_147_483_646  # a number that no queue has, and no text of a template
 _VIEW = f"pattern_{_PATTERN}"
 _ID, _SHOWN = "{id}", "{view}"
-_VERSION = "current_setting('server_version_num')::integer / 10000"
+# where it was recorded: a major version of PostgreSQL, and not a dump that was restored, which has other numbers
+_VERSION = (
+    "hashtext(concat_ws(' ', current_setting('server_version_num')::integer / 10000, "
+    "'servicebroker.made'::regclass::oid))"
+)
 
 
 @functools.cache
@@ -66,7 +71,7 @@ def _note_pattern(retention: bool) -> Statement:
 
 
 def is_foreign() -> Steps[bool]:
-    """Whether another major version of PostgreSQL has recorded it, so that nothing can be compared."""
+    """Whether another PostgreSQL has recorded it, or this is a restored copy, so that nothing can be compared."""
     rows = yield Statement(f"select from servicebroker.made where server <> {_VERSION} limit 1", prepared=False)
     return bool(rows)
 
@@ -74,7 +79,7 @@ def is_foreign() -> Steps[bool]:
 def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
     """What is missing, or defined otherwise than it was made: kind, name, whether it is there. At most so many.
 
-    Nothing when the server is of another major version than the one that has recorded it.
+    Nothing where it `is_foreign`.
     """
     rows = yield Statement(
         f"{_objects()}, expected as ("

@@ -127,10 +127,8 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
     connection.execute(sql.SQL(fence()))
 
 
-def mend(connection: psycopg.Connection[object], *, is_copy: bool = False) -> None:
+def mend(connection: psycopg.Connection[object]) -> None:
     """Make views and functions anew as this version has them; what another PostgreSQL has recorded is recorded again.
-
-    `is_copy`: so is all that a restored copy holds, since a dump says the same views in other words.
 
     Raises:
         InstanceError: the role may not.
@@ -139,7 +137,7 @@ def mend(connection: psycopg.Connection[object], *, is_copy: bool = False) -> No
         with connection.transaction():
             execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
             _make_anew(connection)
-            if is_copy or run(connection, is_foreign()):
+            if run(connection, is_foreign()):
                 run(connection, record())
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(f"Only the owner of the schema can mend it ({refused.diag.message_primary}).") from None
