@@ -1,7 +1,7 @@
 """How tables, views, functions and triggers of the broker are defined: recorded when they are made, compared later.
 
-PostgreSQL's own words are compared, which another major version may choose otherwise, and a dump that was restored does;
-then nothing is said, until `servicebroker check --mend` has recorded it again. A queue's
+PostgreSQL's own words are compared. Another major version may choose others, and a dump that was restored does: then
+nothing is said, until `servicebroker check --mend` has recorded it again. A queue's
 objects are compared with those of a pattern, a queue that is made for that and dropped again.
 """
 
