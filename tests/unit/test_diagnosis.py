@@ -12,6 +12,7 @@ from servicebroker.engine.certificate_ages import InUse
 from servicebroker.engine.diagnosis import (
     ConversationFacts,
     Facts,
+    PeerFacts,
     QueueFacts,
     SessionFacts,
     WaitFacts,
@@ -80,6 +81,14 @@ def test_all_is_well() -> None:
         (
             {"certificates": [InUse("", "", "CORP\\shop", True, NOW + timedelta(days=1), "It was revoked.")]},
             ["domain member CORP\\shop", "expires on 2030-01-02, and is not renewed: It was revoked.", "domain show"],
+        ),
+        (
+            {"peers": [PeerFacts("member CORP\\shop, instance 7", "instance", 2, NOW, "another instance", None)]},
+            ["peer member CORP\\shop, instance 7: It claims to be", "2 times", "domain revoke"],
+        ),
+        (
+            {"peers": [PeerFacts("", "messages", 1, NOW, "x", None)]},
+            ["a peer without certificate", "ENCRYPTION = REQUIRED"],
         ),
         ({"is_public": True}, ["endpoint: CONNECT is granted to public", "REVOKE CONNECT"]),
         (

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.engine.certificate_ages import InUse
 from servicebroker.engine.membership import Membership
-from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, STANDING, WITHOUT_PROOF
+from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
 from servicebroker.model.wording import counted
 
 RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
@@ -347,6 +347,9 @@ _ROUTE = (
 def _peer(one: PeerFacts) -> Finding:
     """What a peer has done that is not its own: nothing of it had any effect."""
     said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
+    if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or a stranger let in by public
+        advice = "servicebroker domain revoke, or DENY CONNECT ON ENDPOINT to its login or to public."
+        return Finding(f"peer {one.owner}", said, advice)
     if one.certificate is None:
         return Finding("a peer without certificate", said, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.")
     right = {MESSAGES: _ROUTE, STANDING: "It should not."}.get(
