@@ -137,3 +137,10 @@ def test_of_two_methods_the_certificate_is_taken(instance: sb.Instance, method: 
     shown = "select connection_auth_desc from sys.service_broker_endpoints"
     assert query(master, shown) == [("CERTIFICATE",)]
     instance.drop_endpoint("e")
+
+
+def test_create_endpoint_says_that_nothing_is_proved_without_tls(fresh_instance: sb.Instance) -> None:
+    said = fresh_instance.database("master", create=True).execute_tsql(
+        "CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (ENCRYPTION = DISABLED)"
+    )
+    assert any("nothing proves who a peer is" in str(one) for one in said.messages)

@@ -11,7 +11,9 @@ import pytest
 from servicebroker.engine.diagnosis import (
     CertificateFacts,
     ConversationFacts,
+    DisputeFacts,
     Facts,
+    PeerFacts,
     QueueFacts,
     SessionFacts,
     WaitFacts,
@@ -26,6 +28,7 @@ AGO = NOW - timedelta(minutes=10)
 WELL = Facts(NOW, [], [], [], [], [], {"fsync": "on", "synchronous_commit": "on"}, False, None, 0, False)
 QUEUE = QueueFacts("Shop.dbo.Q", True, 0, None, 0, 0, False, None, None, False, False, 0)
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
+PEER = PeerFacts("certificate mallory", "messages", 40, AGO, "//shop", "mallory")
 TALK = ConversationFacts(
     NOW, UUID(int=7), "CO", "//far", NOW + timedelta(days=1), "Shop.dbo.Q", True, 0, None, 0, "", "Shop.dbo.P", 0, [],
     0, "", None, None, 0, False,
@@ -52,6 +55,8 @@ def test_all_is_well() -> None:
     assert of_talk() == []
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
     assert said(certificates=[CertificateFacts("a", True, NOW + timedelta(days=90))]) == []
+    assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
+    assert said(endpoint="STARTED", encryption="REQUIRED") == []
 
 
 @pytest.mark.parametrize(
@@ -68,6 +73,33 @@ def test_all_is_well() -> None:
         (
             {"certificates": [CertificateFacts("far", False, NOW + timedelta(days=3))]},
             ["of a peer and expires on 2030-01-04"],
+        ),
+        (
+            {"endpoint": "STARTED", "encryption": "SUPPORTED"},
+            ["With ENCRYPTION = SUPPORTED nothing proves who a peer is", "ENCRYPTION = REQUIRED"],
+        ),
+        (
+            {"peers": [PEER]},
+            [
+                "peer with certificate mallory: What it brought was dropped, 40 times until 2030-01-01 11:50:00 UTC",
+                "lately //shop",
+                "servicebroker route create",
+                "servicebroker certificate drop mallory",
+            ],
+        ),
+        (
+            {"peers": [PEER._replace(claim="instance", detail="it is that of shop")]},
+            ["claims to be an instance that is another's", "servicebroker certificate accept mallory", "drop mallory"],
+        ),
+        ({"peers": [PEER._replace(claim="standing")]}, ["who is the principal", "drop mallory"]),
+        (
+            {"peers": [PEER._replace(claim="address", times=1)]},
+            ["address where another peer was, 1 time until", "accept mallory"],
+        ),
+        ({"peers": [PEER._replace(certificate=None)]}, ["a peer without certificate: ", "ENCRYPTION = REQUIRED"]),
+        (
+            {"disputes": [DisputeFacts(UUID(int=7), ["mallory", "shop"])]},
+            ["mallory and shop claim to be it", "certificate accept mallory | shop", "--login"],
         ),
         (
             {"sessions": [SESSION]},

@@ -75,17 +75,12 @@ def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World
     assert world.round(each=1e-6)["mallory"] > 1_000  # what costs little is taken in numbers
 
 
-def test_what_is_for_nothing_rests_longer(world: World) -> None:
-    mallory = Of("mallory")
+@pytest.mark.parametrize(("waste", "rest"), [(0.0, 0.016), (0.5, 0.034), (1.0, 0.05)])
+def test_what_is_for_nothing_rests_longer(world: World, waste: float, rest: float) -> None:
+    world.brings(Of("mallory"), 500)
     world.brings(Of("shop"))
-    rests = []
-    for waste in (0.0, 1.0):
-        world.brings(mallory, 500)
-        world.now += 100
-        world.brings(Of("shop"))
-        world.round(each=0.001, waste=waste)
-        rests.append(world.inbox.wake_at - world.now)
-    assert 0 < rests[0] < rests[1]
+    world.round(each=0.001, waste=waste)
+    assert world.inbox.wake_at - world.now == pytest.approx(rest, abs=0.003)
 
 
 def test_who_rests_does_not_ring(world: World) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.peers import WITHOUT_PROOF
 from servicebroker.store.statements import Statement, Steps
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
@@ -44,9 +45,16 @@ class NetworkEndpoint(NamedTuple):
     forwards: bool = False
     forward_size: int = FORWARD_SIZE
 
+    @property
+    def warning(self) -> str | None:
+        """What is to be known of an encryption that lets in peers which prove nothing."""
+        return None if self.encryption == REQUIRED else WITHOUT_PROOF.format(self.encryption)
 
-def create_endpoint(name: str, clauses: Clauses) -> Steps[None]:
+
+def create_endpoint(name: str, clauses: Clauses) -> Steps[str | None]:
     """CREATE ENDPOINT name STATE = ... AS TCP (LISTENER_PORT, LISTENER_IP) FOR SERVICE_BROKER (...).
+
+    Returns what to know of it, where its encryption lets in peers that prove nothing.
 
     Raises:
         BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one already,
@@ -64,10 +72,11 @@ def create_endpoint(name: str, clauses: Clauses) -> Steps[None]:
     )
     if not rows:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
+    return found.warning
 
 
-def alter_endpoint(name: str, clauses: Clauses) -> Steps[None]:
-    """ALTER ENDPOINT name ...: what is given changes.
+def alter_endpoint(name: str, clauses: Clauses) -> Steps[str | None]:
+    """ALTER ENDPOINT name ...: what is given changes. Returns what `create_endpoint` does.
 
     Raises:
         BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
@@ -85,6 +94,7 @@ def alter_endpoint(name: str, clauses: Clauses) -> Steps[None]:
         "where lower(name) = lower($1)",
         (name, *_row(found)),
     )
+    return found.warning
 
 
 def drop_endpoint(name: str) -> Steps[None]:
