@@ -223,3 +223,12 @@ def test_one_that_is_not_there(bare: sb.Instance) -> None:
         bare.drop_endpoint("nobody")
     with refused(402):
         bare.alter_endpoint("nobody")
+
+
+@pytest.mark.parametrize("encryption", ["DISABLED", "SUPPORTED"])
+def test_it_says_that_nothing_is_proved_without_tls(bare: sb.Instance, encryption: str) -> None:
+    said = bare.create_endpoint("Broker", listener_port=4022, encryption=encryption)
+    assert said is not None
+    assert said.startswith(f"With ENCRYPTION = {encryption} nothing proves who a peer is")
+    assert bare.alter_endpoint("Broker", encryption="REQUIRED") is None
+    assert bare.alter_endpoint("Broker", encryption=encryption) == said

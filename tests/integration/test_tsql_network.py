@@ -228,3 +228,10 @@ def test_certificates_of_master_obey_their_dates_and_passwords(sides: tuple[Side
             east.run(script)
         assert refused.value.number == number, script
     assert east.master.execute_tsql(shown).rows == [("Locked", "PW")]
+
+
+def test_create_endpoint_says_that_nothing_is_proved_without_tls(fresh_instance: sb.Instance) -> None:
+    said = fresh_instance.database("master", create=True).execute_tsql(
+        "CREATE ENDPOINT e AS TCP (LISTENER_PORT = 4022) FOR SERVICE_BROKER (ENCRYPTION = DISABLED)"
+    )
+    assert any("nothing proves who a peer is" in str(one) for one in said.messages)

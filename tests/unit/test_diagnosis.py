@@ -11,6 +11,7 @@ import pytest
 from servicebroker.engine.certificate_ages import InUse
 from servicebroker.engine.diagnosis import (
     ConversationFacts,
+    DisputeFacts,
     Facts,
     PeerFacts,
     QueueFacts,
@@ -28,6 +29,7 @@ AGO = NOW - timedelta(minutes=10)
 WELL = Facts(NOW, [], [], [], [], [], {"fsync": "on", "synchronous_commit": "on"}, False, None, 0, False)
 QUEUE = QueueFacts("Shop.dbo.Q", True, 0, None, 0, 0, False, None, None, False, False, 0)
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
+PEER = PeerFacts("certificate mallory", "messages", 40, AGO, "//shop", "mallory")
 TALK = ConversationFacts(
     NOW, UUID(int=7), "CO", "//far", NOW + timedelta(days=1), "Shop.dbo.Q", True, 0, None, 0, "", "Shop.dbo.P", 0, [],
     0, "", None, None, 0, False,
@@ -54,6 +56,8 @@ def test_all_is_well() -> None:
     assert of_talk() == []
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
     assert said(certificates=[InUse("", "", "a", True, NOW + timedelta(days=31))]) == []
+    assert said(peers=[PEER._replace(last=NOW - timedelta(days=2))]) == []  # long ago
+    assert said(endpoint="STARTED", encryption="REQUIRED") == []
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,33 @@ def test_all_is_well() -> None:
         (
             {"membership": Membership(None, None, None, None, "There is no domain.")},
             ["in no domain: There is no domain.", "domain join"],
+        ),
+        (
+            {"endpoint": "STARTED", "encryption": "SUPPORTED"},
+            ["With ENCRYPTION = SUPPORTED nothing proves who a peer is", "ENCRYPTION = REQUIRED"],
+        ),
+        (
+            {"peers": [PEER]},
+            [
+                "peer with certificate mallory: What it brought was dropped, 40 times until 2030-01-01 11:50:00 UTC",
+                "lately //shop",
+                "servicebroker route create",
+                "servicebroker certificate drop mallory",
+            ],
+        ),
+        (
+            {"peers": [PEER._replace(claim="instance", detail="it is that of shop")]},
+            ["claims to be an instance that is another's", "servicebroker certificate accept mallory", "drop mallory"],
+        ),
+        ({"peers": [PEER._replace(claim="standing")]}, ["who is the principal", "drop mallory"]),
+        (
+            {"peers": [PEER._replace(claim="address", times=1)]},
+            ["address where another peer was, 1 time until", "accept mallory"],
+        ),
+        ({"peers": [PEER._replace(owner="", certificate=None)]}, ["a peer without certificate: ", "ENCRYPTION = REQUIRED"]),
+        (
+            {"disputes": [DisputeFacts(UUID(int=7), ["mallory", "shop"])]},
+            ["mallory and shop claim to be it", "certificate accept mallory | shop", "--login"],
         ),
         (
             {"sessions": [SESSION]},

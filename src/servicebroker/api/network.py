@@ -56,7 +56,7 @@ class Network(ABC):
         encryption: str = "REQUIRED",
         message_forwarding: str = "DISABLED",
         message_forward_size: int = 10,
-    ) -> None:
+    ) -> str | None:
         """CREATE ENDPOINT name STATE = ... AS TCP (...) FOR SERVICE_BROKER (...): where other instances connect to.
 
         `state` is STARTED, STOPPED (no connections, either way) or DISABLED (peers are answered with an error);
@@ -65,6 +65,9 @@ class Network(ABC):
         which they are tried. WINDOWS by default for an instance that is in a domain and has no certificate of its own.
         `encryption` is REQUIRED, SUPPORTED or DISABLED; `message_forward_size` is in MB. `servicebroker serve` obeys
         it.
+
+        Returns:
+            What to know of it: with SUPPORTED and DISABLED nothing proves who a peer is. Else None.
 
         Raises:
             BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one
@@ -81,7 +84,8 @@ class Network(ABC):
             message_forward_size,
         )
         in_domain = in_thread(is_in_domain, self.key_folder())
-        self._administer(network_endpoints.create_endpoint(name, clauses, self.clock(), in_domain=in_domain))
+        steps = network_endpoints.create_endpoint(name, clauses, self.clock(), in_domain=in_domain)
+        return self._administer(steps)
 
     def alter_endpoint(
         self,
@@ -94,8 +98,11 @@ class Network(ABC):
         encryption: str | None = None,
         message_forwarding: str | None = None,
         message_forward_size: int | None = None,
-    ) -> None:
+    ) -> str | None:
         """ALTER ENDPOINT name ...: what is given changes; the daemon follows within a second.
+
+        Returns:
+            As `create_endpoint`.
 
         Raises:
             BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
@@ -109,7 +116,7 @@ class Network(ABC):
             message_forwarding,
             message_forward_size,
         )
-        self._administer(network_endpoints.alter_endpoint(name, clauses, self.clock()))
+        return self._administer(network_endpoints.alter_endpoint(name, clauses, self.clock()))
 
     def drop_endpoint(self, name: str) -> None:
         """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.

@@ -176,7 +176,7 @@ class Inbox:
         now = time.monotonic()
         with self._lock:
             served = [line for line in self._lines.values() if line.taken]
-            each = seconds / max(1, sum(line.taken for line in served))
+            each = max(seconds, 1e-6) / max(1, sum(line.taken for line in served))
             for line in served:
                 line.portion = min(max(int(TURN / each), FEWEST), MOST)
                 if line.arrivals and len(self._lines) > 1:

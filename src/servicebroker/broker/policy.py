@@ -164,6 +164,8 @@ class PolicyWatch:
             endpoint.forwards,
             endpoint.forward_size,
         )
+        if endpoint.warning is not None:
+            _log.warning(endpoint.warning)
         if endpoint.state != STARTED:
             return policy._replace(refusal=28080, silence=9666)
         if endpoint.encryption == REQUIRED and policy.tls is None:

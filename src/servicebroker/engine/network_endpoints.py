@@ -12,6 +12,7 @@ from typing import NamedTuple
 from servicebroker.model import names
 from servicebroker.model.authentication import CERTIFICATE, Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.peers import WITHOUT_PROOF
 from servicebroker.store.statements import Statement, Steps
 
 STARTED, STOPPED, DISABLED = "STARTED", "STOPPED", "DISABLED"
@@ -47,11 +48,17 @@ class NetworkEndpoint(NamedTuple):
     forward_size: int = FORWARD_SIZE
     authentication: Authentication = CERTIFICATE
 
+    @property
+    def warning(self) -> str | None:
+        """What is to be known of an encryption that lets in peers which prove nothing."""
+        return None if self.encryption == REQUIRED else WITHOUT_PROOF.format(self.encryption)
 
-def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bool) -> Steps[None]:
+
+def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bool) -> Steps[str | None]:
     """CREATE ENDPOINT name STATE = ... AS TCP (LISTENER_PORT, LISTENER_IP) FOR SERVICE_BROKER (...).
 
-    AUTHENTICATION is WINDOWS by default for an instance that is in a domain and has no certificate of its own.
+    AUTHENTICATION is WINDOWS by default for an instance that is in a domain and has no certificate of its own. Returns
+    what to know of it, where its encryption lets in peers that prove nothing.
 
     Raises:
         BrokerError: 5837 port, 5838 authentication, 5839 forward size, 5840 forwarding, 7874 there is one already,
@@ -73,10 +80,11 @@ def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bo
     )
     if not rows:
         raise BrokerError(7874, hint="An instance has at most one endpoint for the broker: alter it, or drop it first.")
+    return found.warning
 
 
-def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[None]:
-    """ALTER ENDPOINT name ...: what is given changes.
+def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[str | None]:
+    """ALTER ENDPOINT name ...: what is given changes. Returns what `create_endpoint` does.
 
     Raises:
         BrokerError: as `create_endpoint`, and 15151 when there is none of that name.
@@ -94,6 +102,7 @@ def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[None]:
         "where lower(name) = lower($1)",
         (name, *_row(found)),
     )
+    return found.warning
 
 
 def drop_endpoint(name: str) -> Steps[None]:

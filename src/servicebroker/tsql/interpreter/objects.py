@@ -10,7 +10,7 @@ from servicebroker.engine.authorization import authorize
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError, unsupported
+from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.expressions import evaluate, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
@@ -288,12 +288,17 @@ def _create_endpoint(machine: Machine, statement: Definition) -> None:
     clauses = _endpoint_clauses(machine, statement)
     if "listener_port" not in clauses:
         raise TsqlError(102, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
-    machine.instance.create_endpoint(statement.name.own, **clauses)
+    _warn(machine, machine.instance.create_endpoint(statement.name.own, **clauses))
 
 
 @defines("ALTER", "ENDPOINT")
 def _alter_endpoint(machine: Machine, statement: Definition) -> None:
-    machine.instance.alter_endpoint(statement.name.own, **_endpoint_clauses(machine, statement))
+    _warn(machine, machine.instance.alter_endpoint(statement.name.own, **_endpoint_clauses(machine, statement)))
+
+
+def _warn(machine: Machine, warning: str | None) -> None:
+    if warning is not None:
+        machine.say(Message(warning))
 
 
 @defines("DROP", "ENDPOINT")

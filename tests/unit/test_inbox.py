@@ -1,0 +1,121 @@
+"""Turns at the inbox: nobody waits long for somebody else's frames, whatever these are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from many_sites import Pipe
+from servicebroker.broker import network as networks
+from servicebroker.broker.links import Arrival
+from servicebroker.broker.network import Inbox
+
+
+class Of(Pipe):
+    """A link of an owner."""
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
+
+
+class World:
+    """An inbox, and a clock that the test holds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1_000.0
+        monkeypatch.setattr(networks, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.inbox = Inbox()
+
+    def brings(self, link: Of, count: int = 1, size: int = 10) -> None:
+        for _ in range(count):
+            self.inbox.put(Arrival(link, bytes(size)))
+
+    def round(self, *, each: float = 0.0, waste: float = 0.0) -> dict[str, int]:
+        """How many of each owner it takes, at so many seconds for a frame."""
+        taken = self.inbox.take(2_000)
+        found: dict[str, int] = {}
+        for one in taken:
+            assert isinstance(one, Arrival)
+            found[one.link.owner] = found.get(one.link.owner, 0) + 1
+            if waste:
+                self.inbox.waste(one.link, waste)
+        self.now += each * len(taken)
+        self.inbox.took(each * len(taken))
+        return found
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def test_who_is_alone_is_taken_as_a_whole(world: World) -> None:
+    world.brings(Of("mallory"), 1_500)
+    assert world.round(each=0.01) == {"mallory": 1_500}
+    assert world.inbox.wake_at == networks.NEVER
+
+
+def test_whoever_brings_much_gets_a_turn_and_waits_for_the_next_one(world: World) -> None:
+    mallory, shop = Of("mallory"), Of("shop")
+    world.brings(mallory, 1_500)
+    world.brings(shop)
+    first = world.round(each=0.01)
+    assert first == {"mallory": networks.PORTION, "shop": 1}
+    assert world.round() == {}  # it rests
+    world.brings(shop)
+    assert world.round(each=0.01) == {"shop": 1}
+    world.now = world.inbox.wake_at
+    second = world.round(each=0.01)
+    assert second == {"mallory": networks.TURN / 0.01}  # no more than a turn takes at that price
+    world.now = world.inbox.wake_at
+    assert world.round(each=1e-6)["mallory"] == 2
+    world.now = world.inbox.wake_at
+    assert world.round(each=1e-6)["mallory"] > 1_000  # what costs little is taken in numbers
+
+
+@pytest.mark.parametrize(("waste", "rest"), [(0.0, 0.016), (0.5, 0.034), (1.0, 0.05)])
+def test_what_is_for_nothing_rests_longer(world: World, waste: float, rest: float) -> None:
+    world.brings(Of("mallory"), 500)
+    world.brings(Of("shop"))
+    world.round(each=0.001, waste=waste)
+    assert world.inbox.wake_at - world.now == pytest.approx(rest, abs=0.003)
+
+
+def test_who_rests_does_not_ring(world: World) -> None:
+    mallory = Of("mallory")
+    world.brings(mallory, 500)
+    world.brings(Of("shop"))
+    world.round(each=0.01)
+    world.inbox.bell.clear()
+    world.brings(mallory, 5)
+    assert not world.inbox.bell.is_set()
+    world.brings(Of("shop"))
+    assert world.inbox.bell.is_set()
+
+
+def test_links_of_one_owner_share_a_line_and_those_of_nobody_do_not(world: World) -> None:
+    for _ in range(3):
+        world.brings(Of("mallory"), 100)
+    world.brings(Of("shop"))
+    assert world.round() == {"mallory": networks.PORTION, "shop": 1}
+    plain = World.__new__(World)
+    plain.now, plain.inbox = world.now, Inbox()
+    for _ in range(3):
+        plain.brings(Of(""), 100)
+    assert plain.round() == {"": 3 * networks.PORTION}
+
+
+def test_a_line_that_is_full_does_not_fill_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "INBOX", 30_000)
+    mallory, shop = Of("mallory"), Of("shop")
+    world.brings(shop)
+    relieved: list[bool] = []
+    world.inbox.relieved = lambda: relieved.append(True)
+    while not world.inbox.is_full(mallory):
+        world.brings(mallory)
+    assert world.inbox.size < 30_000
+    assert not world.inbox.is_full(shop)
+    world.round()
+    assert relieved == [True]
