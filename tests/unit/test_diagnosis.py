@@ -121,7 +121,10 @@ def test_all_is_well() -> None:
             {"peers": [PEER._replace(claim="address", times=1)]},
             ["address where another peer was, 1 time until", "accept mallory"],
         ),
-        ({"peers": [PEER._replace(owner="", certificate=None)]}, ["a peer without certificate: ", "ENCRYPTION = REQUIRED"]),
+        (
+            {"peers": [PEER._replace(owner="", certificate=None)]},
+            ["a peer without certificate: ", "ENCRYPTION = REQUIRED"],
+        ),
         (
             {"disputes": [DisputeFacts(UUID(int=7), ["mallory", "shop"])]},
             ["mallory and shop claim to be it", "certificate accept mallory | shop", "--login"],
