@@ -1,4 +1,4 @@
-"""Two brokers on this machine: a shop sends orders, a warehouse confirms them, over TLS.
+"""Two brokers on this machine: a shop sends orders, a warehouse confirms them, over TLS and sealed from end to end.
 
     python examples/two-brokers/run.py
 
@@ -7,6 +7,8 @@ Everything is made in a temporary folder, and is gone at the end.
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -22,6 +24,7 @@ ORDERS = 100
 SHOP, WAREHOUSE = "//example/Shop", "//example/Warehouse"
 ORDER, CONFIRMATION = "//example/Order", "//example/Confirmation"
 CONTRACT = "//example/Ordering"
+PASSWORD = {"SERVICEBROKER_MASTER_KEY_PASSWORD": secrets.token_hex()}  # of the master keys; write yours down
 
 
 def free_port() -> int:
@@ -34,7 +37,8 @@ def free_port() -> int:
 
 def servicebroker(*arguments: str) -> None:
     """Run the command line."""
-    subprocess.run([sys.executable, "-m", "servicebroker.cli.main", *arguments], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "servicebroker.cli.main", *arguments]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | PASSWORD)
 
 
 def define(instance: sb.Instance, service: str, other: str, port: int, other_port: int) -> sb.Database:
@@ -45,7 +49,6 @@ def define(instance: sb.Instance, service: str, other: str, port: int, other_por
     database.create_contract(CONTRACT, {ORDER: "INITIATOR", CONFIRMATION: "TARGET"})
     database.create_queue("Inbox")
     database.create_service(service, "Inbox", [CONTRACT])
-    database.grant("SEND", "public", service=service)
     database.create_route("ToTheOther", service_name=other, address=f"TCP://127.0.0.1:{other_port}")
     instance.create_endpoint(
         "Broker", state="STARTED", listener_port=port, listener_ip="127.0.0.1", authentication="CERTIFICATE"
@@ -77,10 +80,27 @@ def introduce(folder: Path) -> None:
     servicebroker("certificate", "import", "shop", str(folder / "shop.pem"), "--instance", str(folder / "warehouse"))
 
 
+def secure(folder: Path) -> None:
+    """The owners of the services know each other: what they say to each other nobody else reads, or says for them."""
+    for name in ("shop", "warehouse"):
+        of = ("--database", "Example", "--instance", str(folder / name))
+        servicebroker("certificate", "master-key", *of)
+        servicebroker("certificate", "create", "own", *of)
+        servicebroker("certificate", "export", "own", str(folder / f"{name}-dialogs.pem"), *of)
+    for name, other, option in (
+        ("shop", "warehouse", ("--to-service", WAREHOUSE)),
+        ("warehouse", "shop", ("--grant-send", WAREHOUSE)),
+    ):
+        of = ("--database", "Example", "--instance", str(folder / name))
+        servicebroker(
+            "certificate", "import", other, str(folder / f"{other}-dialogs.pem"), "--user", other, *option, *of
+        )
+
+
 def exchange(shop: sb.Database, warehouse: sb.Database) -> tuple[int, float]:
     """Send every order and read every confirmation; how many were confirmed, and in how many seconds."""
     begun = time.monotonic()
-    handle = shop.begin_dialog(SHOP, WAREHOUSE, contract=CONTRACT, encryption=False)
+    handle = shop.begin_dialog(SHOP, WAREHOUSE, contract=CONTRACT)
     for number in range(ORDERS):
         shop.send(handle, ORDER, f"order {number}")
     seen = 0
@@ -107,6 +127,7 @@ def main() -> None:
                 warehouse_port = free_port()
             shop = define(one, SHOP, WAREHOUSE, shop_port, warehouse_port)
             warehouse = define(two, WAREHOUSE, SHOP, warehouse_port, shop_port)
+            secure(folder)
             with served(folder / "shop", folder / "shop.log"), served(folder / "warehouse", folder / "warehouse.log"):
                 confirmed, seconds = exchange(shop, warehouse)
     print(f"The shop listens on port {shop_port}, the warehouse on port {warehouse_port}; between them TLS 1.3.")

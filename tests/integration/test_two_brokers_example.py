@@ -30,7 +30,7 @@ def test_the_example_runs_and_leaves_nothing(tmp_path: Path) -> None:
 def test_every_command_of_the_page_exists() -> None:
     page = (ROOT / "docs/how-to/two-brokers.md").read_text()
     commands = {match.split()[-1] for match in re.findall(r"servicebroker (certificate \w+|serve)", page)}
-    assert commands == {"create", "export", "import", "list", "serve"}
+    assert commands == {"master", "create", "export", "import", "list", "serve"}
     for command in ("serve", "certificate"):
         shown = subprocess.run(
             [sys.executable, "-m", "servicebroker.cli.main", command, "--help"],
@@ -39,5 +39,9 @@ def test_every_command_of_the_page_exists() -> None:
             timeout=60,
             check=True,
         ).stdout
-        for word in ("create", "export", "import", "list", "drop") if command == "certificate" else ("--listen",):
+        for word in (
+            ("master-key", "create", "export", "import", "list", "accept", "drop")
+            if command == "certificate"
+            else ("--listen",)
+        ):
             assert word in shown
