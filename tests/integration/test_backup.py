@@ -80,29 +80,31 @@ def copied(make_url: Callable[[], str], tmp_path: Path) -> Iterator[tuple[sb.Ins
 
 @pytest.mark.feature(204)
 def test_a_copy_goes_on_where_it_was(copied: tuple[sb.Instance, Copied]) -> None:
-    instance, was = copied
-    database = instance.database("Shop")
-    assert identifier(database) == was.broker
-    assert instance.check().findings == []
-    (message,) = database.receive(STOCK_QUEUE)
-    assert (message.message_body, message.message_sequence_number) == (b"in the queue", 1)
-    database.send(message.conversation_handle, REPLY, b"answer")
-    assert bodies(database.receive(ORDERS_QUEUE)) == [b"answer"]
-    assert database.send(was.open, ORDER, b"next") == 2
-    assert bodies(database.receive(STOCK_QUEUE)) == [b"next"]
-    assert waiting_messages(database) == 1
-    database.create_service("//later", STOCK_QUEUE, ["//test/Contract"])
-    assert bodies(database.receive(STOCK_QUEUE)) == [b"waits"]
-    database.create_queue("New")
-    new = begin(database)
-    assert database.send(new, ORDER, b"new") == 0
-    with refused(2714):
-        database.create_queue(STOCK_QUEUE)
-    assert instance.check().findings == []
-    database.end_conversation(was.target)
-    assert [m.is_end_dialog for m in database.receive(ORDERS_QUEUE)] == [True]
-    database.end_conversation(was.open)
-    assert (state(database, was.open), state(database, was.target)) == (None, "CD")
+    copy, was = copied
+    adopted(copy, "keep")
+    with sb.open(copy.url, upkeep=None) as instance:
+        database = instance.database("Shop")
+        assert identifier(database) == was.broker
+        assert instance.check().findings == []
+        (message,) = database.receive(STOCK_QUEUE)
+        assert (message.message_body, message.message_sequence_number) == (b"in the queue", 1)
+        database.send(message.conversation_handle, REPLY, b"answer")
+        assert bodies(database.receive(ORDERS_QUEUE)) == [b"answer"]
+        assert database.send(was.open, ORDER, b"next") == 2
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"next"]
+        assert waiting_messages(database) == 1
+        database.create_service("//later", STOCK_QUEUE, ["//test/Contract"])
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"waits"]
+        database.create_queue("New")
+        new = begin(database)
+        assert database.send(new, ORDER, b"new") == 0
+        with refused(2714):
+            database.create_queue(STOCK_QUEUE)
+        assert instance.check().findings == []
+        database.end_conversation(was.target)
+        assert [m.is_end_dialog for m in database.receive(ORDERS_QUEUE)] == [True]
+        database.end_conversation(was.open)
+        assert (state(database, was.open), state(database, was.target)) == (None, "CD")
 
 
 @pytest.mark.feature(204)

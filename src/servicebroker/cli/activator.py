@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from servicebroker.api.database import Database
-from servicebroker.api.open import open_instance
 from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
+from servicebroker.cli.existing import open_existing
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event
@@ -236,7 +236,7 @@ def activator(path: Path) -> None:
         BrokerError: 911 no such database, 15151 no such queue.
     """
     config = read_config(path)
-    with open_instance(config.instance, upkeep=None) as instance:
+    with open_existing(config.instance) as instance:
         found = Activator(instance.database(config.database), config)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: found.stop())

@@ -20,8 +20,7 @@ def must_exist(target: str) -> None:
         InstanceError: there is none, or the server cannot be reached.
     """
     if not is_url(target):
-        if not EmbeddedServer.exists(target):
-            raise InstanceError(f"There is no instance in '{target}': make one with servicebroker init.")
+        EmbeddedServer.must_exist(target)
         return
     with connect(target) as connection:
         # not to_regclass: a role without rights is told of those, by who opens it

@@ -144,7 +144,7 @@ def _server(target: str) -> Iterator[str]:
     if is_url(target):
         yield target
         return
-    with EmbeddedServer.start(target) as server:
+    with EmbeddedServer.join(target) as server:
         yield server.url
 
 

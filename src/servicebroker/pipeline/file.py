@@ -86,9 +86,13 @@ def parse_pipeline(text: str, folder: Path) -> Pipeline:
 
 def _queue(table: Table, folder: Path) -> QueueRule:
     instance = table.text("instance")
+    try:
+        place = instance if is_url(instance) else str(folder / instance)
+    except InstanceError as problem:
+        raise DefinitionError(str(problem).rstrip("."), *table.place, "instance") from None
     options = {ours: table.plain(name) for name, ours in _SOURCE_OPTIONS.items() if name in table.values}
     rule = QueueRule(
-        instance if is_url(instance) else str(folder / instance),
+        place,
         table.text("database"),
         table.text("queue"),
         table.text("name", ""),

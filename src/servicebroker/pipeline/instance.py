@@ -18,10 +18,14 @@ from servicebroker.store.server import check_server
 
 
 class OpenInstance:
-    """A PostgreSQL that answers at `url` until `close`; the embedded one of a data folder is started or joined."""
+    """A PostgreSQL that answers at `url` until `close`; that of a data folder is started or joined, never made.
+
+    Raises:
+        InstanceError: there is none.
+    """
 
     def __init__(self, instance: str) -> None:
-        self._server = None if is_url(instance) else EmbeddedServer.start(instance)
+        self._server = None if is_url(instance) else EmbeddedServer.join(instance)
         self.url = self._server.url if self._server else instance
 
     def close(self) -> None:

@@ -22,9 +22,25 @@ _PROXY = (
 )
 
 
+# how no folder begins that somebody has in mind: a scheme, PostgreSQL's without colon or slashes, a host with its port
+_LIKE_A_URL = re.compile(r"[\w+.-]+(:[\w+.-]+)*:/|postgres\w*(:|//)|[\w.@-]+:\d+(/|$)", re.IGNORECASE)
+
+
 def is_url(target: str) -> bool:
-    """Whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder."""
-    return bool(re.match(r"postgres(ql)?://|\w+ *=", target))
+    """Whether `target` names a PostgreSQL server, by URL or as `key=value ...`, rather than a data folder.
+
+    Raises:
+        InstanceError: it looks like a URL, and is none of PostgreSQL: nobody wants a folder of that name.
+    """
+    if re.match(r"postgres(ql)?://|\w+ *=", target):
+        return True
+    if _LIKE_A_URL.match(target):
+        shown = re.sub(r":(?!//)[^:@]*@", ":...@", target)  # without a password
+        raise InstanceError(
+            f"'{shown}' is no URL of PostgreSQL: write postgresql://user@host:port/database, or ./ before the name of "
+            "a folder."
+        )
+    return False
 
 
 def connect(url: str, *, application_name: str = "servicebroker") -> DirectConnection:

@@ -74,6 +74,26 @@ class EmbeddedServer:
         except OSError as error:
             raise unusable(folder, error) from error
 
+    @classmethod
+    def join(cls, folder: Path | str) -> Self:
+        """The same, only where a server has been created: in a mistyped folder a new one would help nobody.
+
+        Raises:
+            InstanceError: none has been; and as `start`.
+        """
+        cls.must_exist(folder)
+        return cls.start(folder)
+
+    @classmethod
+    def must_exist(cls, folder: Path | str) -> None:
+        """Refuse a folder in which no server has been created.
+
+        Raises:
+            InstanceError: it is one.
+        """
+        if not cls.exists(folder):
+            raise InstanceError(f"There is no instance in '{folder}': make one with servicebroker init.")
+
     @staticmethod
     def exists(folder: Path | str) -> bool:
         """Whether a server has been created in `folder`."""

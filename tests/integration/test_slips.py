@@ -1,0 +1,124 @@
+"""What was mistyped makes no new, empty instance."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.cli.main import app as command
+from servicebroker.store.connection import is_url
+
+SLIPS = [
+    "mysql://x/y",
+    "mysql:/x/y",
+    "postgres//x",
+    "postgresql//shop/app",
+    "postgresql:/shop/app",
+    "postgresql:shop",
+    "postgresl://app@shop/app",
+    "POSTGRESQL://shop/app",
+    "https://shop/app",
+    "jdbc:postgresql://shop/app",
+    "file:///srv/data",
+    "shop:5432/app",
+    "app@shop.example:5432",
+]
+PIPELINE = """
+[pipeline]
+name = "lines"
+warehouse = "warehouse"
+format = "parquet"
+
+[[queue]]
+instance = "{instance}"
+database = "Shop"
+queue = "Q"
+"""
+
+ACTIVATOR = """
+instance = "dta"
+database = "Ops"
+queue = "Notifications"
+
+[[program]]
+database = "Shop"
+queue = "Q"
+command = ["true"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(*arguments: str) -> str:
+    done = CliRunner().invoke(command, list(arguments))
+    assert done.exit_code != 0
+    return f"{done.output} {done.exception}"
+
+
+@pytest.mark.parametrize("target", SLIPS)
+def test_what_looks_like_a_url_is_no_folder(here: Path, target: str) -> None:
+    with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
+        sb.open(target)
+    assert "is no URL of PostgreSQL" in said("init", "--instance", target)
+    assert list(here.iterdir()) == []
+
+
+def test_nor_is_it_for_asyncio_or_as_a_path(here: Path) -> None:
+    async def opened(target: Any) -> None:
+        async with sb.open_async(target):
+            raise AssertionError
+
+    for target in ("mysql://x/y", Path("mysql://x/y")):
+        with pytest.raises(sb.InstanceError, match="is no URL of PostgreSQL"):
+            asyncio.run(opened(target))
+    assert list(here.iterdir()) == []
+
+
+def test_a_password_is_not_repeated() -> None:
+    for password in ("secret", "sec/ret"):
+        with pytest.raises(sb.InstanceError, match=r"'postgresq://app:\.\.\.@shop/app'") as refused:
+            sb.open(f"postgresq://app:{password}@shop/app")
+        assert password not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "is_server"),
+    [
+        *((server, True) for server in ("postgresql://shop/app", "postgres://", "dbname=app host=shop", "host = shop")),
+        *((folder, False) for folder in ("data", "./data", "/srv/data", "postgresql/data", "a:b", "postgres", "x//y")),
+        *((f"./{slip}", False) for slip in SLIPS),
+    ],
+)
+def test_what_is_a_folder_and_what_a_server(target: str, is_server: bool) -> None:
+    assert is_url(target) is is_server
+
+
+@pytest.mark.parametrize("words", [["check"], ["run", "--once"], ["status"]])
+def test_a_mistyped_folder_in_a_pipeline_file_makes_nothing(here: Path, words: list[str]) -> None:
+    Path("pipeline.toml").write_text(PIPELINE.format(instance="dta"))
+    done = CliRunner().invoke(command, ["pipeline", words[0], "pipeline.toml", *words[1:]])
+    assert done.exit_code != 0
+    assert f"There is no instance in '{here}/dta'" in f"{done.output} {done.exception}"
+    assert not Path("dta").exists()
+
+
+def test_nor_does_a_url_that_is_none(here: Path) -> None:
+    Path("pipeline.toml").write_text(PIPELINE.format(instance="mysql://x/y"))
+    assert "is no URL of PostgreSQL" in said("pipeline", "check", "pipeline.toml")
+    assert [path.name for path in here.iterdir()] == ["pipeline.toml"]
+
+
+def test_nor_the_activator(here: Path) -> None:
+    Path("activator.toml").write_text(ACTIVATOR)
+    assert "There is no instance in" in said("activator", "activator.toml")
+    assert [path.name for path in here.iterdir()] == ["activator.toml"]
