@@ -333,6 +333,9 @@ class Model(RuleBasedStateMachine):
         which=number,
     )
     def define(self, what: str, which: int) -> None:
+        self.definition(what, which)
+
+    def definition(self, what: str, which: int) -> None:
         self.upkeep()
         name = ("A", "A", "A", "B")[which % 4]
         queue = "Other" if name == "B" else ("Near", "Far", "Far")[which % 3]
@@ -378,8 +381,14 @@ def toggle_priority(database: Any, which: int) -> None:
         database.drop_broker_priority("p")
 
 
-def run_histories(model: type[Model], url: str, steps: int, record_property: Callable[[str, object], None]) -> None:
-    """So many random steps on a new instance."""
+def run_histories(
+    model: type[Model],
+    url: str,
+    steps: int,
+    record_property: Callable[[str, object], None],
+    defined: Callable[[], None] = lambda: None,
+) -> None:
+    """So many random steps on a new instance; `defined` is called once its objects are there."""
     with psycopg.connect(url, autocommit=True) as connection:
         # a vacuum that truncates a table locks it for a moment, which would look like another transaction
         for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):
@@ -388,6 +397,7 @@ def run_histories(model: type[Model], url: str, steps: int, record_property: Cal
     with sb.open(url, clock=model.clock, upkeep=None) as model.real:
         for name in DATABASES:
             define(model.real.database(name, create=True))
+        defined()
         histories = settings(
             max_examples=max(1, steps * 5 // (STEPS * 4)),
             stateful_step_count=STEPS,

@@ -43,7 +43,7 @@ from servicebroker.store import locks, migrations
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import run
 from servicebroker.store.verbs import FENCED
-from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, queue_number, refused
+from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, queue_number, refused, state
 
 MALLORY, ALICE = "mallory", "alice"
 SECRET = b"a secret of Alice's"
@@ -611,3 +611,19 @@ def test_doctor_names_who_holds_a_lock_of_ours(town: Town) -> None:
     (finding,) = [one for one in found if "our lock of delivery" in one.problem]
     assert MALLORY in finding.problem
     assert "pg_terminate_backend" in finding.advice
+
+
+def test_when_both_sides_have_ended_neither_is_told(town: Town) -> None:
+    """The other side's EndDialog waits, since the queue is off, when the restricted role ends its own."""
+    database = town.database
+    mallory, den = conversation(town, "Mallory", "Den", b"x")
+    database.alter_queue("Mallory", status=False)
+    database.end_conversation(den)
+    assert [state(database, handle) for handle in (mallory, den)] == ["CO", "DO"]
+    with sb.open(town.mallory) as instance:
+        instance.database("Bank").end_conversation(mallory)
+    assert [state(database, handle) for handle in (mallory, den)] == [None, "CD"]
+    waits = "select from servicebroker.transmission_queue where conversation_handle in (%s, %s)"
+    assert query(database, waits, mallory, den) == []
+    database.alter_queue("Mallory", status=True)
+    assert database.instance.check().findings == []
