@@ -71,10 +71,12 @@ SCENARIOS: dict[str, Scenario] = {
     "tsql-catalog": Scenario("Calls among 1,000 procedures against calls of one", 2_000, {BASELINE: 0.9}),
     "tsql-parse": Scenario("Parsing T-SQL, by 1,000 bytes; 1,000 a second are wanted", 2_000),
     "fence-send": Scenario(
-        "SEND of a restricted role until it is delivered, against the owner's", 2_000, {BASELINE: 0.4}
+        "SEND of a restricted role until it is delivered, beside the same by the owner", 2_000, {BASELINE: 0.4}
     ),
     "fence-send-batch": Scenario("The same, 1,000 per transaction", 60_000, {BASELINE: 0.3}),
-    "fence-receive": Scenario("RECEIVE TOP (1) of a restricted role against the owner's", 2_000, {BASELINE: 0.5}),
+    "fence-receive": Scenario(
+        "RECEIVE TOP (1) of a restricted role, beside the same by the owner", 2_000, {BASELINE: 0.5}
+    ),
     PIPELINE: Scenario("Queue into a Delta table with Spark", 2_000_000, {"spark": 0.5}),
     f"{PIPELINE}-depth": Scenario(
         "A queue of 10,000,000 messages into a Delta table, its first tenth against its last",

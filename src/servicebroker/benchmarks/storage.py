@@ -27,13 +27,14 @@ HEAD = "head"  # the group that is locked
 
 # Rows as SEND writes them, in the order of their numbers; so many in a row belong to one group, then to the next.
 _FILL = (
-    "insert into servicebroker.queue_{} (message_sequence_number, stamp, conversation_group_id, conversation_handle, "
+    "insert into servicebroker.queue_{0} (message_sequence_number, stamp, conversation_group_id, conversation_handle, "
     "service_id, service_contract_id, message_type_id, priority, bucket, validation, message_body) "
     "select n, pg_current_xact_id(), md5(label)::uuid, md5(label)::uuid, s.service_id, c.service_contract_id, "
     "t.message_type_id, 5, 0, 'N', %(body)s::bytea from servicebroker.services s, servicebroker.service_contracts c, "
     "servicebroker.message_types t, generate_series(0, %(messages)s::int - 1) n, "
     "concat(%(prefix)s::text, n / %(row)s::int %% %(groups)s::int) label "
-    "where s.name = %(service)s and c.name = %(contract)s and t.name = %(type)s"
+    "where s.queue_id = {0} and s.name = %(service)s and c.database_id = s.database_id and c.name = %(contract)s "
+    "and t.database_id = s.database_id and t.name = %(type)s"
 )
 
 
