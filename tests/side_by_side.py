@@ -15,6 +15,7 @@ import psycopg
 import servicebroker as sb
 import servicebroker.testing
 from servicebroker.model import names
+from servicebroker.model.errors import LockTimeout
 from support import Undo
 
 Rows = list[tuple[Any, ...]]
@@ -116,7 +117,7 @@ def outcome(verb: Callable[[], Any]) -> tuple[Any, ...]:
         return "done", verb()
     except sb.BrokerError as refused:
         return "refused", refused.number, str(refused)
-    except (psycopg.errors.LockNotAvailable, servicebroker.testing.WouldWait):
+    except (LockTimeout, psycopg.errors.LockNotAvailable, servicebroker.testing.WouldWait):
         return ("waits",)
 
 
