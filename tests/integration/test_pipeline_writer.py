@@ -285,9 +285,9 @@ def test_too_many_bodies_that_break_their_type(feed, monkeypatch):
     monkeypatch.setattr(sending, "MOST_REFUSALS", 2)
     how = takes_xml(feed) | {"writer": "all bad"}
     with pytest.raises(InstanceError, match="2 conversations of it have failed"):
-        write(feed, rows(b"<a/>", b"1", b"2", b"3", b"4"), **how)
+        write(feed, rows(b"<a/>", b"<1", b"<2", b"<3", b"<4"), **how)
     assert everything(feed) == received(feed, feed.back) == []
-    assert write(feed, rows(b"<a/>", b"1", b"2", b"<b/>"), **how)
+    assert write(feed, rows(b"<a/>", b"<1", b"<2", b"<b/>"), **how)
     assert [m.message_body for m in everything(feed) if not m.is_error] == [b"<a/>", b"<b/>"]
 
 

@@ -104,7 +104,7 @@ class PolicyWatch:
         """The policy, when it is another one than at the last look; else None."""
         endpoint = self.listener or run(connection, find_endpoint())
         found = run(connection, all_certificates())
-        certificates = found if _takes(endpoint, Method.CERTIFICATE) else []
+        certificates = found if endpoint is None or _takes(endpoint, Method.CERTIFICATE) else []
         own = shown(endpoint, certificates, now)
         standing = self._stand(connection, now) if _takes(endpoint, Method.WINDOWS) else None
         if not _takes(endpoint, Method.WINDOWS):

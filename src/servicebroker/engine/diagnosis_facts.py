@@ -71,8 +71,10 @@ def gather(now: datetime) -> Steps[Facts]:
     peers = yield Statement(
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
         "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
-        "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m order by m.last_time desc "
-        f"limit {_MOST}"
+        "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
+        # not of a peer whose certificate was dropped: it is let in no more
+        "where m.owner !~ '^(certificate|login) ' or exists (select from servicebroker.transport_certificates c "
+        f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MOST}"
     )
     disputes = yield Statement(
         "with claims as (select owner, instance_id, name from servicebroker.transport_certificates "

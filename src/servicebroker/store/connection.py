@@ -15,6 +15,8 @@ from servicebroker.store.direct import DirectConnection, DirectPool
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
 # seconds where the verb takes milliseconds; who only listens is idle for ever
 _OPTIONS = r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed"
+# sessions of our own are idle and wait as long as they need, whatever the role's settings for applications are
+_UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 _MINIMUM_SERVER = 150000
 _PROXY = (
     "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
@@ -50,7 +52,7 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
     """
     try:
-        connection = DirectConnection.connect(url, **_settings(url, application_name))
+        connection = DirectConnection.connect(url, **_settings(url, application_name, _UNHURRIED))
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -59,7 +61,6 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
     _set_up(connection)
-    _unhurried(connection)
     return connection
 
 
@@ -78,14 +79,6 @@ def pool(url: str, size: int) -> DirectPool:
     )
 
 
-def _unhurried(connection: DirectConnection) -> None:
-    """Our own sessions are idle and wait as long as they need, whatever the role's settings are for applications."""
-    connection.execute(
-        "select set_config(name, '0', false) from pg_settings where setting <> '0' and name in "
-        "('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"
-    )
-
-
 def _set_up(connection: DirectConnection) -> None:
     """The settings of a session again, where PGTZ or a proxy that ignores options stood before them."""
     if connection.info.parameter_status("TimeZone") != "UTC":
@@ -95,12 +88,12 @@ def _set_up(connection: DirectConnection) -> None:
         connection.execute("set idle_session_timeout = 0")
 
 
-def _settings(url: str, application_name: str) -> dict[str, Any]:
+def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]:
     given = conninfo_to_dict(url).get("options") or ""
     return {
         "autocommit": True,
         "application_name": application_name,
-        "options": f"{given} {_OPTIONS}",  # ours count more
+        "options": f"{given} {_OPTIONS}{more}",  # ours count more
         "connect_timeout": 10,
         # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
         "prepare_threshold": None,

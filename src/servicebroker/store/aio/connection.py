@@ -14,6 +14,8 @@ from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPoo
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
 # seconds where the verb takes milliseconds; who only listens is idle for ever
 _OPTIONS = r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed"
+# sessions of our own are idle and wait as long as they need, whatever the role's settings for applications are
+_UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 _MINIMUM_SERVER = 150000
 _PROXY = (
     "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
@@ -49,7 +51,7 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         InstanceError: the server cannot be reached, refuses, or is older than PostgreSQL 15.
     """
     try:
-        connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name))
+        connection = await AsyncDirectConnection.connect(url, **_settings(url, application_name, _UNHURRIED))
     except psycopg.Error as problem:
         advice = _PROXY if "unsupported startup parameter" in str(problem) else ""
         raise Unreachable(f"Cannot connect to PostgreSQL: {one_line(problem)}{advice}") from None
@@ -58,7 +60,6 @@ async def connect(url: str, *, application_name: str = "servicebroker") -> Async
         await connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
     await _set_up(connection)
-    await _unhurried(connection)
     return connection
 
 
@@ -77,14 +78,6 @@ def pool(url: str, size: int) -> AsyncDirectPool:
     )
 
 
-async def _unhurried(connection: AsyncDirectConnection) -> None:
-    """Our own sessions are idle and wait as long as they need, whatever the role's settings are for applications."""
-    await connection.execute(
-        "select set_config(name, '0', false) from pg_settings where setting <> '0' and name in "
-        "('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')"
-    )
-
-
 async def _set_up(connection: AsyncDirectConnection) -> None:
     """The settings of a session again, where PGTZ or a proxy that ignores options stood before them."""
     if connection.info.parameter_status("TimeZone") != "UTC":
@@ -94,12 +87,12 @@ async def _set_up(connection: AsyncDirectConnection) -> None:
         await connection.execute("set idle_session_timeout = 0")
 
 
-def _settings(url: str, application_name: str) -> dict[str, Any]:
+def _settings(url: str, application_name: str, more: str = "") -> dict[str, Any]:
     given = conninfo_to_dict(url).get("options") or ""
     return {
         "autocommit": True,
         "application_name": application_name,
-        "options": f"{given} {_OPTIONS}",  # ours count more
+        "options": f"{given} {_OPTIONS}{more}",  # ours count more
         "connect_timeout": 10,
         # at a ROLLBACK the driver would forget what it had prepared by DEALLOCATE ALL, and our statements with it
         "prepare_threshold": None,

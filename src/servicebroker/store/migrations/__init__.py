@@ -56,7 +56,8 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
                 _apply(connection, step)
             if new:
                 _make_anew(connection)
-                run(connection, record())
+                if MADE in applied(connection):
+                    run(connection, record())
     except psycopg.errors.InsufficientPrivilege as refused:
         raise InstanceError(
             f"The PostgreSQL role may not make or use the schema of servicebroker ({refused.diag.message_primary}): "
@@ -151,6 +152,9 @@ def _ensure_table(connection: psycopg.Connection[object]) -> None:
             "create table servicebroker.migrations (number integer primary key, name text not null, "
             "applied_at timestamptz not null default clock_timestamp())",
         )
+
+
+MADE = 91  # the migration since which it is recorded how everything is defined
 
 
 def applied(connection: psycopg.Connection[object]) -> set[int]:
