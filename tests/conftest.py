@@ -47,14 +47,14 @@ class Count(NamedTuple):
 
 COUNTS = {
     "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
-    "model-steps": Count(4_000, 10_000, "steps of the engine beside the double"),
+    "model-steps": Count(1_500, 10_000, "steps of the engine beside the double"),
     "tsql-steps": Count(400, 1_200, "steps in T-SQL text beside the double"),
     "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
     "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),
     "good-messages": Count(500, 1_000, "good messages among which poison is found"),
     "cuts": Count(2, 4, "at how many exchanges test_cut.py cuts each of its cases"),
     "kills": Count(1, 2, "how often test_pipeline_faults.py kills the pipeline"),
-    "space-messages": Count(10_000, 20_000, "messages that go ten times through one queue"),
+    "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),

@@ -603,10 +603,15 @@ def test_a_trigger_sends(served: sb.Database) -> None:
         shop.create_queue(queue)
         shop.create_service(service, queue, contracts)
     with psycopg.connect(served.instance.url, autocommit=True) as connection:
+        connection.execute("create role shop_app")
+        rights = {"send": ["//shop/Stock"], "receive": ["Sales"], "contracts": ["//shop/Orders"]}
+        served.instance.grant_rights("shop_app", database="Shop", **rights)
         for statement in statements:
-            if "to shop_app" in statement:
-                connection.execute("create role shop_app")
-            connection.execute(statement.encode())
+            with connection.transaction():
+                if "servicebroker_fence" in statement:
+                    connection.execute("set local role shop_app")
+                connection.execute(statement.encode())
+        served.instance.revoke_rights("shop_app")
         connection.execute("drop owned by shop_app")
         connection.execute("drop role shop_app")
         with connection.transaction(force_rollback=True):
