@@ -266,8 +266,8 @@ def test_the_views_cannot_be_written(database: sb.Database) -> None:
     assert endpoint(database, handle).state == "SO"
 
 
-def test_a_database_where_sys_is_taken_is_refused(make_instance_url: Callable[..., str]) -> None:
-    url = make_instance_url()
+def test_a_database_where_sys_is_taken_is_refused(make_url: Callable[[], str]) -> None:
+    url = make_url()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create schema sys")
         with pytest.raises(sb.InstanceError, match='"sys" already exists'):

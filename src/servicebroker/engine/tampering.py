@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from servicebroker.store.statements import Statement, Steps
 
-_OPEN = ("rows_here", "approximate_count")  # functions that views call as their reader
+_OPEN = ("rows_here", "approximate_count", "shown_number")  # functions that views call as their reader
 _OURS = "('servicebroker', 'servicebroker_fence', 'sys', 'tsql')"
 
 _FAULTS = (

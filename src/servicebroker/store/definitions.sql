@@ -14,8 +14,8 @@ with setting as materialized (
            r.space, r.name,
            case r.relkind
                 when 'r' then (
-                    select string_agg(format('%s %s%s', a.attname, format_type(a.atttypid, a.atttypmod),
-                                             case when a.attnotnull then ' not null' else '' end), ', ' order by a.attname)
+                    select coalesce(string_agg(format('%s %s%s', a.attname, format_type(a.atttypid, a.atttypmod),
+                                             case when a.attnotnull then ' not null' else '' end), ', ' order by a.attname), '')
                       from pg_attribute a where a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped)
                     || coalesce((select '; rules ' || string_agg(u.rulename, ', ' order by u.rulename)
                                    from pg_rewrite u where u.ev_class = r.oid), '')

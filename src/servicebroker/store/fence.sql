@@ -793,7 +793,8 @@ end $$;
 -- Nobody but the owner and who was let in may execute anything: whoever called an inner function itself could make it
 -- compile with objects of its own. What views call is for their readers.
 revoke execute on all functions in schema servicebroker, servicebroker_fence from public;
-grant execute on function servicebroker.rows_here(anyelement), servicebroker.approximate_count(integer) to public;
+grant execute on function servicebroker.rows_here(anyelement), servicebroker.approximate_count(integer),
+    servicebroker.shown_number(smallint, integer) to public;
 
 do $$
 declare
