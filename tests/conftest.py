@@ -47,7 +47,7 @@ class Count(NamedTuple):
 
 COUNTS = {
     "leak-conversations": Count(300, 700, "conversations of the test for leaks"),
-    "model-steps": Count(1_500, 10_000, "steps of the engine beside the double"),
+    "model-steps": Count(4_000, 10_000, "steps of the engine beside the double"),
     "tsql-steps": Count(400, 1_200, "steps in T-SQL text beside the double"),
     "crowd-seconds": Count(4, 8, "how long 16 senders and 16 readers meet"),
     "pool-messages": Count(300, 600, "messages of the stress of ConversationPool"),

@@ -36,6 +36,7 @@ LACKING = ROUTES | RIGHTS | SCHEMAS | KEYS | SET_ASIDE | {"release_locks"}
 LACKING |= {"execute_tsql", "tsql_session"}
 LACKING |= {"create_event_notification", "drop_event_notification"}
 LACKING_OPTIONS = {
+    "trustworthy",
     "authorization",
     "retention",
     "schema_collection",
