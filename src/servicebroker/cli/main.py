@@ -178,7 +178,6 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
     must_exist(instance)
     with open_instance(instance) as opened:
         queues, waiting = opened.status()
-        now = opened.clock()
         with opened.connection() as connection:
             now = opened.clock()
             links, refused = run(connection, connections()), run(connection, refusals())

@@ -10,6 +10,7 @@ from servicebroker.model.errors import BrokerError, InstanceError, LockTimeout, 
 from servicebroker.store.connection import one_line
 
 _UNDONE = "what was not committed is undone"
+_LOST = f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again."
 
 # By SQLSTATE, or by its first two or three characters. `{}` is what PostgreSQL says.
 _SENTENCES: dict[str, str] = {
@@ -27,11 +28,10 @@ _SENTENCES: dict[str, str] = {
     "57014": f"PostgreSQL has cancelled the statement ({{}}): {_UNDONE}. Where it says statement timeout, raise "
     "statement_timeout or do less at once.",
     "58": f"PostgreSQL cannot read or write its files ({{}}): {_UNDONE}. See the server's log.",
-    "08": f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again.",
-    "57P": f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again.",
+    "08": _LOST,
+    "57P": _LOST,
 }
 _OF_THE_TRANSACTION = ("25P", "25006", "08", "57P")
-_LOST = _SENTENCES["08"]
 
 
 def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = False) -> ServiceBrokerError | None:
