@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online, Phase, Told
+from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.envelope import (
     Acknowledgement,
     Content,
@@ -38,7 +39,6 @@ from servicebroker.protocol.envelope import (
 from servicebroker.protocol.forwarding import Passage, wrap
 from servicebroker.protocol.frames import FrameKind, encode_frame
 from servicebroker.protocol.mirroring import Known, Role, Standing
-from servicebroker.protocol.session import UNSECURED
 from support import CONTRACT, ORDER, REPLY
 
 

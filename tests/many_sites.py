@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import servicebroker as sb
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
-from servicebroker.engine.site import Here
+from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.mirroring import Known
 from servicebroker.protocol.routing import Address
 from servicebroker.store.connection import connect

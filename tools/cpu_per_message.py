@@ -22,8 +22,8 @@ import psycopg
 import servicebroker as sb
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.benchmarks.network import Passing
-from servicebroker.benchmarks.system import text_body
+from servicebroker.benchmarks.measured_system import text_body
+from servicebroker.benchmarks.routing import Passing
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SIZES = (1000, 10)  # messages in a transaction

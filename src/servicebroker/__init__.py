@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from servicebroker.api.open import open_instance as open
     from servicebroker.api.pool import ConversationPool
     from servicebroker.api.transaction import JoinedTransaction, Transaction
-    from servicebroker.engine.activation import Activation
-    from servicebroker.tsql.errors import TsqlError
+    from servicebroker.engine.activation.clause import Activation
+    from servicebroker.tsql.statement_errors import TsqlError
 
 __all__ = [
     "DEFAULT",
@@ -87,7 +87,7 @@ __all__ = [
 
 # Loaded at their first use: Spark starts a process for each commit, which needs none of them, nor the driver.
 _LATER = {
-    "Activation": ("servicebroker.engine.activation", "Activation"),
+    "Activation": ("servicebroker.engine.activation.clause", "Activation"),
     "AsyncConversationPool": ("servicebroker.api.aio.pool", "AsyncConversationPool"),
     "AsyncDatabase": ("servicebroker.api.aio.database", "AsyncDatabase"),
     "AsyncInstance": ("servicebroker.api.aio.instance", "AsyncInstance"),
@@ -98,7 +98,7 @@ _LATER = {
     "Instance": ("servicebroker.api.instance", "Instance"),
     "JoinedTransaction": ("servicebroker.api.transaction", "JoinedTransaction"),
     "Transaction": ("servicebroker.api.transaction", "Transaction"),
-    "TsqlError": ("servicebroker.tsql.errors", "TsqlError"),
+    "TsqlError": ("servicebroker.tsql.statement_errors", "TsqlError"),
     "activate": ("servicebroker.activation.activate", "activate"),
     "open": ("servicebroker.api.open", "open_instance"),
     "open_async": ("servicebroker.api.open", "open_async"),

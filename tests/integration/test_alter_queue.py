@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 from portal import upkeep
-from servicebroker.engine.alter import set_status
+from servicebroker.engine.catalog.alter import set_status
 from servicebroker.store import locks
 from support import (
     CONTRACT,

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine.begin import begin_dialog
+from servicebroker.engine.conversation.begin import begin_dialog
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps, resumed
 from support import (

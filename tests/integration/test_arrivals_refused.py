@@ -27,7 +27,7 @@ from servicebroker.protocol.envelope import (
     open_payload,
     parse,
 )
-from servicebroker.protocol.security import CHECKSUM, SessionKey
+from servicebroker.protocol.integrity import CHECKSUM, SessionKey
 from support import (
     CONTRACT,
     ORDER,

@@ -12,10 +12,10 @@ import pytest
 
 import servicebroker as sb
 from many_sites import Site, rounds
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.departing import route
-from servicebroker.engine.remote import Remote
-from servicebroker.engine.site import Here
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.remote.departing import route
+from servicebroker.engine.remote.remote_endpoints import Remote
+from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.routing import Address
 from servicebroker.store.running import run
 from support import (

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.broker import metrics
 from servicebroker.cli.main import app as command
-from servicebroker.engine.membership import Membership, tell_membership
-from servicebroker.engine.transport_certificates import add_certificate
-from servicebroker.store import certificates
+from servicebroker.engine.remote.domain_state import Membership, tell_membership
+from servicebroker.engine.security.transport_certificates import add_certificate
+from servicebroker.store import x509_certificates
 from servicebroker.store.running import run_alone
 
 DAY = timedelta(days=1)
@@ -42,7 +42,7 @@ def doctor(shop: sb.Database) -> dict[str, str]:
 
 
 def imported(shop: sb.Database, name: str, days: float, login: str | None = None) -> None:
-    facts, _ = certificates.issue(name, NOW - 400 * DAY, NOW + days * DAY)
+    facts, _ = x509_certificates.issue(name, NOW - 400 * DAY, NOW + days * DAY)
     with shop.instance.connection() as connection:
         run_alone(connection, add_certificate(name, facts, is_own=False, login=login))
 

@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine.check import changes_of
-from servicebroker.store.definitions import changed, is_foreign
+from servicebroker.engine.diagnosis.consistency import changes_of
+from servicebroker.store.expected_objects import changed, is_foreign
 from servicebroker.store.migrations import mend
 from servicebroker.store.running import run
 from support import (

@@ -25,11 +25,11 @@ import pytest
 import servicebroker as sb
 from fault_proxy import FaultProxy
 from many_sites import Pipe
-from servicebroker.broker import metrics, network
+from servicebroker.broker import metrics, sockets
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.network import Inbox
 from servicebroker.broker.seat import seat
+from servicebroker.broker.sockets import Inbox
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
 from servicebroker.protocol.frames import FrameKind, encode_frame
@@ -399,7 +399,7 @@ def test_a_connection_that_is_reset_is_an_io_error(two: Two, caplog: pytest.LogC
 def test_who_floods_waits_at_its_own_side(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the daemon waits for its database, a peer sends without end: what waits in memory is bounded."""
     limit = 4 * 1024 * 1024
-    monkeypatch.setattr(network, "INBOX", limit)
+    monkeypatch.setattr(sockets, "INBOX", limit)
     inbox = two.east.daemon._inbox
     two.works()
     corrupted = count("corrupted_messages")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine.alter import drop_queue
+from servicebroker.engine.catalog.alter import drop_queue
 from support import (
     CONTRACT,
     ORDER,

@@ -15,7 +15,7 @@ import servicebroker as sb
 from remote_support import WEST, Pair
 from servicebroker.api.upkeep import upkeep
 from servicebroker.broker.matching import MATCH_AGAIN
-from servicebroker.engine.missing_routes import ASK_AGAIN
+from servicebroker.engine.remote.missing_routes import ASK_AGAIN
 from servicebroker.model.names import MISSING_ROUTE
 from servicebroker.protocol.routing import DYNAMIC_ROUTING_SERVICE
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, Clock, begin, bodies, define_standard_set, query

@@ -12,7 +12,7 @@ from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from daemons import Site, Two
 from remote_support import EAST, Pair, leftovers
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.built_in import MESSAGES, answer_built_in
+from servicebroker.engine.built_in.echo_and_query import MESSAGES, answer_built_in
 from servicebroker.model.names import ECHO, ERROR, SERVICE_BROKER, SERVICE_ECHO, SYSTEM_SERVICES
 from servicebroker.store.running import run_alone
 from support import (

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import servicebroker as sb
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
 from support import as_user, query, refused
 
 WHO = "SELECT USER_NAME() AS who"

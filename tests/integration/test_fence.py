@@ -16,10 +16,10 @@ import pytest
 import hostile_role
 import servicebroker as sb
 from portal import deliver
-from servicebroker.engine.databases import create_database, ensure_system_objects
-from servicebroker.engine.diagnosis import judge
-from servicebroker.engine.diagnosis_facts import gather
-from servicebroker.engine.tampering import tampered
+from servicebroker.engine.catalog.databases import create_database, ensure_system_objects
+from servicebroker.engine.diagnosis.facts import gather
+from servicebroker.engine.diagnosis.findings import judge
+from servicebroker.engine.diagnosis.tampering import tampered
 from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT
@@ -42,7 +42,7 @@ from servicebroker.model.permissions import (
 from servicebroker.store import locks, migrations
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import run
-from servicebroker.store.verbs import FENCED
+from servicebroker.store.sql_verbs import FENCED
 from support import as_role, bodies, eventually, group_of, in_thread, let_in, query, queue_number, refused, state
 
 MALLORY, ALICE = "mallory", "alice"

@@ -27,7 +27,7 @@ from daemons import Site, Two, free_port, two_sites
 from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
 from servicebroker.broker.seat import instance_of, seat
 from servicebroker.cli.main import app
-from servicebroker.store import certificates
+from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
 from support import (
     CONTRACT,
@@ -56,11 +56,11 @@ class World:
         self.west, self.east = two.west, two.east
         self.two = two
         two.introduce(folder)
-        facts, key = certificates.make("mallory", datetime.now(UTC))
+        facts, key = x509_certificates.make("mallory", datetime.now(UTC))
         self.identity = folder / "mallory.key"
-        self.identity.write_bytes(certificates.key_pem(key) + certificates.as_pem(facts.der))
+        self.identity.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
         file = folder / "mallory.pem"
-        file.write_bytes(certificates.as_pem(facts.der))
+        file.write_bytes(x509_certificates.as_pem(facts.der))
         self.port = free_port()
         for site in (self.west, self.east):
             site.certificate("import", "mallory", str(file))

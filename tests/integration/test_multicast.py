@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine import catalog
+from servicebroker.engine.catalog import catalog
 from servicebroker.model.arguments import MAXIMUM_HANDLES
 from servicebroker.store.direct import DirectConnection
 from support import (

@@ -14,16 +14,16 @@ import servicebroker as sb
 from daemons import Site
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import PolicyWatch
-from servicebroker.broker.transaction import alone
+from servicebroker.broker.round_transaction import alone
 from servicebroker.cli.main import app
-from servicebroker.engine import peers
-from servicebroker.engine.transport_certificates import all_certificates
+from servicebroker.engine.remote import known_peers
+from servicebroker.engine.security.transport_certificates import all_certificates
 from servicebroker.model.peers import ADDRESS, INSTANCE, Answer, Mistrust, Proved
 from servicebroker.protocol.routing import Address
-from servicebroker.store import certificates
-from servicebroker.store.certificates import instance_of, read
+from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run, run_alone
+from servicebroker.store.x509_certificates import instance_of, read
 
 HERE = Address("here", 4022)
 
@@ -71,9 +71,9 @@ def exported(site: Site, folder: Path, name: str) -> str:
 
 def forged(folder: Path, instance: UUID | None) -> str:
     """A certificate of somebody else that names this instance."""
-    facts, _ = certificates.make("mallory", datetime.now(UTC), instance=instance)
+    facts, _ = x509_certificates.make("mallory", datetime.now(UTC), instance=instance)
     file = folder / "mallory.pem"
-    file.write_bytes(certificates.as_pem(facts.der))
+    file.write_bytes(x509_certificates.as_pem(facts.der))
     return str(file)
 
 
@@ -133,12 +133,12 @@ def test_who_has_answered_elsewhere_is_accepted_there(site: Site, shop: Site, tm
     site.certificate("import", "moved", forged(tmp_path, None))
     moved, now = uuid4(), site.instance.clock()
     with connect(site.url) as connection:
-        run_alone(connection, peers.save_answers({HERE: Answer("certificate shop", uuid4())}, now))
+        run_alone(connection, known_peers.save_answers({HERE: Answer("certificate shop", uuid4())}, now))
         claims = {
             Mistrust("certificate moved", ADDRESS, str(HERE)): (3, "certificate shop has answered there before"),
             Mistrust("certificate moved", INSTANCE, str(moved)): (1, "it is another's"),
         }
-        run_alone(connection, alone(peers.save_mistrusted(claims, now)))
+        run_alone(connection, alone(known_peers.save_mistrusted(claims, now)))
     assert known(site).answered(HERE, "certificate moved", moved) is not None
     text = doctor(site)
     assert "peer with certificate moved: It has answered at an address where another peer was, 3 times" in text

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.session import check_java
+from servicebroker.pipeline.spark_session import check_java
 
 
 def java_that_says(folder, text):
@@ -34,7 +34,9 @@ def test_a_new_java_is_taken(monkeypatch, tmp_path, text):
 
 
 def test_what_workers_are_forked_from_has_our_modules_and_one_thread():
-    look = "import os, sys, servicebroker.pipeline.daemon as d; print(len(os.listdir('/proc/self/task')), *sys.modules)"
+    look = (
+        "import os, sys, servicebroker.pipeline.worker_daemon; print(len(os.listdir('/proc/self/task')), *sys.modules)"
+    )
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert said[0] == "1"
     assert {
@@ -52,7 +54,7 @@ def test_what_spark_only_asks_for_its_name_loads_no_driver():
     look = f"import sys, {modules}; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
     assert "servicebroker.pipeline.staging" in said
-    assert not {"psycopg", "pyarrow", "servicebroker.engine.catalog", "http.client"} & set(said)
+    assert not {"psycopg", "pyarrow", "servicebroker.engine.catalog.catalog", "http.client"} & set(said)
 
 
 def test_no_java_is_one_sentence(monkeypatch, tmp_path):
@@ -72,7 +74,7 @@ def runs_in_silence(script, folder):
 @pytest.mark.spark
 def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
     script = (
-        "from servicebroker.pipeline.session import spark_session\n"
+        "from servicebroker.pipeline.spark_session import spark_session\n"
         "session = spark_session('quiet', cores=1)\n"
         "assert session.range(3).count() == 3\n"
         "session.stop()\n"
@@ -87,7 +89,7 @@ def test_a_session_says_nothing_and_leaves_nothing(tmp_path):
 def test_each_registration_has_a_map_of_its_own(tmp_path):
     """Spark writes into that of a query as it starts (decision 135)."""
     script = (
-        "from servicebroker.pipeline.session import register_formats, spark_session\n"
+        "from servicebroker.pipeline.spark_session import register_formats, spark_session\n"
         "session = spark_session('registered', cores=1)\n"
         "formats = session._jsparkSession.sessionState().dataSourceManager()\n"
         "def environment(): return formats.lookupDataSource('servicebroker').dataSourceCls().envVars()\n"

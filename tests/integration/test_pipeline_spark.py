@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
-from servicebroker.pipeline.session import spark_session
+from servicebroker.pipeline.spark_session import spark_session
 
 pytestmark = pytest.mark.spark
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine import enqueue
+from servicebroker.engine.conversation import enqueue
 from support import ORDER, STOCK_QUEUE, begin, define_standard_set, query, queue_number
 
 pytestmark = pytest.mark.slow

@@ -142,7 +142,7 @@ def test_an_error_is_recorded_and_the_next_message_goes_on_a_fresh_conversation(
 
 
 def test_only_the_last_thousand_errors_are_kept(database: sb.Database) -> None:
-    from servicebroker.engine.recycling import ConversationError, record_error
+    from servicebroker.engine.conversation.recycling import ConversationError, record_error
 
     pool = make_pool(database)
     at = database.instance.clock()

@@ -13,7 +13,7 @@ import pytest
 
 import servicebroker as sb
 import servicebroker.engine.catalog
-from servicebroker.engine.catalog import Catalog, Labels, find_labels
+from servicebroker.engine.catalog.catalog import Catalog, Labels, find_labels
 from servicebroker.store.direct import PreparedStatements
 from servicebroker.store.statements import Statement, Steps
 from support import (
@@ -436,7 +436,7 @@ def test_names_that_another_process_made_are_found_though_the_connection_is_lost
             yield Statement("select pg_terminate_backend(pg_backend_pid())")
         return (yield from find_labels(catalog, database_id, anew=anew))
 
-    monkeypatch.setattr(servicebroker.engine.catalog, "find_labels", losing)
+    monkeypatch.setattr(servicebroker.engine.catalog.catalog, "find_labels", losing)
     assert database.receive(STOCK_QUEUE) == []  # the names of today are known
     with sb.open(database.instance.url, upkeep=None) as other:
         elsewhere = other.database(database.name)

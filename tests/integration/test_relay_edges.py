@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
-from servicebroker.broker import reception, transaction
+from servicebroker.broker import reception, round_transaction
 from servicebroker.broker.relay import Relay
-from servicebroker.engine.departing import look
+from servicebroker.engine.remote.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
+from servicebroker.protocol.integrity import CHECKSUM
 from servicebroker.protocol.routing import parse_address
-from servicebroker.protocol.security import CHECKSUM
 from servicebroker.store import locks
 from servicebroker.store.direct import run_command
 from servicebroker.store.running import run
@@ -68,7 +68,7 @@ def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: 
         lazy.append(b"synchronous_commit = off" in command)
         run_command(connection, command)
 
-    monkeypatch.setattr(transaction, "run_command", noted)
+    monkeypatch.setattr(round_transaction, "run_command", noted)
 
     def carried() -> list[bool]:
         """West sends, east stores, west removes, and nothing is left to do."""

@@ -68,7 +68,7 @@ def test_what_is_not_committed_is_not_counted(pair: Pair, monkeypatch: pytest.Mo
     moved = Moves()
     begin(pair)
     pair.west.round([])
-    monkeypatch.setattr("servicebroker.engine.departing.look", None)  # it comes after the arrivals were stored
+    monkeypatch.setattr("servicebroker.engine.remote.departing.look", None)  # it comes after the arrivals were stored
     with pytest.raises(TypeError):
         pair.rounds(1)
     monkeypatch.undo()

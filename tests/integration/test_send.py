@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 import servicebroker as sb
-from servicebroker.engine import enqueue
+from servicebroker.engine.conversation import enqueue
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -550,7 +550,7 @@ def test_a_message_sent_while_its_service_is_made(database: sb.Database) -> None
 
 
 def _create_service(database: sb.Database, name: str):
-    from servicebroker.engine import catalog
+    from servicebroker.engine.catalog import catalog
 
     queue = yield from catalog.find_queue(database.instance.catalog, database.database_id, STOCK_QUEUE)
     yield from catalog.create_service(database.database_id, name, queue.queue_id, [CONTRACT])

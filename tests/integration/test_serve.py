@@ -20,12 +20,12 @@ import pytest
 from daemons import Served, Site, Two, two_sites
 from servicebroker.broker.daemon import pin_plans
 from servicebroker.broker.seat import seat
-from servicebroker.engine import departing
-from servicebroker.engine.departing import Reading
-from servicebroker.engine.transport_certificates import add_certificate
-from servicebroker.store import certificates
+from servicebroker.engine.remote import departing
+from servicebroker.engine.remote.departing import Reading
+from servicebroker.engine.security.transport_certificates import add_certificate
+from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.running import run_alone
 from support import (
     ORDER,
@@ -267,8 +267,10 @@ def test_required_without_a_certificate_says_so(two: Two) -> None:
 
 
 def test_required_with_a_certificate_whose_time_is_over_says_so(two: Two) -> None:
-    facts, key = certificates.make("west", datetime.now(UTC) - timedelta(days=30), 10)
-    KeyFolder(two.west.keys).write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+    facts, key = x509_certificates.make("west", datetime.now(UTC) - timedelta(days=30), 10)
+    KeyFolder(two.west.keys).write(
+        facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der)
+    )
     with two.west.instance.connection() as connection:
         run_alone(connection, add_certificate("west", facts, is_own=True))
     serve_both(two)
@@ -317,11 +319,11 @@ def tls_client(identity: Path | None, newest: ssl.TLSVersion = ssl.TLSVersion.TL
 
 def made(site: Site, folder: Path, name: str, now: datetime, days: int = 10) -> Path:
     """A certificate with its key that an instance lets in."""
-    facts, key = certificates.make(name, now, days)
+    facts, key = x509_certificates.make(name, now, days)
     with site.instance.connection() as connection:
         run_alone(connection, add_certificate(name, facts, is_own=False))
     file = folder / f"{name}.key"
-    file.write_bytes(certificates.key_pem(key) + certificates.as_pem(facts.der))
+    file.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
     return file
 
 

@@ -12,7 +12,7 @@ from lxml import etree
 import servicebroker as sb
 from built_in_support import answer, ask_in_t_sql, begin, broker_of
 from remote_support import EAST, Pair, leftovers
-from servicebroker.engine.built_in import MESSAGES
+from servicebroker.engine.built_in.echo_and_query import MESSAGES
 from servicebroker.model.names import (
     DESCRIPTION,
     ERROR,

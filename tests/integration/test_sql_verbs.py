@@ -14,20 +14,20 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+import servicebroker.store.verbs
 
 import servicebroker as sb
 import servicebroker.api.aio.upkeep
 import servicebroker.api.aio.verbs
 import servicebroker.api.upkeep
 import servicebroker.api.verbs
-import servicebroker.store.verbs
 from portal import deliver
 from servicebroker.api.upkeep import upkeep
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.transmission import deliver_left_over, oldest_writer
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.delivery.transmission import deliver_left_over, oldest_writer
 from servicebroker.model.errors import RULES
 from servicebroker.store.running import run
-from servicebroker.store.verbs import verbs
+from servicebroker.store.sql_verbs import verbs
 from support import (
     CONTRACT,
     DOCUMENT,
@@ -236,7 +236,7 @@ def test_what_send_refuses(database: sb.Database, clock: Clock) -> None:
 def test_what_send_refuses_by_its_size(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a lower limit, so that the test need not carry half a gigabyte."""
     handle, _ = open_dialog(database)
-    monkeypatch.setattr(servicebroker.store.verbs, "MAXIMUM_BODY", 1000)
+    monkeypatch.setattr(servicebroker.store.sql_verbs, "MAXIMUM_BODY", 1000)
     with psycopg.connect(database.instance.url) as connection:  # which is rolled back
         connection.execute(verbs().encode())
         assert connection.execute(SEND, (handle, ORDER, b"x" * 1000)).fetchone() == (1,)

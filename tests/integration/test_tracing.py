@@ -16,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import servicebroker as sb
 from remote_support import Pair
 from servicebroker.activation import procedures
-from servicebroker.engine import traces
+from servicebroker.engine.conversation import traces
 from servicebroker.store.running import in_transaction, run_alone
 from support import (
     CONTRACT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import servicebroker as sb
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 TABLES = """
 CREATE TABLE Clients (ClientID INT PRIMARY KEY, FullName NVARCHAR(50), IsActive BIT, Balance MONEY, Notes XML);

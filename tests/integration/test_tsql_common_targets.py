@@ -8,8 +8,8 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
 from tsql_support import rows
 
 TABLES = """

@@ -9,7 +9,7 @@ import pytest
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, paired
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 # The target's side makes its user, master key and certificate, and hands the certificate out; then the initiator's.
 TARGET = """

@@ -8,10 +8,10 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.queries import _check_server
 from servicebroker.tsql.relational import translate
 from servicebroker.tsql.scope import Scope
+from servicebroker.tsql.statement_errors import TsqlError
 
 TABLES = """
 CREATE TABLE dbo.Shelf (Id INT IDENTITY PRIMARY KEY, Item NVARCHAR(20) UNIQUE, Amount INT NOT NULL);

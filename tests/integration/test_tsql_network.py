@@ -10,7 +10,7 @@ import pytest
 import servicebroker as sb
 from daemons import Served, free_port
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 from support import eventually, query
 
 IDENTITY = """

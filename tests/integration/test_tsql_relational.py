@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 import servicebroker as sb
-from servicebroker.tsql.columns import QUERY, columns_of
+from servicebroker.tsql.known_columns import QUERY, columns_of
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.types import DATETIME, INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, XML, SqlType

@@ -10,8 +10,8 @@ import pytest
 
 import servicebroker as sb
 from daemons import Served
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
 from support import eventually, far_handle, query, state
 from tsql_support import listing, rows
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 import pytest
 
 import servicebroker as sb
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import TsqlError
 from support import CONTRACT, DOCUMENT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, query
 
 SENDING = f"""

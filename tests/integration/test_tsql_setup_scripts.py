@@ -8,9 +8,9 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.activation.activate import activate
-from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import Message, TsqlError
 from support import eventually
 
 

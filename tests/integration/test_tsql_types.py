@@ -9,7 +9,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 MADE = """
 CREATE TYPE dbo.Label FROM nvarchar(5) NOT NULL;

@@ -6,7 +6,7 @@ import pytest
 
 import servicebroker as sb
 from servicebroker.tsql.check import Verdict, check
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 from tsql_support import rows
 
 DOCUMENT = '<o id="7" note="n"><!--c--><i n="1">one</i><i n="2"/>tail</o>'

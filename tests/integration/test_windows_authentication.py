@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from daemons import Served, Site, Two, free_port, two_sites
 from servicebroker.cli.main import app as command
-from servicebroker.store.domain import Domain, own_name
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.domain_folder import Domain, own_name
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.membership import Membership, default_folder
 from support import STOCK_QUEUE, eventually, query
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servicebroker.protocol.activation import NEW, Decision, Monitor, Seen, Settings, State, could_not_start, look
+from servicebroker.protocol.queue_monitor import NEW, Decision, Monitor, Seen, Settings, State, could_not_start, look
 
 INACTIVE, NOTIFIED, OCCURRING = State.INACTIVE, State.NOTIFIED, State.RECEIVES_OCCURRING
 NOTHING, ACTIVATE, LIMIT = Decision.NOTHING, Decision.ACTIVATE, Decision.LIMIT

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.engine import begin, catalog, end, message_types, receive, send
+from servicebroker.engine.catalog import catalog, message_types
+from servicebroker.engine.conversation import begin, end, receive, send
 from servicebroker.model import arguments
 from servicebroker.store.statements import Steps
 from support import refused

@@ -11,12 +11,12 @@ import pytest
 from servicebroker import benchmarks
 from servicebroker.benchmarks import chosen_scenarios, command_line
 from servicebroker.benchmarks.adbc import even_parts
+from servicebroker.benchmarks.competitors import pgmq_version, plain_sql
 from servicebroker.benchmarks.measure import Figures, Sample, figures
-from servicebroker.benchmarks.peers import pgmq_version, plain_sql
+from servicebroker.benchmarks.measured_system import BATCH, BODY_BYTES, batches, text_body
 from servicebroker.benchmarks.report import Conditions, Line, Report, goal_text, in_words
 from servicebroker.benchmarks.runner import with_ratios
 from servicebroker.benchmarks.scenarios import SCENARIOS
-from servicebroker.benchmarks.system import BATCH, BODY_BYTES, batches, text_body
 from servicebroker.model.errors import InstanceError
 
 SCENARIO = SCENARIOS["send-one"]

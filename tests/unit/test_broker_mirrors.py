@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.broker.mirrors import Mirrors
-from servicebroker.engine.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.protocol.mirroring import ASK_AGAIN, HEARING, NEVER, Known, Role, Standing
 from servicebroker.protocol.routing import Address, Remote
 

@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.engine.certificate_ages import InUse
-from servicebroker.engine.diagnosis import (
+from servicebroker.engine.diagnosis.findings import (
     ConversationFacts,
     DisputeFacts,
     Facts,
@@ -20,7 +19,8 @@ from servicebroker.engine.diagnosis import (
     judge,
     judge_conversation,
 )
-from servicebroker.engine.membership import Membership
+from servicebroker.engine.remote.domain_state import Membership
+from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
 

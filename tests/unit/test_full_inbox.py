@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.broker import network as networks
+from servicebroker.broker import sockets as networks
 from servicebroker.broker.links import Arrival, Link
-from servicebroker.broker.network import Inbox, Network
 from servicebroker.broker.policy import Policy
+from servicebroker.broker.sockets import Inbox, Network
 from servicebroker.broker.stream import Stream
 from servicebroker.protocol.routing import Address
 from support import eventually

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from many_sites import Pipe
-from servicebroker.broker import network as networks
+from servicebroker.broker import sockets as networks
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.network import Inbox
+from servicebroker.broker.sockets import Inbox
 
 
 class Of(Pipe):

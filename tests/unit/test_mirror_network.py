@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from servicebroker.broker import network as networks
+from servicebroker.broker import sockets as networks
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.policy import Policy
+from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.stream import Stream
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.routing import Address

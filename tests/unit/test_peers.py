@@ -14,14 +14,14 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.tls import Tls
-from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.certificates import Facts
 from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address, Route, RoutingTable, ways
-from servicebroker.store import certificates
-from servicebroker.store.certificates import PrivateKey, instance_of, succeeds
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store import x509_certificates
+from servicebroker.store.key_files import KeyFolder
+from servicebroker.store.x509_certificates import PrivateKey, instance_of, succeeds
 
 NOW = datetime.now(UTC)
 SHOP, OTHER = UUID(int=1), UUID(int=2)
@@ -142,11 +142,13 @@ def test_a_service_that_has_its_address_in_its_name() -> None:
 
 
 def test_a_certificate_names_its_instance_and_the_one_before_vouches_for_it() -> None:
-    first, key = certificates.make("shop", NOW, instance=SHOP)
-    second, _ = certificates.make("shop 2", NOW, instance=SHOP, predecessor=key)
-    forged, _ = certificates.make("shop 2", NOW, instance=SHOP, predecessor=certificates.make("mallory", NOW)[1])
+    first, key = x509_certificates.make("shop", NOW, instance=SHOP)
+    second, _ = x509_certificates.make("shop 2", NOW, instance=SHOP, predecessor=key)
+    forged, _ = x509_certificates.make(
+        "shop 2", NOW, instance=SHOP, predecessor=x509_certificates.make("mallory", NOW)[1]
+    )
     assert instance_of(first.der) == instance_of(second.der) == SHOP
-    assert instance_of(certificates.make("anybody", NOW)[0].der) is None
+    assert instance_of(x509_certificates.make("anybody", NOW)[0].der) is None
     assert succeeds(second.der, first.der)
     assert not succeeds(forged.der, first.der)
     assert not succeeds(first.der, second.der)
@@ -162,19 +164,19 @@ def test_an_rsa_key_vouches_as_well() -> None:
         .not_valid_after(NOW + timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    new, _ = certificates.make("new", NOW, predecessor=key)
+    new, _ = x509_certificates.make("new", NOW, predecessor=key)
     assert succeeds(new.der, old.public_bytes(serialization.Encoding.DER))
 
 
 def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[Certificate, Path]:
     facts, key = made
-    folder.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+    folder.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
     return Certificate(1, "own", True, None, True, facts, Proved()), folder.file(facts.thumbprint)
 
 
 def test_a_timeline_is_believed_with_the_signature_of_a_server_of_ours(tmp_path: Path) -> None:
     folder = KeyFolder(tmp_path / "keys")
-    (ours, file), (theirs, foreign) = (kept(folder, certificates.make(name, NOW)) for name in ("ours", "theirs"))
+    (ours, file), (theirs, foreign) = (kept(folder, x509_certificates.make(name, NOW)) for name in ("ours", "theirs"))
     said = Tls(file, [], [ours]).signed(Standing(Role.PRINCIPAL, "c", 2))
     judge = Tls(file, [], [ours])
     assert judge.is_ours(Known().after(said))

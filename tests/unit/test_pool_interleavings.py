@@ -18,8 +18,8 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 import servicebroker as sb
-from servicebroker.engine import recycling
-from servicebroker.engine.recycling import Answer
+from servicebroker.engine.conversation import recycling
+from servicebroker.engine.conversation.recycling import Answer
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 

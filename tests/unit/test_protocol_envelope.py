@@ -27,10 +27,10 @@ from servicebroker.protocol.envelope import (
     parse,
     refusal,
 )
-from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
 from servicebroker.protocol.frames import MAXIMUM_BODY
+from servicebroker.protocol.integrity import CHECKSUM, SessionKey
 from servicebroker.protocol.limits import LIMITS
-from servicebroker.protocol.security import CHECKSUM, SessionKey
+from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 CONVERSATION, HERE, THERE = UUID(int=1), UUID(int=2), UUID(int=3)
 KEY = SessionKey(bytes(32), lambda: bytes(16))

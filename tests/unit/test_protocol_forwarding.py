@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servicebroker.protocol.envelope import Header, Kind
-from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.forwarding import HOPS, OVERHEAD, TIME_TO_LIVE, Forwarder, Passage, Refusal, unwrap, wrap
+from servicebroker.protocol.wire_errors import CorruptedMessage
 
 CONVERSATION, BROKER, MESSAGE = UUID(int=1), UUID(int=2), UUID(int=3)
 FRESH = Passage(MESSAGE)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.protocol.errors import WireError
 from servicebroker.protocol.frames import (
     HEADER_SIZE,
     MAXIMUM_BODY,
@@ -17,6 +16,7 @@ from servicebroker.protocol.frames import (
     FrameReader,
     encode_frame,
 )
+from servicebroker.protocol.wire_errors import WireError
 
 frames = st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=200)), max_size=5)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servicebroker.protocol.errors import CorruptedMessage
-from servicebroker.protocol.security import CHECKSUM, SALT_SIZE, Protection, SessionKey
+from servicebroker.protocol.integrity import CHECKSUM, SALT_SIZE, Protection, SessionKey
+from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import refused
 
 KEY = bytes(range(32))
@@ -69,7 +69,7 @@ def test_another_key_opens_nothing() -> None:
 
 def test_a_key_never_wears_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A salt is good for so many uses, and then another one is drawn; a key that is loaded again has its own."""
-    monkeypatch.setattr("servicebroker.protocol.security.KEY_USES", 2)
+    monkeypatch.setattr("servicebroker.protocol.integrity.KEY_USES", 2)
     key, again = SessionKey(KEY, counting()), SessionKey(KEY, lambda: bytes(SALT_SIZE - 1) + b"x")
     sealed = [key.seal(b"", b"x") for _ in range(5)] + [again.seal(b"", b"x") for _ in range(2)]
     assert len({one[: SALT_SIZE + 8] for one in sealed}) == 7  # no nonce twice

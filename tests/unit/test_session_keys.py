@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
 from servicebroker.model.certificates import Facts
 from servicebroker.model.dialog_security import TABLE, Binding, Security, choose
+from servicebroker.protocol.dialog_keys import Session, bound
 from servicebroker.protocol.envelope import Exchange, Header, Kind, pack_exchange, unpack_exchange
-from servicebroker.protocol.errors import CorruptedMessage
-from servicebroker.protocol.security import SessionKey
-from servicebroker.protocol.session import Session, bound
+from servicebroker.protocol.integrity import SessionKey
+from servicebroker.protocol.wire_errors import CorruptedMessage
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from servicebroker.broker.tls import Channel, Tls
-from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.peers import Proved
-from servicebroker.store import certificates
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store import x509_certificates
+from servicebroker.store.key_files import KeyFolder
 
 NOW = datetime.now(UTC)
 Make = Callable[..., tuple[Certificate, Path]]
@@ -25,9 +25,9 @@ def make(tmp_path: Path) -> Make:
     """A certificate and the file with its key."""
 
     def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
-        facts, key = certificates.make(name, now, 10)
+        facts, key = x509_certificates.make(name, now, 10)
         keys = KeyFolder(tmp_path / "keys")
-        keys.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+        keys.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
         return Certificate(len(name), name, True, None, True, facts, Proved(f"certificate {name}")), keys.file(
             facts.thumbprint
         )
@@ -141,16 +141,16 @@ def test_a_changed_byte_is_noticed(make: Make) -> None:
 
 def test_certificates_are_read_in_both_forms_and_nothing_else(make: Make) -> None:
     facts = make("west")[0].facts
-    assert certificates.read(facts.der) == facts
-    assert certificates.read(certificates.as_pem(facts.der)) == facts
+    assert x509_certificates.read(facts.der) == facts
+    assert x509_certificates.read(x509_certificates.as_pem(facts.der)) == facts
     assert facts.subject == "CN=west"
     for garbage in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n", facts.der[:-9]):
         with pytest.raises(BrokerError) as caught:
-            certificates.read(garbage)
+            x509_certificates.read(garbage)
         assert caught.value.number == 15208
     for days in (0, -1, 36_501):
         with pytest.raises(BrokerError):
-            certificates.make("west", NOW, days)
+            x509_certificates.make("west", NOW, days)
 
 
 def test_a_key_is_its_owner_s_alone(make: Make, tmp_path: Path) -> None:

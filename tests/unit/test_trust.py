@@ -10,21 +10,21 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from servicebroker.broker.network import Inbox, Network
 from servicebroker.broker.policy import Policy
 from servicebroker.broker.recognition import Recognition
+from servicebroker.broker.sockets import Inbox, Network
 from servicebroker.broker.tls import Channel, Tls
-from servicebroker.engine.logins import DENY, GRANT, Connect
-from servicebroker.engine.network_endpoints import REQUIRED
-from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.engine.catalog.network_endpoints import REQUIRED
+from servicebroker.engine.security.logins import DENY, GRANT, Connect
+from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.authentication import Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.peers import Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address
-from servicebroker.store import certificates
-from servicebroker.store.domain import Domain, own_name
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store import x509_certificates
+from servicebroker.store.domain_folder import Domain, own_name
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.membership import Membership, MemberState
 from support import Clock, eventually
 
@@ -54,9 +54,9 @@ def make(tmp_path: Path) -> Callable[..., tuple[Certificate, Path]]:
     """A certificate and the file with its key."""
 
     def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
-        facts, key = certificates.make(name, now, 10)
+        facts, key = x509_certificates.make(name, now, 10)
         keys = KeyFolder(tmp_path / "keys")
-        keys.write(facts.thumbprint, certificates.key_pem(key) + certificates.as_pem(facts.der))
+        keys.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
         return Certificate(1, name, True, None, True, facts, Proved(name)), keys.file(facts.thumbprint)
 
     return make
@@ -218,8 +218,8 @@ def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple
         28035, "Connection handshake failed. The certificate used by the peer is invalid because it is none of those "
         "that were imported here."
     )  # fmt: skip
-    named, _ = certificates.issue("CN=x", NOW, NOW + timedelta(days=1), instance=UUID(int=7))
-    assert certificates.instance_of(named.der) == UUID(int=7)
+    named, _ = x509_certificates.issue("CN=x", NOW, NOW + timedelta(days=1), instance=UUID(int=7))
+    assert x509_certificates.instance_of(named.der) == UUID(int=7)
     assert acceptor.recognition.recognize(named.der).peer.proved.instance is None
 
 
@@ -390,8 +390,8 @@ def test_the_other_half_of_a_pair_is_believed_by_its_membership(
 def test_a_key_under_a_password_is_never_asked_for(
     make: Callable[..., tuple[Certificate, Path]], tmp_path: Path
 ) -> None:
-    facts, key = certificates.make("west", NOW, 10)
+    facts, key = x509_certificates.make("west", NOW, 10)
     file = tmp_path / "locked.pem"
-    file.write_bytes(certificates.key_pem(key, "Pa55 of the key") + certificates.as_pem(facts.der))
+    file.write_bytes(x509_certificates.key_pem(key, "Pa55 of the key") + x509_certificates.as_pem(facts.der))
     with pytest.raises(OSError, match="SSL"):
         Tls(file, [])

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from servicebroker.tsql import syntax
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser import parse, parse_text
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Expression, Name, Variable
 from servicebroker.tsql.tokens import batches
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from servicebroker.cli.sqlcmd import Sqlcmd
 from servicebroker.tsql.check import check
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import tokenize
 
 SCRIPT = """

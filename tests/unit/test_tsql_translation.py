@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.scope import Column, Scope
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import INT, NVARCHAR, UNIQUEIDENTIFIER, VARBINARY, SqlType, parse_type
 
 ITEMS = '"shop_dbo"."items"'

@@ -13,7 +13,7 @@ from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.activation import INTERVAL
+from servicebroker.protocol.queue_monitor import INTERVAL
 
 
 class AsyncHost:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import psycopg
 
 from servicebroker.api.instance import Instance
-from servicebroker.engine.poison import Alarm, alarms, alerted
+from servicebroker.engine.activation.poison_detection import Alarm, alarms, alerted
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import NAMES, QUEUE_DISABLED
 from servicebroker.store.running import run

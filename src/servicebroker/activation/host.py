@@ -27,14 +27,14 @@ from servicebroker.activation.watched import Watched
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
-from servicebroker.engine import monitors
-from servicebroker.engine.event_notifications import drop_broken, post
-from servicebroker.engine.monitors import Definition
+from servicebroker.engine.activation import monitors
+from servicebroker.engine.activation.monitors import Definition
+from servicebroker.engine.catalog.event_notifications import drop_broken, post
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, ServiceBrokerError
 from servicebroker.model.event_instances import QUEUE_ACTIVATION
 from servicebroker.model.events import ACTIVATION
-from servicebroker.protocol.activation import (
+from servicebroker.protocol.queue_monitor import (
     INTERVAL,
     NEW,
     Decision,
@@ -46,7 +46,7 @@ from servicebroker.store.connection import connect
 from servicebroker.store.hearing import hearing
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import run, run_alone
-from servicebroker.store.verbs import MONITORS_CHANNEL
+from servicebroker.store.sql_verbs import MONITORS_CHANNEL
 
 TICK = 1.0  # seconds between two looks at everything
 SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from servicebroker.activation.order import Order
+from servicebroker.api.activated_session import Observed
+from servicebroker.api.aio.activated_session import AsyncSession
 from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.instance import AsyncInstance
-from servicebroker.api.aio.session import AsyncSession
 from servicebroker.api.instance import Instance
-from servicebroker.api.session import Observed
-from servicebroker.engine import monitors
+from servicebroker.engine.activation import monitors
 from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import run
 

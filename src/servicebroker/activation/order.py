@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servicebroker.engine.monitors import Definition
+from servicebroker.engine.activation.monitors import Definition
 
 
 class Order(NamedTuple):

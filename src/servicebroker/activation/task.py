@@ -13,10 +13,10 @@ from servicebroker.activation.loop import AsyncTasks, Work
 from servicebroker.activation.order import Order
 from servicebroker.activation.output import said_by
 from servicebroker.activation.procedures import Call, Procedure
+from servicebroker.api.activated_session import Observed, Session
 from servicebroker.api.instance import Instance
-from servicebroker.api.session import Observed, Session
 from servicebroker.broker import metrics
-from servicebroker.engine import monitors
+from servicebroker.engine.activation import monitors
 from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run

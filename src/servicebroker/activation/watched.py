@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from servicebroker.activation.task import Stop
-from servicebroker.engine.monitors import Definition
-from servicebroker.protocol.activation import NEW, Monitor, State
+from servicebroker.engine.activation.monitors import Definition
+from servicebroker.protocol.queue_monitor import NEW, Monitor, State
 
 
 @dataclass

@@ -6,8 +6,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import bindings, principals
+from servicebroker.engine.catalog import bindings
+from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security import principals
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
 

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from servicebroker.api.master_keys import MasterKeys
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import certificates, principals
-from servicebroker.engine.certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
+from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security import principals, user_certificates
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import PRIVATE_KEY, Facts
 from servicebroker.model.errors import BrokerError
-from servicebroker.store.certificates import (
+from servicebroker.store.concurrency import in_thread
+from servicebroker.store.key_files import write_private
+from servicebroker.store.sealing import seal, seal_by_password, unseal, unseal_by_password
+from servicebroker.store.statements import Steps
+from servicebroker.store.x509_certificates import (
     DAYS,
     PrivateKey,
     as_pem,
@@ -26,10 +30,6 @@ from servicebroker.store.certificates import (
     read,
     read_key,
 )
-from servicebroker.store.concurrency import in_thread
-from servicebroker.store.keys import write_private
-from servicebroker.store.sealing import seal, seal_by_password, unseal, unseal_by_password
-from servicebroker.store.statements import Steps
 
 T = TypeVar("T")
 File = str | os.PathLike[str]
@@ -92,7 +92,7 @@ class Certificates(MasterKeys):
 
         def steps() -> Steps[None]:
             owner = yield from principals.find_owner(self.user, authorization)
-            yield from certificates.create_certificate(
+            yield from user_certificates.create_certificate(
                 self.user.database_id, name, owner, facts, kept, is_active=active_for_begin_dialog
             )
 
@@ -129,7 +129,7 @@ class Certificates(MasterKeys):
                 kept = self._read_key(found.facts, private_key_file, decryption_password, encryption_password)
             else:
                 kept = self._keep(self._open(found, decryption_password), encryption_password)
-        steps = certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
+        steps = user_certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
         self._alone(rights.authorized(steps, self.user, "ALTER CERTIFICATE", rights.certificate(name)))
 
     def drop_certificate(self, name: str) -> None:
@@ -138,7 +138,7 @@ class Certificates(MasterKeys):
         Raises:
             BrokerError: 15151 no such certificate.
         """
-        steps = certificates.drop_certificate(self.user.database_id, name)
+        steps = user_certificates.drop_certificate(self.user.database_id, name)
         self._alone(rights.authorized(steps, self.user, "DROP CERTIFICATE", rights.certificate(name)))
 
     def backup_certificate(
@@ -164,9 +164,9 @@ class Certificates(MasterKeys):
         key = None if private_key_file is None else self._open(found, decryption_password)
         in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
 
-    def _find_certificate(self, statement: str, name: str) -> certificates.Certificate:
+    def _find_certificate(self, statement: str, name: str) -> user_certificates.Certificate:
         action = statement.split()[0].lower()
-        steps = certificates.find_certificate(action, self.user.database_id, name)
+        steps = user_certificates.find_certificate(action, self.user.database_id, name)
         return self._alone(rights.authorized(steps, self.user, statement, rights.certificate(name)))
 
     def _read_key(
@@ -187,7 +187,7 @@ class Certificates(MasterKeys):
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
         return KeptKey(BY_PASSWORD, in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
 
-    def _open(self, certificate: certificates.Certificate, password: str | None) -> PrivateKey:
+    def _open(self, certificate: user_certificates.Certificate, password: str | None) -> PrivateKey:
         """The private key that is stored."""
         encryption, sealed = certificate.key
         if sealed is None:

@@ -23,8 +23,8 @@ from servicebroker.api.scripts import Scripts
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine import alter, brokers, databases
-from servicebroker.engine import authorization as rights
+from servicebroker.engine.catalog import alter, database_options, databases
+from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import (
     Termination,
     check_broker_options,
@@ -174,23 +174,23 @@ class Database(
         number, statement = self.database_id, "ALTER DATABASE"
         termination, in_use = checked_termination(no_wait, rollback_after), BrokerError(5070, self.name)
         if disable_broker:
-            self._define(brokers.disable_broker(number), statement)
+            self._define(database_options.disable_broker(number), statement)
         if new_broker:
-            self._define_alone(lambda: brokers.new_broker(number), statement, termination, in_use)
+            self._define_alone(lambda: database_options.new_broker(number), statement, termination, in_use)
         if error_broker_conversations:
-            self._define(brokers.error_broker_conversations(number), statement)
+            self._define(database_options.error_broker_conversations(number), statement)
 
         def enabling() -> Steps[list[UUID]]:
-            return brokers.enable_broker(self.catalog, number, self.instance.clock())
+            return database_options.enable_broker(self.catalog, number, self.instance.clock())
 
         if enable_broker:
             self._deliver_left(self._define_alone(enabling, statement, termination, in_use))
         elif new_broker or error_broker_conversations:
             self._deliver(enabling, statement)
         if honor_broker_priority is not None:
-            self._define(brokers.honor_broker_priority(number, honor_broker_priority), statement)
+            self._define(database_options.honor_broker_priority(number, honor_broker_priority), statement)
         if trustworthy is not None:
-            self._define(brokers.set_trustworthy(number, trustworthy), statement)
+            self._define(database_options.set_trustworthy(number, trustworthy), statement)
 
     def _define_alone(
         self, steps: Callable[[], Steps[T]], statement: str, termination: Termination, in_use: BrokerError

@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.rush import Rush
-from servicebroker.engine.direct import Direct
+from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.concurrency import Background, Event, Lock
 from servicebroker.store.connection import connect

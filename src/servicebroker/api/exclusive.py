@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from servicebroker.engine.users import User, end_users, lock_database, users
+from servicebroker.engine.catalog.database_users import User, end_users, lock_database, users
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.concurrency import sleep

@@ -27,12 +27,12 @@ from servicebroker.api.rights import Rights
 from servicebroker.api.tally import Tally
 from servicebroker.api.transaction import release_kept, translated
 from servicebroker.api.upkeep import Upkeep, tell
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.check import Report, check
-from servicebroker.engine.direct import Direct
-from servicebroker.engine.poison import Disabled
-from servicebroker.engine.site import find_instance
-from servicebroker.engine.status import QueueStatus, Waiting, queue_statuses, transmission_status
+from servicebroker.engine.activation.poison_detection import Disabled
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation.plain_verbs import Direct
+from servicebroker.engine.diagnosis.consistency import Report, check
+from servicebroker.engine.diagnosis.queue_counts import QueueStatus, Waiting, queue_statuses, transmission_status
+from servicebroker.engine.remote.site import find_instance
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import Events
@@ -41,7 +41,7 @@ from servicebroker.store.concurrency import Lock, in_thread
 from servicebroker.store.connection import connect, is_url, pool
 from servicebroker.store.direct import DirectConnection, DirectPool
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.server_clock import Clock, ServerClock, system_time

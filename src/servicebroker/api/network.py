@@ -10,20 +10,22 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from servicebroker.api.certificates import File, after, check_backup, read_file, write_backup
-from servicebroker.engine import logins, network_endpoints, peers, server_grants, transport_certificates
-from servicebroker.engine.alter import lock_catalog
-from servicebroker.engine.peers import Accepted
-from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.engine.catalog import network_endpoints
+from servicebroker.engine.catalog.alter import lock_catalog
+from servicebroker.engine.remote import known_peers
+from servicebroker.engine.remote.known_peers import Accepted
+from servicebroker.engine.security import logins, server_grants, transport_certificates
+from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError, InstanceError
-from servicebroker.store.certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
 from servicebroker.store.concurrency import in_thread
 from servicebroker.store.direct import DirectConnection
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.membership import is_in_domain
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
+from servicebroker.store.x509_certificates import DAYS, SKEW, PrivateKey, as_pem, issue, key_pem, read, read_key
 
 T = TypeVar("T")
 
@@ -300,7 +302,7 @@ class Network(ABC):
         Raises:
             BrokerError: 15151 no such certificate of a peer, 15247.
         """
-        return self._administer(peers.accept(name, self.clock()))
+        return self._administer(known_peers.accept(name, self.clock()))
 
     def alter_certificate(
         self, name: str, *, decryption_password: str | None = None, encryption_password: str | None = None

@@ -6,9 +6,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import catalog, failed_messages
-from servicebroker.engine.failed_messages import SetAsideMessage
+from servicebroker.engine.catalog import catalog
+from servicebroker.engine.conversation import failed_messages
+from servicebroker.engine.conversation.failed_messages import SetAsideMessage
+from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import check_count
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from servicebroker.engine.databases import ensure_system_objects
-from servicebroker.engine.direct import Direct
-from servicebroker.engine.fenced import Fenced, applied_migrations
+from servicebroker.engine.catalog.databases import ensure_system_objects
+from servicebroker.engine.conversation.fenced_verbs import Fenced, applied_migrations
+from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.store.connection import connect
 from servicebroker.store.migrations import applied, check_whole, migrate
 from servicebroker.store.running import execute, run, run_alone

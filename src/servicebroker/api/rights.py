@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from servicebroker.api.transaction import translated
-from servicebroker.engine import rights
-from servicebroker.engine.rights import RoleRights, Wanted
+from servicebroker.engine.security import role_rights
+from servicebroker.engine.security.role_rights import RoleRights, Wanted
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.running import in_transaction, run
 
@@ -44,7 +44,7 @@ class Rights(ABC):
         """
         wanted = Wanted(database, send, receive, contracts)
         with self.connection() as connection, translated():
-            in_transaction(connection, rights.apply(rights.granting(role, wanted)))
+            in_transaction(connection, role_rights.apply(role_rights.granting(role, wanted)))
 
     def revoke_rights(
         self,
@@ -63,7 +63,7 @@ class Rights(ABC):
         """
         wanted = Wanted(database, send, receive, contracts)
         with self.connection() as connection, translated():
-            in_transaction(connection, rights.apply(rights.revoking(role, wanted)))
+            in_transaction(connection, role_rights.apply(role_rights.revoking(role, wanted)))
 
     def show_rights(self, role: str | None = None) -> list[RoleRights]:
         """What a role can really do, by PostgreSQL's catalogs; without one, each that has to do with the instance.
@@ -72,4 +72,4 @@ class Rights(ABC):
             BrokerError: 15007 no such role.
         """
         with self.connection() as connection, translated():
-            return run(connection, rights.rights_of(role))
+            return run(connection, role_rights.rights_of(role))

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import principals, routes
-from servicebroker.engine.catalog import Catalog
+from servicebroker.engine.catalog import routes
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security import principals
 from servicebroker.model.permissions import User
 from servicebroker.protocol.explanation import Explanation
 from servicebroker.store.statements import Steps

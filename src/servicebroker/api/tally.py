@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
-from servicebroker.engine.totals import ENQUEUED
+from servicebroker.engine.diagnosis.totals import ENQUEUED
 
 
 class Tally:

@@ -16,8 +16,8 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api import tracing
 from servicebroker.api.scripts import TransactionScripts
 from servicebroker.api.verbs import Verbs
-from servicebroker.engine.endpoints import keep_lock
-from servicebroker.engine.totals import ROLLBACKS
+from servicebroker.engine.conversation.endpoints import keep_lock
+from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line

@@ -15,23 +15,29 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.tally import Tally
-from servicebroker.engine.built_in import answer_built_in
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.endpoints import remove_closed
-from servicebroker.engine.event_notifications import post_left
-from servicebroker.engine.route_answers import take_answers
-from servicebroker.engine.shared_bodies import remove_unread
-from servicebroker.engine.totals import add_totals
-from servicebroker.engine.traces import sweep
-from servicebroker.engine.transmission import deliver_conversation, deliver_left_over, oldest_writer
-from servicebroker.engine.upkeep import bloated_queues, due_queues, expire_ended, give_space_back, serve_queue
+from servicebroker.engine.built_in.echo_and_query import answer_built_in
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.event_notifications import post_left
+from servicebroker.engine.conversation.endpoints import remove_closed
+from servicebroker.engine.conversation.shared_bodies import remove_unread
+from servicebroker.engine.conversation.traces import sweep
+from servicebroker.engine.conversation.upkeep import (
+    bloated_queues,
+    due_queues,
+    expire_ended,
+    give_space_back,
+    serve_queue,
+)
+from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
+from servicebroker.engine.diagnosis.totals import add_totals
+from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
 from servicebroker.store.connection import connect
 from servicebroker.store.running import in_transaction, run, run_alone
 from servicebroker.store.server_time import follow
+from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 from servicebroker.store.statements import Steps
-from servicebroker.store.verbs import DELIVERY_CHANNEL
 
 _LOG = logging.getLogger("servicebroker")
 _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection is closed under it then

@@ -13,9 +13,9 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.api import tracing
-from servicebroker.engine import receive
-from servicebroker.engine.catalog import Queue
-from servicebroker.engine.totals import RECEIVES, SENDS
+from servicebroker.engine.catalog.catalog import Queue
+from servicebroker.engine.conversation import receive
+from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
 from servicebroker.model.conversation_events import Deed, Happened, described

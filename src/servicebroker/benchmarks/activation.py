@@ -12,10 +12,10 @@ from servicebroker.activation.host import Host
 from servicebroker.activation.procedures import Form, PythonProcedure
 from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import Transaction
+from servicebroker.benchmarks.measured_system import System, Way, text_body
 from servicebroker.benchmarks.report import OURS
 from servicebroker.benchmarks.scenarios import BASELINE
-from servicebroker.benchmarks.system import System, Way, text_body
-from servicebroker.engine.activation import Activation
+from servicebroker.engine.activation.clause import Activation
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.messages import Message
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
+from servicebroker.benchmarks.measured_system import Way, text_body
 from servicebroker.benchmarks.ours import READERS
 from servicebroker.benchmarks.scenarios import BARE
-from servicebroker.benchmarks.system import Way, text_body
 
 
 class BareCommits:

@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.measured_system import text_body
 from servicebroker.benchmarks.ours import DATABASE, QUEUE, TYPE
-from servicebroker.benchmarks.system import text_body
 from servicebroker.model.errors import InstanceError
 
 _WAIT = 1.0  # seconds of a reader's WAITFOR

@@ -9,10 +9,10 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.measured_system import BATCH, System, Way, batches, text_body
 from servicebroker.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE
 from servicebroker.benchmarks.report import OURS
 from servicebroker.benchmarks.scenarios import BASELINE
-from servicebroker.benchmarks.system import BATCH, System, Way, batches, text_body
 
 ROLE = "servicebroker_bench"
 DATABASE, INITIATOR_QUEUE = "Fence", "InitiatorQueue"

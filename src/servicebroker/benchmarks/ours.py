@@ -8,8 +8,8 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.benchmarks.system import BATCH, Way, batches, text_body
-from servicebroker.engine.catalog import find_queue
+from servicebroker.benchmarks.measured_system import BATCH, Way, batches, text_body
+from servicebroker.engine.catalog.catalog import find_queue
 from servicebroker.store.running import run
 
 DATABASE = "Benchmark"

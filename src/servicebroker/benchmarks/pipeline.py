@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.jdbc import Jdbc
 from servicebroker.benchmarks.measure import Meter, Sample, figures
+from servicebroker.benchmarks.measured_system import Way, batches, text_body
 from servicebroker.benchmarks.memory import Memory
 from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import Field, Progress, with_ratios
 from servicebroker.benchmarks.scenarios import BASELINE, PIPELINE, Scenario
 from servicebroker.benchmarks.storage import fill_rows
-from servicebroker.benchmarks.system import Way, batches, text_body
 from servicebroker.store.running import execute
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def compare_pipeline(
         return [Line(name, system, reason=NEEDS_SPARK) for system in (OURS, *scenario.goals)]
     from pyspark.sql import SparkSession
 
-    from servicebroker.pipeline.session import spark_session
+    from servicebroker.pipeline.spark_session import spark_session
 
     broker = next(system for system in field.systems if isinstance(system, ServiceBroker))
     progress("pipeline: starting Spark")

@@ -11,15 +11,15 @@ from pathlib import Path
 from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.activation import activation_systems
 from servicebroker.benchmarks.bare import BareCommits
+from servicebroker.benchmarks.competitors import Pgmq, PgQueuer, Procrastinate
 from servicebroker.benchmarks.fence import fence_systems
 from servicebroker.benchmarks.measure import Meter, Sample, figures
-from servicebroker.benchmarks.network import network_systems
+from servicebroker.benchmarks.measured_system import System, Way
 from servicebroker.benchmarks.ours import ServiceBroker
-from servicebroker.benchmarks.peers import Pgmq, PgQueuer, Procrastinate
 from servicebroker.benchmarks.report import OURS, Line
+from servicebroker.benchmarks.routing import network_systems
 from servicebroker.benchmarks.scenarios import BARE, Scenario
 from servicebroker.benchmarks.storage import storage_systems
-from servicebroker.benchmarks.system import System, Way
 from servicebroker.benchmarks.tsql import tsql_systems
 
 NEEDS_FILE = "give --pgmq-sql FILE"

@@ -12,9 +12,9 @@ import psycopg
 
 from servicebroker.api.transaction import Transaction
 from servicebroker.benchmarks.crowd import Crowd
+from servicebroker.benchmarks.measured_system import Way, text_body
 from servicebroker.benchmarks.ours import CONTRACT, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
 from servicebroker.benchmarks.scenarios import BASELINE
-from servicebroker.benchmarks.system import Way, text_body
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Policy, give_up_after
 from servicebroker.store import locks

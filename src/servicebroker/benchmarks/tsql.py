@@ -8,9 +8,9 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
+from servicebroker.benchmarks.measured_system import System, Way, text_body
 from servicebroker.benchmarks.report import OURS
 from servicebroker.benchmarks.scenarios import BASELINE
-from servicebroker.benchmarks.system import System, Way, text_body
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.tokens import batches
 

@@ -22,21 +22,21 @@ import psycopg
 from servicebroker.broker import connections, forwarding, journal, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.network import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.round_transaction import alone
 from servicebroker.broker.seat import instance_of, seat
+from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.standing import Proof
-from servicebroker.broker.transaction import alone
-from servicebroker.engine.built_in import answer_built_in
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.membership import Membership, find_membership, tell_membership
-from servicebroker.engine.network_endpoints import DISABLED, STARTED, NetworkEndpoint
-from servicebroker.engine.peers import save_answers, save_mistrusted
-from servicebroker.engine.route_answers import take_answers
-from servicebroker.engine.site import Here
-from servicebroker.engine.standing import find_standing
-from servicebroker.engine.transmission import deliver_conversation
+from servicebroker.engine.built_in.echo_and_query import answer_built_in
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
+from servicebroker.engine.delivery.transmission import deliver_conversation
+from servicebroker.engine.remote.domain_state import Membership, find_membership, tell_membership
+from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
+from servicebroker.engine.remote.pair_state import find_standing
+from servicebroker.engine.remote.route_answers import take_answers
+from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Role
 from servicebroker.protocol.routing import Address
@@ -44,12 +44,12 @@ from servicebroker.store import locks
 from servicebroker.store.connection import connect
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.hearing import Ear, hearing
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.outage import Outage
 from servicebroker.store.running import execute, run, run_alone
 from servicebroker.store.server_time import follow
-from servicebroker.store.verbs import DELIVERY_CHANNEL
+from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
 
 PACE = 0.02  # seconds between rounds that follow each other: many small transactions are carried together
 MANY = 8  # messages that are much to do for one round

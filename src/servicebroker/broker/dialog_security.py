@@ -16,27 +16,28 @@ import msgspec
 
 from servicebroker.broker import journal
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
-from servicebroker.broker.transaction import Do, alone
-from servicebroker.engine import admission, dialog_security
-from servicebroker.engine.certificates import BY_MASTER_KEY, Certificate
-from servicebroker.engine.dialog_security import Beginning, Keys
-from servicebroker.engine.master_keys import MasterKey, find_master_key
-from servicebroker.engine.missing_routes import ask_for_binding
-from servicebroker.engine.remote import Remote
-from servicebroker.engine.site import Home
+from servicebroker.broker.round_transaction import Do, alone
+from servicebroker.engine.remote import admission
+from servicebroker.engine.remote.missing_routes import ask_for_binding
+from servicebroker.engine.remote.remote_endpoints import Remote
+from servicebroker.engine.remote.site import Home
+from servicebroker.engine.security import session_keys
+from servicebroker.engine.security.master_keys import MasterKey, find_master_key
+from servicebroker.engine.security.session_keys import Beginning, Keys
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, Certificate
 from servicebroker.model.certificates import SESSION_KEY
 from servicebroker.model.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.permissions import PUBLIC
 from servicebroker.protocol.dialog import Dropped
+from servicebroker.protocol.dialog_keys import UNSECURED, Session, bound
 from servicebroker.protocol.envelope import Exchange, Failure, Header, Kind, pack_exchange, refusal
-from servicebroker.protocol.errors import CorruptedMessage
-from servicebroker.protocol.security import KEY_SIZE, SALT_SIZE, SessionKey
-from servicebroker.protocol.session import UNSECURED, Session, bound
-from servicebroker.store.certificates import public_key
-from servicebroker.store.keys import KeyFolder
+from servicebroker.protocol.integrity import KEY_SIZE, SALT_SIZE, SessionKey
+from servicebroker.protocol.wire_errors import CorruptedMessage
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.opened_keys import OpenedKeys
 from servicebroker.store.sealing import seal, unseal
+from servicebroker.store.x509_certificates import public_key
 
 
 class Secured(NamedTuple):
@@ -93,11 +94,9 @@ class DialogSecurity:
 
     def begin(self, do: Do, endpoints: Sequence[Remote]) -> dict[UUID, Secured | str]:
         """What protects these conversations, which begin; or why that cannot be had, in the words of their status."""
-        beginnings: list[Beginning] = do(
-            dialog_security.find_beginnings([one.conversation_handle for one in endpoints])
-        )
+        beginnings: list[Beginning] = do(session_keys.find_beginnings([one.conversation_handle for one in endpoints]))
         owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
-        found = do(dialog_security.find_certificates_of(owners))
+        found = do(session_keys.find_certificates_of(owners))
         by_handle = {one.conversation_handle: one for one in endpoints}
         decided: dict[UUID, Secured | str] = {}
         for one in beginnings:
@@ -123,8 +122,8 @@ class DialogSecurity:
         if decision is Security.NONE:
             return PLAIN
         now = self._clock()
-        theirs = dialog_security.chosen(remote, one.remote_id, now)
-        ours = dialog_security.signer(own, one.owner_id, now) if decision is Security.FULL else None
+        theirs = session_keys.chosen(remote, one.remote_id, now)
+        ours = session_keys.signer(own, one.owner_id, now) if decision is Security.FULL else None
         if one.master_key is None:
             raise BrokerError(28050 if decision is Security.FULL else 28051)
         master = self._keys.master_key(one.master_key.by_service_master_key)
@@ -155,7 +154,7 @@ class DialogSecurity:
             if one.keys
             for owner in (one.keys.principal_id, one.keys.far_principal_id)
         ]
-        found = do(dialog_security.find_certificates_of(owners))
+        found = do(session_keys.find_certificates_of(owners))
         renewed: dict[UUID, tuple[Keys, Exchange] | str] = {}
         for endpoint, exchange in introductions:
             assert endpoint.keys is not None
@@ -168,7 +167,7 @@ class DialogSecurity:
                 continue
             if new is not exchange:
                 keys = endpoint.keys._replace(exchange=pack_exchange(new))
-                do(alone(dialog_security.save_exchange(endpoint.conversation_handle, pack_exchange(new))))
+                do(alone(session_keys.save_exchange(endpoint.conversation_handle, pack_exchange(new))))
                 renewed[endpoint.conversation_handle] = keys, new
         return renewed
 
@@ -182,8 +181,8 @@ class DialogSecurity:
         remote: list[Certificate],
     ) -> Exchange:
         now = self._clock()
-        theirs = dialog_security.chosen(remote, keys.far_principal_id, now)
-        ours = dialog_security.signer(own, keys.principal_id, now) if exchange.source else None
+        theirs = session_keys.chosen(remote, keys.far_principal_id, now)
+        ours = session_keys.signer(own, keys.principal_id, now) if exchange.source else None
         source = b"" if ours is None else ours.facts.thumbprint
         if (source, theirs.facts.thumbprint) == (exchange.source, exchange.destination):
             return exchange
@@ -218,7 +217,7 @@ class DialogSecurity:
             journal.conversation("No Certificate", header)
             return None
         sealed = seal(opened.master, opened.key, SESSION_KEY)
-        do(alone(dialog_security.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
+        do(alone(session_keys.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
         keys = keys._replace(second_key_id=exchange.key_id, second_key=sealed)
         return endpoint._replace(keys=keys), session._replace(second=_session_key(opened.key))
 
@@ -298,7 +297,7 @@ class DialogSecurity:
         if bool(exchange.source) != bool(exchange.signature):
             journal.corrupted(CorruptedMessage(11251))
             return None
-        found = do(dialog_security.find_certificates(database_id, [exchange.source, exchange.destination]))
+        found = do(session_keys.find_certificates(database_id, [exchange.source, exchange.destination]))
         now, about = self._clock(), bound(header, exchange.key_id)
         known = {name: one for name, one in found.items() if one.facts.is_valid(now)}
         own, peer = known.get(exchange.destination), known.get(exchange.source)

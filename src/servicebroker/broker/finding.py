@@ -8,10 +8,10 @@ from uuid import UUID
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.matching import MATCH_AGAIN
-from servicebroker.broker.memory import Entry, Memory
-from servicebroker.broker.transaction import Do
-from servicebroker.engine import departing, remote
-from servicebroker.engine.departing import Waiting
+from servicebroker.broker.relay_memory import Entry, Memory
+from servicebroker.broker.round_transaction import Do
+from servicebroker.engine.remote import departing, remote_endpoints
+from servicebroker.engine.remote.departing import Waiting
 from servicebroker.protocol.outgoing import NEVER
 
 PAGE = 500  # conversations that a round looks for among those that wait for long
@@ -85,7 +85,7 @@ class Finding:
         for handle in unknown:
             self._lines.forget(handle)
         if unknown:
-            touched |= {self._memory.enter(endpoint) for endpoint in do(remote.find_by_handle(list(unknown)))}
+            touched |= {self._memory.enter(endpoint) for endpoint in do(remote_endpoints.find_by_handle(list(unknown)))}
         return touched
 
     def _turn_page(self, do: Do) -> set[UUID]:

@@ -12,7 +12,7 @@ from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.reception import Came
 from servicebroker.broker.shown import show
-from servicebroker.engine.site import Here
+from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal

@@ -9,15 +9,15 @@ import logging
 from uuid import UUID
 
 from servicebroker.broker import metrics
-from servicebroker.engine.failure import Failed
-from servicebroker.engine.remote import Remote as Endpoint
+from servicebroker.engine.conversation.failure import Failed
+from servicebroker.engine.remote.remote_endpoints import Remote as Endpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import MESSAGES, STANDING, Mistrust
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
-from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
 from servicebroker.protocol.routing import Destination, Local, Refused, Remote
+from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 _log = logging.getLogger("servicebroker.broker")
 

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from servicebroker.protocol.envelope import Exchange
-from servicebroker.protocol.security import KEY_SIZE
-from servicebroker.store import certificates
-from servicebroker.store.certificates import PrivateKey, PublicKey
+from servicebroker.protocol.integrity import KEY_SIZE
+from servicebroker.store import x509_certificates
+from servicebroker.store.x509_certificates import PrivateKey, PublicKey
 
 _ABOUT = b"servicebroker key exchange key 1"
 _OAEP = padding.OAEP(padding.MGF1(hashes.SHA256()), hashes.SHA256(), None)
@@ -54,12 +54,12 @@ def unwrap(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes | None:
 
 def sign(exchange: Exchange, own: PrivateKey, about: bytes) -> bytes:
     """The signature of an exchange, by who makes it."""
-    return certificates.sign(_signed(exchange, about), own)
+    return x509_certificates.sign(_signed(exchange, about), own)
 
 
 def is_signed(exchange: Exchange, by: PublicKey, about: bytes) -> bool:
     """Whether the signature is that of `by`."""
-    return certificates.is_signed(_signed(exchange, about), exchange.signature, by)
+    return x509_certificates.is_signed(_signed(exchange, about), exchange.signature, by)
 
 
 def _signed(exchange: Exchange, about: bytes) -> bytes:

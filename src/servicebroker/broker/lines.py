@@ -8,7 +8,7 @@ from uuid import UUID
 
 from servicebroker.broker import journal
 from servicebroker.broker.links import Link, Links
-from servicebroker.broker.memory import Entry, Memory
+from servicebroker.broker.relay_memory import Entry, Memory
 from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
 from servicebroker.protocol.fairness import FairQueue

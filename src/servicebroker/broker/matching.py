@@ -10,13 +10,14 @@ from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import DialogSecurity, Secured
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link, Links
-from servicebroker.broker.memory import Entry, Memory
 from servicebroker.broker.mirrors import Mirrors
-from servicebroker.broker.transaction import SOON, Do, alone
-from servicebroker.engine import departing, dialog_security, mirrored_pairs
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.departing import Claim
-from servicebroker.engine.site import Here
+from servicebroker.broker.relay_memory import Entry, Memory
+from servicebroker.broker.round_transaction import SOON, Do, alone
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.remote import departing, mirrored_pairs
+from servicebroker.engine.remote.departing import Claim
+from servicebroker.engine.remote.site import Here
+from servicebroker.engine.security import session_keys
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES
 from servicebroker.protocol.outgoing import NEVER
@@ -106,7 +107,7 @@ class Matching:
         }
         claimed: set[UUID] = do(departing.claim(claims)) if claims else set()
         do(
-            dialog_security.save_keys(
+            session_keys.save_keys(
                 {handle: one.keys for handle, one in secured.items() if handle in claimed and one.keys is not None}
             )
         )

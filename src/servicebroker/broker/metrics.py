@@ -14,7 +14,7 @@ import psycopg
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from servicebroker.engine.counters import Counter, counters
+from servicebroker.engine.diagnosis.counters import Counter, counters
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, BrokerEvent
 from servicebroker.store.connection import connect, one_line

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from servicebroker.broker.links import Links
-from servicebroker.engine.mirrored_pairs import Row
+from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import NEVER, Known, Pair, Standing
 from servicebroker.protocol.routing import Address, Remote

@@ -9,7 +9,7 @@ import threading
 from uuid import UUID
 
 from servicebroker.broker.policy import Policy
-from servicebroker.engine.peers import MOST
+from servicebroker.engine.remote.known_peers import MOST
 from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust
 from servicebroker.protocol.routing import Address
 

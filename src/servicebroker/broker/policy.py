@@ -14,9 +14,7 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker.tls import Tls
-from servicebroker.engine.logins import Connect, find_connect
-from servicebroker.engine.membership import Membership as Told
-from servicebroker.engine.network_endpoints import (
+from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     REQUIRED,
     STARTED,
@@ -24,15 +22,17 @@ from servicebroker.engine.network_endpoints import (
     NetworkEndpoint,
     find_endpoint,
 )
-from servicebroker.engine.peers import find_answers
-from servicebroker.engine.site import find_instance
-from servicebroker.engine.transport_certificates import Certificate, all_certificates, shown
+from servicebroker.engine.remote.domain_state import Membership as Told
+from servicebroker.engine.remote.known_peers import find_answers
+from servicebroker.engine.remote.site import find_instance
+from servicebroker.engine.security.logins import Connect, find_connect
+from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, shown
 from servicebroker.model.authentication import Method
 from servicebroker.model.errors import RULES, DomainError, InstanceError
 from servicebroker.model.peers import Answer
 from servicebroker.protocol.routing import Address
 from servicebroker.store.addresses import own_addresses
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.membership import Membership, MemberState
 from servicebroker.store.running import run
 

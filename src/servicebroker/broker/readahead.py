@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from uuid import UUID
 
 from servicebroker.broker.lines import Lines
-from servicebroker.broker.memory import Entry, Memory
-from servicebroker.broker.transaction import Do
-from servicebroker.engine import departing
-from servicebroker.engine.departing import NOTHING, Leaving, Reading
+from servicebroker.broker.relay_memory import Entry, Memory
+from servicebroker.broker.round_transaction import Do
+from servicebroker.engine.remote import departing
+from servicebroker.engine.remote.departing import NOTHING, Leaving, Reading
 from servicebroker.protocol.dialog import SENDS
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.limits import LIMITS

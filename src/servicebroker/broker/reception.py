@@ -12,16 +12,18 @@ from uuid import UUID
 from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
-from servicebroker.broker.memory import Memory
-from servicebroker.broker.transaction import LATER, SOON, Do
-from servicebroker.engine import dialog_security, remote, remote_opening
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.remote_opening import BEING_ALTERED, Place, Unroutable
+from servicebroker.broker.relay_memory import Memory
+from servicebroker.broker.round_transaction import LATER, SOON, Do
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.remote import remote_endpoints, remote_opening
+from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
+from servicebroker.engine.security import session_keys
 from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State
 from servicebroker.protocol.dialog import Dropped
+from servicebroker.protocol.dialog_keys import UNSECURED, Session
 from servicebroker.protocol.envelope import (
     Envelope,
     Failure,
@@ -34,10 +36,9 @@ from servicebroker.protocol.envelope import (
     parse,
     refusal,
 )
-from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.forwarding import Passage, unwrap
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.session import UNSECURED, Session
+from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
 KEPT_OF_LINK = 250  # of these
@@ -209,12 +210,12 @@ class Reception:
             _drop(header, 11221, "both sides of the conversation are in this instance")
             return None
         if admitted.keys is not None:
-            do(dialog_security.save_keys({handle: admitted.keys}))
+            do(session_keys.save_keys({handle: admitted.keys}))
         link.opened()
-        (endpoint,) = do(remote.find_by_handle([handle]))
+        (endpoint,) = do(remote_endpoints.find_by_handle([handle]))
         journal.conversed(Deed.DIALOG_CREATED, endpoint, State.STARTED_INBOUND)
         if journal.watches_conversations():
-            for group in do(remote.groups_of([handle])).values():
+            for group in do(remote_endpoints.groups_of([handle])).values():
                 journal.grouped(CREATED, group)
         return Received(self._memory.enter(endpoint), header, payload)
 

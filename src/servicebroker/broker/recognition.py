@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from servicebroker.engine.logins import Connect
-from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.engine.security.logins import Connect
+from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.domain import Member
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.peers import Proved
-from servicebroker.store.certificates import facts_of_der
 from servicebroker.store.domain_certificates import member_of
 from servicebroker.store.membership import MemberState
+from servicebroker.store.x509_certificates import facts_of_der
 
 NOT_IN_THE_TABLE = 0  # the number of a certificate that nobody has imported
 

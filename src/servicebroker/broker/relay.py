@@ -18,29 +18,29 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.dialog_security import DialogSecurity
 from servicebroker.broker.finding import Finding
 from servicebroker.broker.forwarding import Forwarding
-from servicebroker.broker.frames import Frames
+from servicebroker.broker.frames_to_send import Frames
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Arrival, Link, Links
 from servicebroker.broker.matching import Matching
-from servicebroker.broker.memory import CAPACITY, Memory
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.readahead import Readahead
 from servicebroker.broker.reception import Came, Reception, Waiting, parsed
+from servicebroker.broker.relay_memory import CAPACITY, Memory
+from servicebroker.broker.round_transaction import Do, transaction
 from servicebroker.broker.settling import Settling
-from servicebroker.broker.transaction import Do, transaction
 from servicebroker.broker.trust import Trust
-from servicebroker.engine import departing, remote
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.departing import Snapshot
-from servicebroker.engine.forwarding import route_arrivals
-from servicebroker.engine.site import Here
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.remote import departing, remote_endpoints
+from servicebroker.engine.remote.departing import Snapshot
+from servicebroker.engine.remote.onward import route_arrivals
+from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import InstanceError
-from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.routing import Address, Decision
+from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.direct import DirectConnection
-from servicebroker.store.keys import KeyFolder
+from servicebroker.store.key_files import KeyFolder
 
 
 class Relay:
@@ -179,7 +179,7 @@ class Relay:
                 arrival.link.complain()
         unknown = [key for key in {one.key for one in came} if self._memory.find(*key) is None]
         if unknown:
-            for endpoint in do(remote.find_by_conversation(unknown)):
+            for endpoint in do(remote_endpoints.find_by_conversation(unknown)):
                 self._memory.enter(endpoint)
         touched = set()
         for one in self._pass_on(do, came):

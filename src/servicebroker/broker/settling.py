@@ -9,12 +9,13 @@ from uuid import UUID
 from servicebroker.broker import journal, metrics
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link
-from servicebroker.broker.memory import Memory
 from servicebroker.broker.reception import Received, refuse
-from servicebroker.broker.transaction import LATER, SOON, Do, alone
-from servicebroker.engine import arriving, departing, enqueue, remote, traces
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.traces import Traced
+from servicebroker.broker.relay_memory import Memory
+from servicebroker.broker.round_transaction import LATER, SOON, Do, alone
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation import enqueue, traces
+from servicebroker.engine.conversation.traces import Traced
+from servicebroker.engine.remote import arriving, departing, remote_endpoints
 from servicebroker.model.conversation_events import DROPPED, Deed
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State
@@ -147,7 +148,7 @@ class Settling:
         settled, ended = {}, []
         self._dirty += len(self._acknowledged) + len(self._failed)
         if self._acknowledged:
-            groups = do(remote.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
+            groups = do(remote_endpoints.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
             done, ended = do_lazily(departing.acknowledge(self._acknowledged, self._clock()))
             settled = {handle: self._acknowledged.pop(handle) for handle in done}
             self._tell_of_ends(do, ended, groups)
@@ -183,7 +184,7 @@ class Settling:
             if entry := self._memory.get(handle):
                 journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, State.CLOSED)
         was = {groups[handle] for handle in ended if handle in groups}
-        for group in sorted(was - do(remote.groups_left(was)) if was else ()):
+        for group in sorted(was - do(remote_endpoints.groups_left(was)) if was else ()):
             journal.grouped(DROPPED, group)
 
     def plan_again(self) -> None:
@@ -197,7 +198,7 @@ class Settling:
             self._again_at, self._pause = NEVER, SOON
 
 
-def _tell(endpoint: remote.Remote, batch: Batch) -> None:
+def _tell(endpoint: remote_endpoints.Remote, batch: Batch) -> None:
     """Broker:Conversation of what has been stored: messages, and what ends the conversation."""
     contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
     ends = [content for content in contents if content is not Content.DATA]

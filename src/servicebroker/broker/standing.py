@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.broker.network import Network
-from servicebroker.engine.standing import find_standing, proof
+from servicebroker.broker.sockets import Network
+from servicebroker.engine.remote.pair_state import find_standing, proof
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.store.running import run

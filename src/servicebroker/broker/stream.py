@@ -13,7 +13,7 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
-from servicebroker.engine.network_endpoints import DISABLED, REQUIRED
+from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import NOBODY, UNPROVED, Peer
 from servicebroker.protocol.adjacent import (
@@ -29,12 +29,12 @@ from servicebroker.protocol.adjacent import (
     Phase,
     Told,
 )
-from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.mirroring import Known, Role, Standing
 from servicebroker.protocol.routing import Address
+from servicebroker.protocol.wire_errors import CorruptedMessage
 
 if TYPE_CHECKING:
-    from servicebroker.broker.network import Network
+    from servicebroker.broker.sockets import Network
 
 OUTBOX = 4 * 1024 * 1024  # bytes that a link takes before it says that it has no room
 FRAMES = 100  # that are looked at before it is asked again whether the peer is noisy

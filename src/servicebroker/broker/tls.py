@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from servicebroker.broker.recognition import Recognition
-from servicebroker.engine.logins import Connect
-from servicebroker.engine.transport_certificates import Certificate
+from servicebroker.engine.security.logins import Connect
+from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.peers import UNPROVED, Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing, statement
-from servicebroker.store.certificates import is_signed, public_key, read_identity, sign
 from servicebroker.store.membership import MemberState
+from servicebroker.store.x509_certificates import is_signed, public_key, read_identity, sign
 
 HANDSHAKE = 0x16  # the first byte of what a TLS client says; a frame of ours begins with S
 RECORDS = range(0x14, 0x18)  # the first byte of what a TLS server may answer

@@ -12,13 +12,13 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.broker.links import Links
-from servicebroker.broker.memory import Entry
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.reception import Came, Waiting
-from servicebroker.broker.transaction import Do
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.missing_routes import ask
-from servicebroker.engine.site import Here, Located, find_site
+from servicebroker.broker.relay_memory import Entry
+from servicebroker.broker.round_transaction import Do
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.remote.missing_routes import ask
+from servicebroker.engine.remote.site import Here, Located, find_site
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.peers import MESSAGES, Mistrust
 from servicebroker.protocol.envelope import Header

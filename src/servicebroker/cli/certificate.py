@@ -17,12 +17,12 @@ from servicebroker.cli import user_certificate
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.cli.user_certificate import DatabaseOption, Row, UserOption
-from servicebroker.engine.membership import find_membership
-from servicebroker.engine.network_endpoints import find_endpoint
-from servicebroker.engine.transport_certificates import Certificate, all_certificates, find_certificate, shown
+from servicebroker.engine.catalog.network_endpoints import find_endpoint
+from servicebroker.engine.remote.domain_state import find_membership
+from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, find_certificate, shown
 from servicebroker.model.authentication import Method
-from servicebroker.store.certificates import DAYS, as_pem
 from servicebroker.store.running import run
+from servicebroker.store.x509_certificates import DAYS, as_pem
 
 app = typer.Typer(no_args_is_help=True, help="Certificates: who this instance is to others, and whom it lets in.")
 

@@ -11,8 +11,8 @@ import typer
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.texts import printable
-from servicebroker.engine.diagnosis import Finding, judge, judge_conversation
-from servicebroker.engine.diagnosis_facts import gather, gather_conversation
+from servicebroker.engine.diagnosis.facts import gather, gather_conversation
+from servicebroker.engine.diagnosis.findings import Finding, judge, judge_conversation
 from servicebroker.store.running import run
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
 from servicebroker.model.domain import Token, account
-from servicebroker.store.domain import Domain, machine_name
+from servicebroker.store.domain_folder import Domain, machine_name
 from servicebroker.store.membership import Membership, default_folder
 from servicebroker.store.server_clock import system_time
 

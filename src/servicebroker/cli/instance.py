@@ -13,9 +13,9 @@ import typer
 from servicebroker.api.preparation import prepare
 from servicebroker.cli.existing import must_exist, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption
-from servicebroker.engine.adopting import adopt as adopting
-from servicebroker.engine.adopting import check_alone, databases
-from servicebroker.engine.databases import SYSTEM_DATABASE
+from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
+from servicebroker.engine.diagnosis.adopting import adopt as adopting
+from servicebroker.engine.diagnosis.adopting import check_alone, databases
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url

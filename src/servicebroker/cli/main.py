@@ -25,8 +25,8 @@ from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
-from servicebroker.engine.certificate_ages import certificates_in_use
-from servicebroker.engine.status import COUNT_LIMIT, connections, is_standby, refusals
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
+from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.model.wording import counted
 from servicebroker.store.migrations import mend as make_anew

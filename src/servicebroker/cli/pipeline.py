@@ -104,7 +104,7 @@ def check(file: FileArgument, as_json: JsonOption = False) -> None:
     pipeline = _read(file)
     from servicebroker.pipeline.landing import target
     from servicebroker.pipeline.maintenance import status as look
-    from servicebroker.pipeline.session import check_java
+    from servicebroker.pipeline.spark_session import check_java
 
     check_java()
     for table in pipeline.table_names():

@@ -14,8 +14,8 @@ from servicebroker.api.database import Database
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.texts import shown_body
-from servicebroker.engine import poison_report
-from servicebroker.engine.catalog import find_queue_now
+from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.diagnosis import poison_report
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 

@@ -15,9 +15,9 @@ from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import TransactSqlLexer
 
 from servicebroker.cli.sqlcmd import Sqlcmd
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.words import RESERVED
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
 
 _MORE = (
     "ACTIVATION CERTIFICATE CLEANUP CONTRACT CONVERSATION DESCRIPTION DIALOG ENCRYPTION ENDPOINT ERROR INITIATOR "

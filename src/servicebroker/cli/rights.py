@@ -10,7 +10,7 @@ import typer
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.engine.rights import RoleRights, Wanted, granting, revoking
+from servicebroker.engine.security.role_rights import RoleRights, Wanted, granting, revoking
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
 

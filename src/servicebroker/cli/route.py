@@ -15,7 +15,7 @@ from rich.table import Table
 from servicebroker.api.database import Database
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
-from servicebroker.engine.databases import SYSTEM_DATABASE
+from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
 

@@ -21,7 +21,7 @@ from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
 from servicebroker.cli.existing import must_exist
-from servicebroker.engine.network_endpoints import (
+from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
     LOWEST_PORT,
@@ -32,7 +32,7 @@ from servicebroker.engine.network_endpoints import (
 )
 from servicebroker.model.authentication import parse_authentication
 from servicebroker.model.errors import BrokerError, Unreachable
-from servicebroker.protocol.activation import INTERVAL
+from servicebroker.protocol.queue_monitor import INTERVAL
 from servicebroker.store.connection import is_url
 
 RETRY = 2.0  # seconds between attempts to reach a database that is down when we begin

@@ -22,9 +22,9 @@ from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.cli.sqlcmd import Sqlcmd
-from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import Message, TsqlError
 
 Teller = Callable[[Said], None]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from servicebroker.tsql.errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 MAXIMUM_DEPTH = 16  # of files that read files
 MAXIMUM_SIZE = 100_000_000  # characters of a script with all that it reads

@@ -15,14 +15,14 @@ import typer
 from servicebroker.api.certificates import after
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.engine.certificates import (
+from servicebroker.engine.security.principals import find_principal
+from servicebroker.engine.security.user_certificates import (
     BY_PASSWORD,
     NONE,
     Certificate,
     find_certificate,
     find_certificates_by_user,
 )
-from servicebroker.engine.principals import find_principal
 from servicebroker.model.certificates import Facts
 from servicebroker.model.dialog_security import choose
 from servicebroker.model.errors import BrokerError

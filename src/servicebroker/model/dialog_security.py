@@ -1,8 +1,8 @@
 """How a conversation with another instance is secured: the decision of reference 03 section 9, as a table.
 
-Inside an instance nothing is encrypted, and a binding says only who acts (`engine/acting.py`). The reference says of
-some cells that the conversation fails, and elsewhere that its messages wait; here they wait, and transmission_status
-says for what (docs/decisions/086).
+Inside an instance nothing is encrypted, and a binding says only who acts (`engine/delivery/acting.py`). The
+reference says of some cells that the conversation fails, and elsewhere that its messages wait; here they wait, and
+transmission_status says for what (docs/decisions/086).
 """
 
 from __future__ import annotations

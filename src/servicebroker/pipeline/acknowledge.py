@@ -9,8 +9,8 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.engine.end import end_conversation
-from servicebroker.engine.endpoints import lock_conversation
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.endpoints import lock_conversation
 from servicebroker.model.errors import BrokerError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.frontier import Slice

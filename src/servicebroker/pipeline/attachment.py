@@ -7,13 +7,13 @@ from typing import Any
 
 import psycopg
 
-from servicebroker.engine.authorization import authorize, queue_number
-from servicebroker.engine.catalog import Catalog, find_queue
+from servicebroker.engine.catalog.catalog import Catalog, find_queue
+from servicebroker.engine.security.authorization import authorize, queue_number
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline import frontier
 from servicebroker.pipeline.acknowledge import acknowledge
+from servicebroker.pipeline.connecting import OpenDatabase, has_table
 from servicebroker.pipeline.frontier import Frontier, Now, Slice
-from servicebroker.pipeline.instance import OpenDatabase, has_table
 from servicebroker.pipeline.options import SourceOptions
 from servicebroker.store import locks
 from servicebroker.store.running import execute, run

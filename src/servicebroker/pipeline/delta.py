@@ -21,7 +21,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.delta_reader import DeltaReader, table_schema
 from servicebroker.pipeline.options import whole_number
 from servicebroker.pipeline.parquet import DataFile, flush, write_parquet
-from servicebroker.pipeline.task import query_id
+from servicebroker.pipeline.spark_task import query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from servicebroker.engine.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.queue import retain_gone

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition
 
-from servicebroker.engine.shared_bodies import MESSAGE_BODY
+from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY
 from servicebroker.pipeline import frontier
+from servicebroker.pipeline.connecting import OpenInstance
 from servicebroker.pipeline.frontier import Share, Slice
-from servicebroker.pipeline.instance import OpenInstance
 from servicebroker.pipeline.source import COLUMNS, PART
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.frontier import Frontier
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.options import source_options
-from servicebroker.pipeline.session import register_formats, spark_session
+from servicebroker.pipeline.spark_session import register_formats, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ class QueueRun:
         Raises:
             InstanceError: what broke the query, with the innermost reason.
         """
-        from servicebroker.pipeline.failure import reason
+        from servicebroker.pipeline.failed_query import reason
 
         is_active = self.query.isActive  # asked first: a query that breaks in between is seen at the next look
         problem = self.query.exception()
@@ -120,7 +120,7 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
 def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: bool) -> StreamingQuery:
     from pyspark.errors import PySparkException
 
-    from servicebroker.pipeline.failure import reason
+    from servicebroker.pipeline.failed_query import reason
 
     register_formats(spark)  # one for each query
     try:

@@ -15,12 +15,12 @@ from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine import enqueue
-from servicebroker.engine.begin import begin_dialog
-from servicebroker.engine.catalog import Catalog
-from servicebroker.engine.end import end_conversation
-from servicebroker.engine.endpoints import find_endpoint
-from servicebroker.engine.send import send, send_batch
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.endpoints import find_endpoint
+from servicebroker.engine.conversation.send import send, send_batch
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID

@@ -16,7 +16,7 @@ from servicebroker.pipeline.definition import Pipeline, QueueRule
 from servicebroker.pipeline.landing import target
 from servicebroker.pipeline.parquet import DataFile
 from servicebroker.pipeline.sorting import Bad, Sorter, now_in_utc
-from servicebroker.pipeline.task import query_id
+from servicebroker.pipeline.spark_task import query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,9 +124,9 @@ def land_rows(pipeline: Pipeline, queue: QueueRule, written: list[Written], batc
 
 
 def _end(queue: QueueRule, bad: list[Bad]) -> None:
-    from servicebroker.engine.end import end_conversation
+    from servicebroker.engine.conversation.end import end_conversation
     from servicebroker.pipeline.acknowledge import archive_conversation
-    from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.pipeline.connecting import OpenDatabase
     from servicebroker.pipeline.options import source_options
     from servicebroker.store.running import run
     from servicebroker.store.server_time import server_time

@@ -16,8 +16,8 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.options import WriterOptions
+from servicebroker.pipeline.spark_task import partition_id, query_id
 from servicebroker.pipeline.staging import BODY, TYPE, Cutter, stage
-from servicebroker.pipeline.task import partition_id, query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +96,7 @@ def check_columns(options: WriterOptions, schema: StructType) -> None:
 
 def write_rows(options: WriterOptions, writer: str, batches: Iterator[pa.RecordBatch]) -> Written:
     """Stage the rows of one task."""
-    from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.pipeline.connecting import OpenDatabase
     from servicebroker.pipeline.sending import Staged
 
     partition, attempt = partition_id(), uuid4()
@@ -110,9 +110,9 @@ def commit_rows(
     options: WriterOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, finish: bool
 ) -> bool:
     """Send what the tasks have staged, in the order of their partitions. False when it was sent before."""
-    from servicebroker.engine.catalog import Catalog
+    from servicebroker.engine.catalog.catalog import Catalog
     from servicebroker.model.permissions import DBO
-    from servicebroker.pipeline.instance import OpenDatabase
+    from servicebroker.pipeline.connecting import OpenDatabase
     from servicebroker.pipeline.sending import Sender, send_staged
     from servicebroker.store.running import run
     from servicebroker.store.server_time import server_time

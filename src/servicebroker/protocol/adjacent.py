@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.errors import WireError
 from servicebroker.protocol.frames import MAXIMUM_BODY, MAXIMUM_GREETING, Frame, FrameKind, FrameReader, encode_frame
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
+from servicebroker.protocol.wire_errors import WireError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 1
 HANDSHAKE_TIME = 15.0  # seconds until both must have greeted

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from servicebroker.model.names import MAXIMUM_NAME, MAXIMUM_SERVICE_NAME
-from servicebroker.protocol.errors import CorruptedMessage, Undeliverable
-from servicebroker.protocol.security import Protection
+from servicebroker.protocol.integrity import Protection
+from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 MAXIMUM_NUMBER = 2**62
 MAXIMUM_FRAGMENTS = 2**21

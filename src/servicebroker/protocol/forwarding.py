@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header, Kind
-from servicebroker.protocol.errors import CorruptedMessage
+from servicebroker.protocol.wire_errors import CorruptedMessage
 
 HOPS = 16  # forwarders that a message may pass
 TIME_TO_LIVE = 60  # seconds on the way; its sender sends it again about as often

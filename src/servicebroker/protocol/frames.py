@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 from zlib import crc32
 
-from servicebroker.protocol.errors import WireError
+from servicebroker.protocol.wire_errors import WireError
 
 MAGIC = b"SB"
 FORMAT = 1

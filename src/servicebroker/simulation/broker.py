@@ -12,6 +12,7 @@ from servicebroker.model.errors import RULES
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged, Dialog, Dropped, Failed, Identity, unpack
+from servicebroker.protocol.dialog_keys import UNSECURED, Session
 from servicebroker.protocol.envelope import (
     Content,
     Exchange,
@@ -24,17 +25,16 @@ from servicebroker.protocol.envelope import (
     parse,
     refusal,
 )
-from servicebroker.protocol.errors import CorruptedMessage
 from servicebroker.protocol.fairness import FairQueue
 from servicebroker.protocol.forwarding import TIME_TO_LIVE, Forwarder, Passage, Refusal, unwrap
 from servicebroker.protocol.incoming import Batch
+from servicebroker.protocol.integrity import CHECKSUM, KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import Cut
-from servicebroker.protocol.security import CHECKSUM, KEY_SIZE, SALT_SIZE, SessionKey
-from servicebroker.protocol.session import UNSECURED, Session
+from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.simulation.links import Link, Links
-from servicebroker.simulation.loop import Loop
-from servicebroker.simulation.network import Network, Stream, flip
+from servicebroker.simulation.simulated_network import Network, Stream, flip
+from servicebroker.simulation.simulated_time import Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
 UNREACHABLE = RULES[9753].text

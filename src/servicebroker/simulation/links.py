@@ -10,7 +10,7 @@ from servicebroker.model.peers import NOBODY, Peer
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Corrupted, Greeted, Myself, Online
 from servicebroker.protocol.arbitration import Arbiter
-from servicebroker.simulation.network import Stream
+from servicebroker.simulation.simulated_network import Stream
 
 if TYPE_CHECKING:
     from servicebroker.simulation.broker import SimulatedBroker

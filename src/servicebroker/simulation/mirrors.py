@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
-from servicebroker.simulation.loop import Loop
+from servicebroker.simulation.simulated_time import Loop
 from servicebroker.simulation.store import Lost
 
 FAULTY = 200.0  # seconds with faults

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.dialog import Identity
+from servicebroker.protocol.dialog_keys import UNSECURED, Session
 from servicebroker.protocol.envelope import Content
-from servicebroker.protocol.security import KEY_SIZE
-from servicebroker.protocol.session import UNSECURED, Session
+from servicebroker.protocol.integrity import KEY_SIZE
 from servicebroker.simulation.broker import SimulatedBroker, World, exchange, session_key
 from servicebroker.simulation.faults import Faults, draw_limits
-from servicebroker.simulation.loop import Loop
-from servicebroker.simulation.network import Network
+from servicebroker.simulation.simulated_network import Network
+from servicebroker.simulation.simulated_time import Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
 FAULTY = 60.0  # seconds with faults

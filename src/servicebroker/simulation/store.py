@@ -10,9 +10,9 @@ from uuid import UUID
 
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, State
+from servicebroker.protocol.dialog_keys import Session
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
-from servicebroker.protocol.session import Session
 
 Key = tuple[int, bool]  # conversation, is_initiator; a number, since it is looked up all the time
 

@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from servicebroker.model.certificates import Facts
 from servicebroker.model.domain import Member
 from servicebroker.model.errors import DomainError
-from servicebroker.store.certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, facts_of, instance_of
+from servicebroker.store.x509_certificates import INSTANCE, MOST_DAYS, SKEW, PrivateKey, facts_of, instance_of
 
 LIFE = timedelta(days=7)  # of a member's certificate: as long as it is believed where a revocation is not read
 _USAGE = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

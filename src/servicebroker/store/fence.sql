@@ -216,7 +216,7 @@ begin
              else servicebroker.conversation_refusal(statement, handle, database, who.identities) end);
 end $$;
 
--- The lock of the group that a conversation is in, as `lock_group_of` in engine/endpoints.py takes it.
+-- The lock of the group that a conversation is in, as `lock_group_of` in engine/conversation/endpoints.py takes it.
 create or replace function servicebroker.lock_group_of(handle uuid, out refusal text[], out kept integer[]) language plpgsql as $$
 declare
     wanted uuid;
@@ -336,7 +336,7 @@ begin
         'from servicebroker.receive_%s(1, clock_timestamp(), only_lock => true) r', queue_id);
 end $$;
 
--- Why RECEIVE has returned no row at all: what `_check` in engine/receive.py asks for.
+-- Why RECEIVE has returned no row at all: what `_check` in engine/conversation/receive.py asks for.
 create or replace function servicebroker_fence.receivable(
     queue_id integer, handle uuid, in_group uuid, me uuid default servicebroker_fence.me()
 ) returns table (is_enabled boolean, is_handle_known boolean, is_group_known boolean, is_piped boolean)
@@ -360,7 +360,7 @@ end $$;
 
 -- ---------------------------------------------------------------- MOVE CONVERSATION
 
--- engine/move.py
+-- engine/conversation/move.py
 create or replace function servicebroker_fence.move_conversation(
     database integer, handle uuid, to_group uuid, me uuid default servicebroker_fence.me(),
     out refusal text[], out kept integer[]
@@ -443,7 +443,7 @@ end;
 
 -- ---------------------------------------------------------------- END CONVERSATION
 
--- engine/end.py; but what the peer is told waits in the transmission queue
+-- engine/conversation/end.py; but what the peer is told waits in the transmission queue
 create or replace function servicebroker_fence.end_conversation(
     database integer, handle uuid, code integer, description text, cleanup boolean,
     me uuid default servicebroker_fence.me(), out refusal text[], out kept integer[]
@@ -651,7 +651,7 @@ begin
     return last;
 end $$;
 
--- The trace contexts (engine/traces.py) of what the caller has sent on its own conversations.
+-- The trace contexts (engine/conversation/traces.py) of what the caller has sent on its own conversations.
 create or replace function servicebroker_fence.leave_traces(
     database integer, handles uuid[], numbers bigint[], many integer, context bytea,
     me uuid default servicebroker_fence.me()
@@ -687,7 +687,7 @@ begin
         select context from gone order by place;
 end $$;
 
--- Programmatic poison handling (engine/failed_messages.py), of messages in queues that the caller may receive from.
+-- Programmatic poison handling (engine/conversation/failed_messages.py), of messages in queues that the caller may receive from.
 create or replace function servicebroker_fence.failures(
     database integer, handle uuid, number bigint, type_id integer, me uuid default servicebroker_fence.me()
 ) returns table (failures integer, first_failed_at timestamptz, first_error text)
@@ -765,7 +765,7 @@ begin
      where e.conversation_handle = handle;
 end $$;
 
--- Automatic poison detection: STATUS = OFF, as engine/poison.py; who has the instance open posts the event.
+-- Automatic poison detection: STATUS = OFF, as engine/activation/poison_detection.py; who has the instance open posts the event.
 create or replace function servicebroker_fence.disable_queue(
     queue_id integer, me uuid default servicebroker_fence.me(), out database_id integer, out name text
 ) language plpgsql security definer {pinned} as $$

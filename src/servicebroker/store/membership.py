@@ -20,9 +20,9 @@ from servicebroker.model.certificates import Facts
 from servicebroker.model.domain import Member, Token
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
 from servicebroker.store import domain_certificates as x509
-from servicebroker.store.certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
-from servicebroker.store.domain import Answer, Domain, Request, Revoked, machine_name, own_name, proof_of
-from servicebroker.store.keys import KeyFolder, check_alone, replace, user_data
+from servicebroker.store.domain_folder import Answer, Domain, Request, Revoked, machine_name, own_name, proof_of
+from servicebroker.store.key_files import KeyFolder, check_alone, replace, user_data
+from servicebroker.store.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
 RENEWAL = x509.LIFE / 2  # when this is left of a certificate, the next one is asked for
 OVERDUE = x509.LIFE / 3  # when this is left, something is wrong

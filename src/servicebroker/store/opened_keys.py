@@ -8,9 +8,9 @@ from uuid import UUID
 
 from servicebroker.model.certificates import MASTER_KEY, PRIVATE_KEY
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.certificates import PrivateKey, load_key
-from servicebroker.store.keys import KeyFolder, user_data
+from servicebroker.store.key_files import KeyFolder, user_data
 from servicebroker.store.sealing import unseal
+from servicebroker.store.x509_certificates import PrivateKey, load_key
 
 REMEMBERED = 1_000  # private keys
 _LOG = logging.getLogger("servicebroker")

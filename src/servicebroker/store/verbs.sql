@@ -41,7 +41,7 @@ return coalesce(
     {default_priority}::smallint);
 
 -- The queue of a service that begins a dialog; null when the service or the contract is gone. Who alters or drops one of
--- them (engine/services.py, engine/alter.py), or wants the database alone (engine/users.py), waits for our transaction, or
+-- them (engine/catalog/services.py, engine/catalog/alter.py), or wants the database alone (engine/catalog/database_users.py), waits for our transaction, or
 -- we see what it has done: a function, because what looks needs a younger snapshot than what waits.
 create or replace function servicebroker.own_queue(database integer, service integer, contract integer)
 returns integer language plpgsql as $$
@@ -233,8 +233,8 @@ begin
 end $$;
 
 -- SEND of messages of one type: the sequence number of the first. What is sent later, from wherever, waits behind them:
--- the conversation is parked (engine/transmission.py). The locks are those of engine/endpoints.py and
--- engine/opening.py, in their order. With identities, those must be allowed to, and know the handle in that database.
+-- the conversation is parked (engine/delivery/transmission.py). The locks are those of engine/conversation/endpoints.py and
+-- engine/delivery/opening.py, in their order. With identities, those must be allowed to, and know the handle in that database.
 create or replace function servicebroker.send_on(
     handle uuid, message_type text, bodies bytea[], database integer, identities integer[],
     out number bigint, out refusal text[]
@@ -279,7 +279,7 @@ begin
     end if;
     if refusal is not null then return; end if;
 
-    -- RETENTION: the own queue keeps a copy (engine/retention.py)
+    -- RETENTION: the own queue keeps a copy (engine/conversation/retention.py)
     select q.name, q.is_retention_enabled, q.is_enqueue_enabled into own
       from servicebroker.queues q where q.queue_id = sender.queue_id;
     if own.is_retention_enabled and not own.is_enqueue_enabled then

@@ -14,6 +14,6 @@ rules and shares no SQL with the engine; the same random histories run through b
 from servicebroker.testing.clock import Clock
 from servicebroker.testing.instance import Database, Instance, Transaction
 from servicebroker.testing.instance import open_instance as open
-from servicebroker.testing.memory import WouldWait
+from servicebroker.testing.rows import WouldWait
 
 __all__ = ["Clock", "Database", "Instance", "Transaction", "WouldWait", "open"]

@@ -16,7 +16,7 @@ from servicebroker.model.states import State
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
 from servicebroker.testing.delivery import deliver_everything, deliver_to_service, fail_endpoints
 from servicebroker.testing.endpoints import remove_endpoint
-from servicebroker.testing.memory import Endpoint, Memory, Session
+from servicebroker.testing.rows import Endpoint, Memory, Session
 
 T = TypeVar("T", MessageType, Contract)
 

@@ -14,7 +14,7 @@ from servicebroker.model.rejection import Rejection, invalid_body, unknown_type,
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
 from servicebroker.testing.catalog import Service
 from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
-from servicebroker.testing.memory import Endpoint, Memory, Session, Waiting
+from servicebroker.testing.rows import Endpoint, Memory, Session, Waiting
 
 
 def send(session: Session, handle: UUID, message_type: str, body: Body | Omitted) -> int:

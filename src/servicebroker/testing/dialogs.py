@@ -10,7 +10,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.states import Event, State, after
 from servicebroker.testing.catalog import Broker, Service
 from servicebroker.testing.endpoints import remove_empty_group
-from servicebroker.testing.memory import Endpoint, Session
+from servicebroker.testing.rows import Endpoint, Session
 
 
 def begin_dialog(

@@ -10,7 +10,7 @@ from servicebroker.model.messages import error_body
 from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
 from servicebroker.testing.delivery import never_opened, obstacle, park, tell_error
 from servicebroker.testing.endpoints import close_endpoint, remove_closed, remove_endpoint
-from servicebroker.testing.memory import Endpoint, Session
+from servicebroker.testing.rows import Endpoint, Session
 
 
 def end_conversation(session: Session, handle: UUID, error: tuple[int, str] | None, cleanup: bool) -> None:

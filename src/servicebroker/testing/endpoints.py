@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from servicebroker.model.states import REPLAY_PROTECTION, State
-from servicebroker.testing.memory import Endpoint, Session
+from servicebroker.testing.rows import Endpoint, Session
 
 
 def close_endpoint(session: Session, endpoint: Endpoint) -> None:

@@ -18,8 +18,8 @@ from servicebroker.testing.catalog import Broker
 from servicebroker.testing.clock import Clock
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
-from servicebroker.testing.memory import Identify, Memory, Session, WouldWait
 from servicebroker.testing.receiving import serve
+from servicebroker.testing.rows import Identify, Memory, Session, WouldWait
 from servicebroker.testing.verbs import Verbs
 
 SYSTEM_DATABASE = "msdb"

@@ -13,7 +13,7 @@ from servicebroker.model.messages import Message
 from servicebroker.model.states import State
 from servicebroker.testing.catalog import Queue
 from servicebroker.testing.delivery import tell_error
-from servicebroker.testing.memory import Endpoint, Queued, Session
+from servicebroker.testing.rows import Endpoint, Queued, Session
 
 _EXPIRING = (State.STARTED_OUTBOUND, State.STARTED_INBOUND, State.CONVERSING, State.DISCONNECTED_INBOUND)
 

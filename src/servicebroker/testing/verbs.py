@@ -15,7 +15,7 @@ from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
 from servicebroker.testing.definitions import find_queue
-from servicebroker.testing.memory import Session, WouldWait
+from servicebroker.testing.rows import Session, WouldWait
 
 if TYPE_CHECKING:
     from servicebroker.testing.instance import Database

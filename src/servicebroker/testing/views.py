@@ -6,7 +6,7 @@ from typing import Any
 
 from servicebroker.model.states import State
 from servicebroker.testing.catalog import Broker, Queue
-from servicebroker.testing.memory import Endpoint, Session
+from servicebroker.testing.rows import Endpoint, Session
 
 Row = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import psycopg
 
 from servicebroker.model.names import name_parts
-from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.interpreter.modules import module_named
 from servicebroker.tsql.results import Said
+from servicebroker.tsql.statement_errors import Message, TsqlError
 
 if TYPE_CHECKING:
     from servicebroker.activation.procedures import Call

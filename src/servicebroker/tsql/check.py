@@ -7,20 +7,20 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from servicebroker.engine.tsql_objects import Use, check_schemas
+from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
-from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter.functions import KNOWN
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import DEFINERS, OPTIONS
-from servicebroker.tsql.interpreter.options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
 from servicebroker.tsql.interpreter.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.queries import TEMPORARY
+from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
 from servicebroker.tsql.session import Session
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     DeclareTable,
     DeclareVariable,
@@ -37,8 +37,8 @@ from servicebroker.tsql.syntax import (
     Unsupported,
 )
 from servicebroker.tsql.tokens import Batch, batches
-from servicebroker.tsql.translation.bodies import check_body
-from servicebroker.tsql.translation.documents import UnknownColumns
+from servicebroker.tsql.translation.definitions.function_bodies import check_body
+from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 _ = Session  # the module registers what runs each statement

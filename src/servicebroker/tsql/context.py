@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from servicebroker.api.database import Database
 from servicebroker.api.giving_way import MOMENTS
 from servicebroker.api.transaction import JoinedTransaction, Transaction
-from servicebroker.engine.authorization import authorize_login
-from servicebroker.engine.databases import ensure_database, find_database, is_trustworthy
-from servicebroker.engine.principals import (
+from servicebroker.engine.catalog.databases import ensure_database, find_database, is_trustworthy
+from servicebroker.engine.diagnosis.totals import ROLLBACKS
+from servicebroker.engine.security.authorization import authorize_login
+from servicebroker.engine.security.principals import (
     find_impersonated,
     find_impersonated_login,
     find_login_of,
@@ -19,13 +20,12 @@ from servicebroker.engine.principals import (
     find_user,
     find_user_of,
 )
-from servicebroker.engine.totals import ROLLBACKS
 from servicebroker.model.arguments import Termination
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Login, User
 from servicebroker.store.running import run, run_alone
 from servicebroker.store.statements import Steps
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine

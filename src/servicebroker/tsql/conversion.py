@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from servicebroker.model.xml import NotXml, content_text, parse_content
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import BINARIES, NATIONAL, STRINGS, SqlType
 
 _RANGES = {

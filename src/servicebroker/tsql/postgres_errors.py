@@ -7,7 +7,7 @@ import re
 import psycopg
 
 from servicebroker.model.errors import BrokerError
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 # SQLSTATE -> number, severity, text; {0} is PostgreSQL's own message, the rest what it says of the place
 _NUMBERS: dict[str, tuple[int, int, str]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from servicebroker.tsql.errors import Message, TsqlError
+from servicebroker.tsql.statement_errors import Message, TsqlError
 
 
 class ResultSet(NamedTuple):

@@ -17,28 +17,28 @@ from servicebroker.api.transaction import release_kept
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.direct import send_ahead
 from servicebroker.tsql.context import Context
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what they run
     applocks,
     calls,
     control,
     conversations,
     cursors,
-    keys,
-    messages,
     objects,
     principals,
+    printing,
+    secrets_of_databases,
     system,
     user_functions,
     user_types,
 )
-from servicebroker.tsql.interpreter.expressions import type_of
+from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import BatchEnd, Machine, ScopeEnd
 from servicebroker.tsql.interpreter.queries import Queries
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, Results
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Execute, Name, Statement
 from servicebroker.tsql.tokens import Batch, batches
 from servicebroker.tsql.types import INT, SqlType

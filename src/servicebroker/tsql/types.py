@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 
 class SqlType(NamedTuple):

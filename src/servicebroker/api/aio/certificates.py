@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from servicebroker.api.aio.master_keys import AsyncMasterKeys
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import certificates, principals
-from servicebroker.engine.certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
+from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security import principals, user_certificates
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, BY_PASSWORD, KeptKey
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import PRIVATE_KEY, Facts
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.aio.concurrency import in_thread
-from servicebroker.store.certificates import (
+from servicebroker.store.key_files import write_private
+from servicebroker.store.sealing import seal, seal_by_password, unseal, unseal_by_password
+from servicebroker.store.statements import Steps
+from servicebroker.store.x509_certificates import (
     DAYS,
     PrivateKey,
     as_pem,
@@ -26,9 +29,6 @@ from servicebroker.store.certificates import (
     read,
     read_key,
 )
-from servicebroker.store.keys import write_private
-from servicebroker.store.sealing import seal, seal_by_password, unseal, unseal_by_password
-from servicebroker.store.statements import Steps
 
 T = TypeVar("T")
 File = str | os.PathLike[str]
@@ -91,7 +91,7 @@ class AsyncCertificates(AsyncMasterKeys):
 
         def steps() -> Steps[None]:
             owner = yield from principals.find_owner(self.user, authorization)
-            yield from certificates.create_certificate(
+            yield from user_certificates.create_certificate(
                 self.user.database_id, name, owner, facts, kept, is_active=active_for_begin_dialog
             )
 
@@ -128,7 +128,7 @@ class AsyncCertificates(AsyncMasterKeys):
                 kept = await self._read_key(found.facts, private_key_file, decryption_password, encryption_password)
             else:
                 kept = await self._keep(await self._open(found, decryption_password), encryption_password)
-        steps = certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
+        steps = user_certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
         await self._alone(rights.authorized(steps, self.user, "ALTER CERTIFICATE", rights.certificate(name)))
 
     async def drop_certificate(self, name: str) -> None:
@@ -137,7 +137,7 @@ class AsyncCertificates(AsyncMasterKeys):
         Raises:
             BrokerError: 15151 no such certificate.
         """
-        steps = certificates.drop_certificate(self.user.database_id, name)
+        steps = user_certificates.drop_certificate(self.user.database_id, name)
         await self._alone(rights.authorized(steps, self.user, "DROP CERTIFICATE", rights.certificate(name)))
 
     async def backup_certificate(
@@ -163,9 +163,9 @@ class AsyncCertificates(AsyncMasterKeys):
         key = None if private_key_file is None else await self._open(found, decryption_password)
         await in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
 
-    async def _find_certificate(self, statement: str, name: str) -> certificates.Certificate:
+    async def _find_certificate(self, statement: str, name: str) -> user_certificates.Certificate:
         action = statement.split()[0].lower()
-        steps = certificates.find_certificate(action, self.user.database_id, name)
+        steps = user_certificates.find_certificate(action, self.user.database_id, name)
         return await self._alone(rights.authorized(steps, self.user, statement, rights.certificate(name)))
 
     async def _read_key(
@@ -186,7 +186,7 @@ class AsyncCertificates(AsyncMasterKeys):
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
         return KeptKey(BY_PASSWORD, await in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
 
-    async def _open(self, certificate: certificates.Certificate, password: str | None) -> PrivateKey:
+    async def _open(self, certificate: user_certificates.Certificate, password: str | None) -> PrivateKey:
         """The private key that is stored."""
         encryption, sealed = certificate.key
         if sealed is None:

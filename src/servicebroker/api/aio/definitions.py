@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from uuid import UUID
 
 from servicebroker.api.aio.giving_way import MOMENTS, RISING
-from servicebroker.engine import alter, catalog, message_types, principals, priorities, schemas, services, transmission
-from servicebroker.engine import authorization as rights
-from servicebroker.engine.activation import Activation, set_activation
-from servicebroker.engine.catalog import Catalog, Queue
-from servicebroker.engine.event_notifications import drop_notifications_on
+from servicebroker.engine.activation.clause import Activation, set_activation
+from servicebroker.engine.catalog import alter, catalog, message_types, priorities, schemas, services
+from servicebroker.engine.catalog.catalog import Catalog, Queue
+from servicebroker.engine.catalog.event_notifications import drop_notifications_on
+from servicebroker.engine.delivery import transmission
+from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security import principals
 from servicebroker.model.arguments import ANY, check_switch, read_once
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.rush import Rush
-from servicebroker.engine.direct import Direct
+from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio.concurrency import Background, Event, Lock, finish
 from servicebroker.store.aio.connection import connect

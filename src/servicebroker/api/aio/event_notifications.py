@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from servicebroker.engine import authorization as rights
-from servicebroker.engine import event_notifications
+from servicebroker.engine.catalog import event_notifications
+from servicebroker.engine.security import authorization as rights
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
 

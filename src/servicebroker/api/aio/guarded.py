@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
 from servicebroker.api.aio.transaction import AsyncTransaction
-from servicebroker.engine.failed_messages import Tracked
+from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import (

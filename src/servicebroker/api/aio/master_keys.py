@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeVar
 
-from servicebroker.engine import master_keys
-from servicebroker.engine.master_keys import MasterKey
+from servicebroker.engine.security import master_keys
+from servicebroker.engine.security.master_keys import MasterKey
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import MASTER_KEY
 from servicebroker.model.errors import BrokerError

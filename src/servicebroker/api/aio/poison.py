@@ -13,8 +13,8 @@ from typing import Any
 import psycopg
 
 from servicebroker.api.tally import Tally
-from servicebroker.engine.poison import Disabled, outcomes
-from servicebroker.engine.totals import ROLLBACKS
+from servicebroker.engine.activation.poison_detection import Disabled, outcomes
+from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.poison import Rollbacks, reason

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
-from servicebroker.engine import recycling
-from servicebroker.engine.recycling import Answer, ConversationError
+from servicebroker.engine.conversation import recycling
+from servicebroker.engine.conversation.recycling import Answer, ConversationError
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count, check_procedure, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from servicebroker.api.aio.transaction import translated
-from servicebroker.engine import rights
-from servicebroker.engine.rights import RoleRights, Wanted
+from servicebroker.engine.security import role_rights
+from servicebroker.engine.security.role_rights import RoleRights, Wanted
 from servicebroker.store.aio.direct import AsyncDirectConnection
 from servicebroker.store.aio.running import in_transaction, run
 
@@ -43,7 +43,7 @@ class AsyncRights(ABC):
         """
         wanted = Wanted(database, send, receive, contracts)
         async with self.connection() as connection, translated():
-            await in_transaction(connection, rights.apply(rights.granting(role, wanted)))
+            await in_transaction(connection, role_rights.apply(role_rights.granting(role, wanted)))
 
     async def revoke_rights(
         self,
@@ -62,7 +62,7 @@ class AsyncRights(ABC):
         """
         wanted = Wanted(database, send, receive, contracts)
         async with self.connection() as connection, translated():
-            await in_transaction(connection, rights.apply(rights.revoking(role, wanted)))
+            await in_transaction(connection, role_rights.apply(role_rights.revoking(role, wanted)))
 
     async def show_rights(self, role: str | None = None) -> list[RoleRights]:
         """What a role can really do, by PostgreSQL's catalogs; without one, each that has to do with the instance.
@@ -71,4 +71,4 @@ class AsyncRights(ABC):
             BrokerError: 15007 no such role.
         """
         async with self.connection() as connection, translated():
-            return await run(connection, rights.rights_of(role))
+            return await run(connection, role_rights.rights_of(role))

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from servicebroker.engine import authorization, grants, principals
-from servicebroker.engine.authorization import Lookup
-from servicebroker.engine.grants import Target
-from servicebroker.engine.tsql_objects import registered
+from servicebroker.engine.security import authorization, grants, principals
+from servicebroker.engine.security.authorization import Lookup
+from servicebroker.engine.security.grants import Target
+from servicebroker.engine.security.tsql_objects import registered
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind, User
 from servicebroker.store.statements import Steps

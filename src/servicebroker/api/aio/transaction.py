@@ -15,8 +15,8 @@ from psycopg.pq import TransactionStatus
 from servicebroker.api import tracing
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
 from servicebroker.api.aio.verbs import AsyncVerbs
-from servicebroker.engine.endpoints import keep_lock
-from servicebroker.engine.totals import ROLLBACKS
+from servicebroker.engine.conversation.endpoints import keep_lock
+from servicebroker.engine.diagnosis.totals import ROLLBACKS
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish

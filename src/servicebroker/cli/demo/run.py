@@ -16,11 +16,11 @@ from rich.table import Table
 
 from servicebroker.api.open import open_instance
 from servicebroker.cli.demo import shipper as names
+from servicebroker.cli.demo.input_file import default_source, open_source
 from servicebroker.cli.demo.shipper import Shipper, set_up
-from servicebroker.cli.demo.source import default_source, open_source
 from servicebroker.cli.demo.warehouse import Landing, first_rows, landed_rows
 from servicebroker.model.errors import InstanceError
-from servicebroker.pipeline.session import check_java
+from servicebroker.pipeline.spark_session import check_java
 
 LOOK = 0.1  # seconds between looks at what has landed
 FEW_ROWS = 5

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.transaction import Transaction
-from servicebroker.cli.demo.source import Batch, Position, advanced, batches, resume
+from servicebroker.cli.demo.input_file import Batch, Position, advanced, batches, resume
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message, read_error
 

@@ -1,4 +1,4 @@
--- How the broker's own tables, views, functions and triggers are defined, as `store/definitions.py` has recorded it: a hash, and
+-- How the broker's own tables, views, functions and triggers are defined, as `store/expected_objects.py` has recorded it: a hash, and
 -- of what each queue has (of_queue) the text; its functions for RETENTION on and off.
 create table servicebroker.made (
     kind text not null,

@@ -16,11 +16,11 @@ from psycopg import sql
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import locks
-from servicebroker.store.definitions import is_foreign, record
+from servicebroker.store.expected_objects import is_foreign, record
 from servicebroker.store.queue import renewed_objects
 from servicebroker.store.running import execute, run
+from servicebroker.store.sql_verbs import fence, verbs
 from servicebroker.store.tsql import library
-from servicebroker.store.verbs import fence, verbs
 
 
 class Migration(NamedTuple):

@@ -6,10 +6,10 @@ import psycopg
 
 from servicebroker.store import locks
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter.calls import named_arguments, system
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Execute
 from servicebroker.tsql.types import INT, NVARCHAR
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from servicebroker.engine.tsql_objects import Use
+from servicebroker.engine.security.tsql_objects import Use
 from servicebroker.tsql.context import SessionDatabase
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import user_types
-from servicebroker.tsql.interpreter.expressions import evaluate, operand_value, text
+from servicebroker.tsql.interpreter.evaluation import evaluate, operand_value, text
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import MAXIMUM_NESTING, Machine, ScopeEnd, runs
 from servicebroker.tsql.interpreter.modules import Module, find_procedure, working_as
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.results import ResultSet, RowCount, Said
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     Argument,
     Execute,

@@ -7,13 +7,13 @@ import time
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter import user_types
-from servicebroker.tsql.interpreter.expressions import condition, evaluate, text
+from servicebroker.tsql.interpreter.evaluation import condition, evaluate, text
 from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.options import set_option
+from servicebroker.tsql.interpreter.set_options import set_option
 from servicebroker.tsql.postgres_errors import from_broker
+from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import (
     BeginTransaction,
     Block,
@@ -257,7 +257,7 @@ def _save(machine: Machine, statement: SaveTransaction) -> None:
 
 @runs(WaitForTime)
 def _wait(machine: Machine, statement: WaitForTime) -> None:
-    from servicebroker.tsql.interpreter.waiting import seconds_until
+    from servicebroker.tsql.interpreter.waitfor import seconds_until
 
     value = text(machine, statement.value) or ""
     time.sleep(seconds_until(statement.kind, value, machine.instance.clock()))

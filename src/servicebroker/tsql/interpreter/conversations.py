@@ -13,11 +13,11 @@ from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.tsql.context import database_of
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter.expressions import evaluate, identifier, integer, text
+from servicebroker.tsql.interpreter.evaluation import evaluate, identifier, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.receiving import cannot_fail, check_list, deliver
 from servicebroker.tsql.postgres_errors import from_postgres
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     BeginDialog,
     BeginTimer,

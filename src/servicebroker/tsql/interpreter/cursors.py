@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter.expressions import integer
+from servicebroker.tsql.interpreter.evaluation import integer
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import CursorStep, DeclareCursor, Fetch
 
 FETCHED, BEYOND = 0, -1  # @@FETCH_STATUS

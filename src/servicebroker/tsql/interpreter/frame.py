@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.types import SqlType
 
 if TYPE_CHECKING:

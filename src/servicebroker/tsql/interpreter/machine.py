@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 
-from servicebroker.engine.databases import create_database
-from servicebroker.engine.principals import add_member, create_user
-from servicebroker.engine.tsql_objects import Use, authorize_uses, check_definitions
+from servicebroker.engine.catalog.databases import create_database
+from servicebroker.engine.security.principals import add_member, create_user
+from servicebroker.engine.security.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
 from servicebroker.model.permissions import DBO, User
@@ -20,12 +20,12 @@ from servicebroker.store.queue import quoted
 from servicebroker.store.running import in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
-from servicebroker.tsql.interpreter.functions import Functions, spid_of
+from servicebroker.tsql.interpreter.session_functions import Functions, spid_of
 from servicebroker.tsql.interpreter.transactions import Transactions
 from servicebroker.tsql.postgres_errors import from_broker, from_postgres
 from servicebroker.tsql.results import Listener, RowCount, Said
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Label, Statement
 from servicebroker.tsql.types import SqlType, parse_type, type_key
 
@@ -294,7 +294,7 @@ class Machine:
         """Refuse what who works may not do with what T-SQL has in a database, and what nobody may.
 
         Raises:
-            BrokerError: see `engine/tsql_objects.py`.
+            BrokerError: see `engine/security/tsql_objects.py`.
         """
         user = (database or self.context.database).user
         self.context.ask(authorize_uses(user, uses))

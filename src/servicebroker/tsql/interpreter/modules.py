@@ -6,18 +6,18 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from servicebroker.engine.activation import OWNER, SELF
-from servicebroker.engine.principals import check_execute_as
-from servicebroker.engine.tsql_objects import Use, forget
+from servicebroker.engine.activation.clause import OWNER, SELF
+from servicebroker.engine.security.principals import check_execute_as
+from servicebroker.engine.security.tsql_objects import Use, forget
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.context import SessionDatabase, database_of
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter import triggers, user_types
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
 
 _FIND = (

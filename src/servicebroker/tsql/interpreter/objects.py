@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from servicebroker.engine.activation import Activation
-from servicebroker.engine.authorization import authorize
+from servicebroker.engine.activation.clause import Activation
+from servicebroker.engine.security.authorization import authorize
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.context import SessionDatabase, check_alone, database_of
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import Message, TsqlError, unsupported
 from servicebroker.tsql.interpreter.conversations import written
-from servicebroker.tsql.interpreter.expressions import evaluate, integer, text
+from servicebroker.tsql.interpreter.evaluation import evaluate, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name
 from servicebroker.tsql.types import NVARCHAR
 

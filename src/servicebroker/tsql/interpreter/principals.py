@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from servicebroker.engine.authorization import authorize, authorize_on_login, user_named
-from servicebroker.engine.tsql_objects import create_schema, forget_schema, schema_to_drop
+from servicebroker.engine.security.authorization import authorize, authorize_on_login, user_named
+from servicebroker.engine.security.tsql_objects import create_schema, forget_schema, schema_to_drop
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import IMPLIED_BY, Kind
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
-from servicebroker.tsql.errors import Message, unsupported
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop
 from servicebroker.tsql.interpreter.transport import connect_on_endpoint
+from servicebroker.tsql.statement_errors import Message, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
-from servicebroker.tsql.translation.writer import string
+from servicebroker.tsql.translation.text_writer import string
 
 _OBJECTS = {
     "SERVICE": "service",

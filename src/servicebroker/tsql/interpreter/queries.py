@@ -8,13 +8,12 @@ from collections.abc import Mapping
 
 import psycopg
 
-from servicebroker.engine.tsql_objects import authorize_queues, authorize_uses, forget
+from servicebroker.engine.security.tsql_objects import authorize_queues, authorize_uses, forget
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter import triggers
-from servicebroker.tsql.interpreter.expressions import type_of
+from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.known_functions import UserFunctions
 from servicebroker.tsql.interpreter.known_types import UserTypes
@@ -24,6 +23,7 @@ from servicebroker.tsql.interpreter.tables import Columns
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Name, Relational
 from servicebroker.tsql.types import SqlType
 

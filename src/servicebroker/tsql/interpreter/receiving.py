@@ -11,10 +11,10 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
-from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter.expressions import evaluate
+from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Expression, Receive, ReceiveItem
 from servicebroker.tsql.tokens import QUOTED, WORD, tokenize, unquoted
 from servicebroker.tsql.types import SqlType

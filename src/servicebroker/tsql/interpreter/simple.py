@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.interpreter.functions import KNOWN
-from servicebroker.tsql.parser.reader import number
+from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.parser.token_reader import number
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, Tokens, string_value, tokenize
 from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, SqlType, parse_type
 

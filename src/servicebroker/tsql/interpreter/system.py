@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import Message, TsqlError
 from servicebroker.tsql.interpreter.calls import system
-from servicebroker.tsql.interpreter.expressions import operand_value
+from servicebroker.tsql.interpreter.evaluation import operand_value
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.principals import change_member
 from servicebroker.tsql.results import ResultSet
+from servicebroker.tsql.statement_errors import Message, TsqlError
 from servicebroker.tsql.syntax import Execute, Name
 from servicebroker.tsql.types import NVARCHAR
 

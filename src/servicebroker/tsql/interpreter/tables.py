@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servicebroker.tsql.columns import QUERY, columns_of
 from servicebroker.tsql.interpreter.remembered import Remembered
+from servicebroker.tsql.known_columns import QUERY, columns_of
 from servicebroker.tsql.scope import Column
 
 if TYPE_CHECKING:

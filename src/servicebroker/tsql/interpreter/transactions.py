@@ -14,7 +14,7 @@ import psycopg
 
 from servicebroker.api.transaction import release_kept
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
-from servicebroker.tsql.errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError
 
 _GUARD = b"tsql_statement"
 _DOOMED = (

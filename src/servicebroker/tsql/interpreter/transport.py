@@ -12,8 +12,8 @@ from typing import Any
 
 from servicebroker.tsql.context import MASTER, check_alone
 from servicebroker.tsql.conversion import convert
-from servicebroker.tsql.errors import TsqlError, unsupported
 from servicebroker.tsql.interpreter.machine import Machine
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Permission
 from servicebroker.tsql.types import DATETIME, NVARCHAR
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from servicebroker.store.direct import run_command
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.parser import parse_text
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Trigger
 from servicebroker.tsql.tokens import VARIABLE, unquoted
-from servicebroker.tsql.translation.reading import read
+from servicebroker.tsql.translation.reading.text_to_tree import read
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine

@@ -13,9 +13,16 @@ from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.modules import drop_modules, store
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.syntax import Definition, Function, Name
-from servicebroker.tsql.translation.bodies import body_scope, inline, parameter_list, signature, table_of, written
-from servicebroker.tsql.translation.user_functions import postgres_function
-from servicebroker.tsql.translation.writer import schema_of, string
+from servicebroker.tsql.translation.definitions.function_bodies import (
+    body_scope,
+    inline,
+    parameter_list,
+    signature,
+    table_of,
+    written,
+)
+from servicebroker.tsql.translation.definitions.user_functions import postgres_function
+from servicebroker.tsql.translation.text_writer import schema_of, string
 from servicebroker.tsql.types import postgres_type
 
 if TYPE_CHECKING:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from servicebroker.engine.tsql_objects import authorize_type
+from servicebroker.engine.security.tsql_objects import authorize_type
 from servicebroker.tsql.context import SessionDatabase, database_of
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.relational import translate
 from servicebroker.tsql.scope import UserType
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import DeclareVariable, Definition, Name, Operand, Parameter, Procedure, Variable
 from servicebroker.tsql.types import parse_type, type_key
 

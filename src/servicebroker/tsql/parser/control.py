@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.errors import TsqlError, syntax_error
 from servicebroker.tsql.parser.dialogs import Dialogs
 from servicebroker.tsql.parser.extent import expression_end, statement_end
 from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import (
     MUTATOR,
     BeginTransaction,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from servicebroker.tsql.errors import TsqlError
-from servicebroker.tsql.parser.reader import Reader
+from servicebroker.tsql.parser.token_reader import Reader
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     BeginDialog,
     BeginTimer,

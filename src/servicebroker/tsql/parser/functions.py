@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.procedures import Procedures
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import DeclareTable, Function, Return, Statement
 from servicebroker.tsql.tokens import VARIABLE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from servicebroker.tsql.errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Block, Goto, If, Label, Statement, TryCatch, While
 
 

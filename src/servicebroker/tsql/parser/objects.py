@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from servicebroker.model.authentication import PROTOCOLS
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.security import Securing
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Constant, Definition, Name, Operand, Statement
 from servicebroker.tsql.tokens import STRING
 

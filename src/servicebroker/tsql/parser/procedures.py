@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from servicebroker.tsql.errors import TsqlError
 from servicebroker.tsql.parser.control import Control
 from servicebroker.tsql.parser.extent import statement_end
 from servicebroker.tsql.parser.labels import check_labels
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     Argument,
     Execute,

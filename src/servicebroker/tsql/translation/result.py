@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from servicebroker.engine.tsql_objects import Use
-from servicebroker.tsql.translation.writer import Lock
+from servicebroker.engine.security.tsql_objects import Use
+from servicebroker.tsql.translation.text_writer import Lock
 from servicebroker.tsql.types import SqlType
 
 

@@ -1,0 +1,1 @@
+"""What a queue starts: the clause, the monitors, and the detection of poison."""

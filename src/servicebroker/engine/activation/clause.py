@@ -1,0 +1,118 @@
+"""The ACTIVATION clause of CREATE and ALTER QUEUE: what is kept, and what is refused (reference 01 section 4).
+
+The procedure is looked for when it is to be started, not here: it may be made later, or live in another database.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
+from servicebroker.engine.security.authorization import authorize, user_named
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
+from servicebroker.store.statements import Statement, Steps
+
+MAXIMUM_QUEUE_READERS = 32_767
+DROP: Literal["DROP"] = "DROP"
+SELF, OWNER = "SELF", "OWNER"
+OWNER_ID = -2  # as the catalog shows EXECUTE AS OWNER
+
+
+class Activation(NamedTuple):
+    """ACTIVATION (PROCEDURE_NAME, MAX_QUEUE_READERS, EXECUTE AS, STATUS) of a queue; None is not given.
+
+    `procedure_name` has up to three parts, `max_queue_readers` is 0 to 32,767, `execute_as` is SELF, OWNER or a user.
+    """
+
+    procedure_name: str | None = None
+    max_queue_readers: int | None = None
+    execute_as: str | None = None
+    status: bool | None = None
+
+
+def set_activation(user: User, queue: str, activation: Activation | Literal["DROP"]) -> Steps[BrokerError | None]:
+    """Change what is given; "DROP" takes all settings away. Returns 9648 when it is on and no reader may be started.
+
+    Raises:
+        BrokerError: 15151 no such queue, 402 wrong types or number of readers, 9609, 9742 and 15151 the procedure's
+            name, 9611 no such user, 15517 one that the user may not act as, 9613 and 9614 to be switched on without
+            user or procedure, 9717 with event notifications for QUEUE_ACTIVATION.
+    """
+    queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
+    if activation == DROP:
+        yield Statement(
+            "update servicebroker.queues set activation_procedure = null, max_readers = null, "
+            f"execute_as_principal_id = null, is_activation_enabled = false, {RENEW_MONITOR} where queue_id = $1",
+            (queue_id,),
+        )
+        yield ring_monitors()
+        return None
+    if not isinstance(activation, Activation):
+        raise BrokerError(402, "ACTIVATION", repr(activation), 'an Activation, or "DROP"')
+    _check_types(activation)
+    rows = yield Statement(
+        "update servicebroker.queues q set activation_procedure = coalesce($2, activation_procedure), "
+        "max_readers = coalesce($3, max_readers), execute_as_principal_id = coalesce($4, execute_as_principal_id), "
+        f"is_activation_enabled = coalesce($5, is_activation_enabled), {RENEW_MONITOR} where queue_id = $1 "
+        "returning name, is_activation_enabled, activation_procedure is not null, execute_as_principal_id is not null, "
+        "coalesce(max_readers, 0), notifies_activation",
+        (
+            queue_id,
+            None if activation.procedure_name is None else _procedure(user, activation),
+            activation.max_queue_readers,
+            None if activation.execute_as is None else (yield from _principal(user, activation.execute_as)),
+            activation.status,
+        ),
+    )
+    name, enabled, has_procedure, has_user, readers, notifies = rows[0]
+    if enabled and notifies:
+        raise BrokerError(9717, name)
+    if enabled and not has_procedure:
+        raise BrokerError(9614, name)
+    if enabled and not has_user:
+        raise BrokerError(9613, name)
+    yield ring_monitors()
+    return BrokerError(9648, name) if enabled and not readers else None
+
+
+def _check_types(activation: Activation) -> None:
+    readers = activation.max_queue_readers
+    if readers is not None and (
+        not isinstance(readers, int) or isinstance(readers, bool) or not 0 <= readers <= MAXIMUM_QUEUE_READERS
+    ):
+        raise BrokerError(402, "MAX_QUEUE_READERS", repr(readers), f"an int from 0 to {MAXIMUM_QUEUE_READERS}")
+    if activation.status is not None and not isinstance(activation.status, bool):
+        raise BrokerError(402, "ACTIVATION STATUS", repr(activation.status), "True for ON, False for OFF")
+
+
+def _procedure(user: User, activation: Activation) -> str:
+    """The three-part name, in brackets."""
+    kind = "activation procedure"
+    *prefix, procedure = names.name_parts(kind, activation.procedure_name, 3)
+    if procedure.startswith("#"):
+        raise BrokerError(9742, procedure)
+    if len(prefix) < 2:
+        prefix = [user.database, *(prefix or ["dbo"])]
+    return ".".join(f"[{part.replace(']', ']]')}]" for part in (*prefix, procedure))
+
+
+def _principal(user: User, execute_as: object) -> Steps[int]:
+    """SELF is who says so; another one is for who may act as that user."""
+    name = names.checked("user", execute_as)
+    if name.upper() == OWNER:
+        return OWNER_ID
+    if name.upper() == SELF:
+        return user.principal_id
+    rows = yield Statement(
+        "select principal_id from servicebroker.principals "
+        "where database_id = $1 and lower(name) = lower($2) and not is_role",
+        (user.database_id, name),
+    )
+    if not rows:
+        raise BrokerError(9611, name)
+    (principal_id,) = rows[0]
+    if principal_id != user.principal_id:
+        yield from authorize(user, "EXECUTE AS USER", user_named(name))
+    return int(principal_id)

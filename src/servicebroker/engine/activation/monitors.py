@@ -1,0 +1,149 @@
+"""What a queue monitor reads and writes: which queues have one, what it sees, and what the views show of it.
+
+A monitor is run by the process that holds the queue's lease, an advisory lock of its session. The policy itself is
+`protocol/queue_monitor.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.engine.activation.clause import OWNER_ID
+from servicebroker.protocol.queue_monitor import Seen
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+
+class Definition(NamedTuple):
+    """A queue that is ON and has an activation of either kind.
+
+    Attributes:
+        procedure: its three-part name; None where event notifications stand for it.
+        principal: the user that EXECUTE AS means; None when that user is gone.
+        execute_as: as the catalog has it, -2 for OWNER.
+        version: another one whenever the monitor is to begin anew.
+    """
+
+    queue_id: int
+    database_id: int
+    database: str
+    schema: str
+    queue: str
+    procedure: str | None
+    max_readers: int
+    principal: str | None
+    execute_as: int
+    version: int
+
+    @property
+    def name(self) -> str:
+        """`[schema].[queue]`, as a verb of its database takes it."""
+        return ".".join(f"[{part.replace(']', ']]')}]" for part in (self.schema, self.queue))
+
+
+class Look(NamedTuple):
+    """What was seen of a queue, and when a timer or a lifetime of it is due next."""
+
+    seen: Seen
+    due: datetime | None
+
+
+def definitions() -> Steps[list[Definition]]:
+    """Every queue that is to have a monitor now."""
+    rows = yield Statement(
+        "select q.queue_id, q.database_id, d.name, q.schema_name, q.name, "
+        "case when q.is_activation_enabled then q.activation_procedure end, coalesce(q.max_readers, 0)::int, p.name, "
+        "coalesce(q.execute_as_principal_id, 0), q.monitor_version "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "left join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = "
+        f"case when q.execute_as_principal_id = {OWNER_ID} then q.owner_id else q.execute_as_principal_id end "
+        "where q.is_monitored and q.is_receive_enabled and q.is_enqueue_enabled and d.is_broker_enabled "
+        "and (q.notifies_activation or q.max_readers > 0) order by q.queue_id"
+    )
+    return [Definition(*row) for row in rows]
+
+
+def look(queue_id: int, now: datetime, running: int) -> Steps[Look]:
+    """What there is to see of a queue; timers and lifetimes of it that are due take effect."""
+    rows = yield Statement(
+        f"select receivable, arrivals, receives, empty, waiting, due from servicebroker.look_{queue_id}($1)",
+        (now,),
+    )
+    *counters, due = rows[0]
+    return Look(Seen(*counters)._replace(running=running), due)
+
+
+def take_lease(queue_id: int) -> Steps[bool]:
+    """Whether this session runs the monitor of the queue from now on: nobody else does."""
+    rows = yield Statement("select pg_try_advisory_lock($1, $2)", (locks.ACTIVATION, queue_id))
+    return bool(rows[0][0])
+
+
+def give_lease(queue_id: int) -> Steps[None]:
+    """Leave the monitor of the queue to others."""
+    yield Statement(
+        "with gone as (delete from servicebroker.queue_monitors where queue_id = $2) select pg_advisory_unlock($1, $2)",
+        (locks.ACTIVATION, queue_id),
+    )
+
+
+def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
+    """Have a SEND into one of these queues notify this session, and into no other."""
+    yield Statement(
+        "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
+        "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
+        "insert into servicebroker.waiting_readers (queue_id, pid, is_monitor) "
+        "select queue_id, pg_backend_pid(), true from unnest($1::int[]) as queue_id on conflict do nothing",
+        (sorted(queue_ids),),
+    )
+
+
+def show(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> Steps[None]:
+    """What the view says of monitors: queue, state, last empty RECEIVE, last activation, sessions that wait."""
+    columns = list(zip(*rows, strict=True))
+    yield Statement(
+        "insert into servicebroker.queue_monitors "
+        "select * from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::int[]) "
+        "on conflict (queue_id) do update set state = excluded.state, "
+        "last_empty_rowset_time = excluded.last_empty_rowset_time, "
+        "last_activated_time = excluded.last_activated_time, tasks_waiting = excluded.tasks_waiting",
+        tuple(map(list, columns)),
+    )
+
+
+def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
+    """This session runs an activated procedure. Returns how many RECEIVEs the queue has seen."""
+    rows = yield Statement(
+        "with entered as (insert into servicebroker.activated_tasks values (pg_backend_pid(), $1, $2, $3) "
+        "on conflict (spid) do update set queue_id = $1, procedure_name = $2, execute_as = $3) "
+        "select case when is_called then last_value else 0 end "
+        f"from servicebroker.queue_{queue_id}_receives",
+        (queue_id, procedure, execute_as),
+    )
+    return int(rows[0][0])
+
+
+def leave_task() -> Steps[None]:
+    """This session runs it no more."""
+    yield Statement("delete from servicebroker.activated_tasks where spid = pg_backend_pid()")
+
+
+def receives(queue_id: int) -> Steps[int]:
+    """How many RECEIVEs a monitored queue has seen."""
+    rows = yield Statement(
+        f"select case when is_called then last_value else 0 end from servicebroker.queue_{queue_id}_receives"
+    )
+    return int(rows[0][0])
+
+
+def why_off(queue_id: int) -> Steps[int | None]:
+    """28085 when the queue was dropped, 28086 when it or its activation is off; None when a task may go on."""
+    rows = yield Statement(
+        "select is_receive_enabled and is_activation_enabled from servicebroker.queues where queue_id = $1",
+        (queue_id,),
+    )
+    if not rows:
+        return 28085
+    return None if rows[0][0] else 28086

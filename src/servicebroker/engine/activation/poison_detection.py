@@ -1,0 +1,78 @@
+"""Automatic poison detection: how transactions ended, and the switch (reference 04 section 7.1)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.event_notifications import post
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.event_instances import BROKER_QUEUE_DISABLED
+from servicebroker.store.sql_verbs import MONITORS_CHANNEL
+from servicebroker.store.statements import Statement, Steps
+
+
+class Disabled(NamedTuple):
+    """A queue that was just switched off, and the notifications that could not be sent."""
+
+    database_id: int
+    name: str
+    unsent: list[BrokerError]
+
+
+def outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
+    """'committed', 'aborted', 'in progress' or None (too old) of each transaction id, also after a killed process."""
+    rows = yield Statement(
+        "select x, pg_xact_status(x::text::xid8) from unnest($1::bigint[]) x",
+        (transactions,),
+    )
+    return dict(rows)
+
+
+def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
+    """STATUS = OFF; who waits in a RECEIVE is told, and event notifications for BROKER_QUEUE_DISABLED are sent.
+
+    None when it is off, gone, or not to be switched by itself.
+    """
+    rows = yield Statement(
+        "with disabled as ("
+        "update servicebroker.queues set is_receive_enabled = false, is_enqueue_enabled = false "
+        "where queue_id = $1 and is_poison_message_handling_enabled and (is_receive_enabled or is_enqueue_enabled) "
+        "returning queue_id, database_id, name), "
+        "noted as (insert into servicebroker.disabled_queues (queue_id) select queue_id from disabled "
+        "on conflict (queue_id) do update set at = excluded.at) "
+        "select database_id, name, pg_notify('servicebroker', (-queue_id)::text), "
+        f"pg_notify('{MONITORS_CHANNEL}', '') from disabled",
+        (queue_id,),
+    )
+    if not rows:
+        return None
+    unsent = yield from post(BROKER_QUEUE_DISABLED, queue_id, now)
+    database_id, name, *_ = rows[0]
+    return Disabled(database_id, name, unsent)
+
+
+class Alarm(NamedTuple):
+    """A queue that was switched off by itself, and that nobody was alerted of yet."""
+
+    queue_id: int
+    database: str
+    schema: str
+    queue: str
+    at: datetime
+
+
+def alarms() -> Steps[list[Alarm]]:
+    """Those that are to be told of, the oldest first."""
+    rows = yield Statement(
+        "select q.queue_id, d.name, q.schema_name, q.name, a.at from servicebroker.disabled_queues a "
+        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) order by a.at"
+    )
+    return [Alarm(*row) for row in rows]
+
+
+def alerted(alarm: Alarm) -> Steps[None]:
+    """It was told of; not when the queue was switched off once more since."""
+    yield Statement(
+        "delete from servicebroker.disabled_queues where queue_id = $1 and at = $2", (alarm.queue_id, alarm.at)
+    )

@@ -1,0 +1,1 @@
+"""The services that every database has: Echo, Query and ServiceDiagnostic."""

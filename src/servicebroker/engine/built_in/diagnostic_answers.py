@@ -1,0 +1,68 @@
+"""ServiceDiagnostic: who may send to a service asks the built-in one how it stands (reference 01 section 11).
+
+The names and directions of the three message types are Service Broker's; the form of their bodies is ours.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint
+from servicebroker.engine.conversation.send import send
+from servicebroker.engine.remote.admission import find_target, refused_sender
+from servicebroker.engine.security.authorization import refused_arrival
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.model.permissions import PUBLIC
+from servicebroker.model.service_diagnostic import State, asked_service, description_body, status_body
+from servicebroker.store.statements import Statement, Steps
+
+
+def answer_query(catalog: Catalog, database_id: int, query: Message, now: datetime) -> Steps[None]:
+    """A Status, and a Description of a service that the initiator may send to. A malformed Query ends the conversation.
+
+    Raises:
+        BrokerError: the initiator is gone, or has ended.
+    """
+    handle = query.conversation_handle
+    endpoint = yield from find_endpoint(handle)
+    try:
+        service = asked_service(query.message_body or b"")
+    except ValueError as problem:
+        where = (endpoint.conversation_id, 1, query.message_sequence_number)
+        error = BrokerError(9615, names.QUERY, problem, *where)
+        yield from end_conversation(handle, now=now, error=(error.number, error.text))
+        return
+    rows = yield Statement(
+        "select d.service_broker_guid::text, s.service_id, q.is_enqueue_enabled, array(select c.name "
+        "  from servicebroker.service_contract_usages u join servicebroker.service_contracts c "
+        "  on c.database_id = u.database_id and c.service_contract_id = u.service_contract_id "
+        "  where u.service_id = s.service_id order by c.name) "
+        "from servicebroker.databases d left join servicebroker.services s "
+        "  on s.database_id = d.database_id and s.name = $2 "
+        "left join servicebroker.queues q on q.queue_id = s.queue_id where d.database_id = $1",
+        (database_id, service),
+    )
+    ((broker, service_id, is_enabled, contracts),) = rows
+    is_known = service_id is not None and (yield from _may_send(endpoint, service_id))
+    state = State.UNKNOWN if not is_known else State.READY if is_enabled else State.DISABLED
+    yield from send(catalog, handle, names.STATUS, status_body(service, broker, state), now=now)
+    if is_known:
+        yield from send(catalog, handle, names.DESCRIPTION, description_body(service, contracts), now=now)
+
+
+def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
+    """Whether a conversation of this endpoint's initiator could begin with the service."""
+    if endpoint.far_handle is not None:
+        initiator = yield from find_endpoint(endpoint.far_handle)
+        return (yield from refused_arrival(initiator, service_id)) is None
+    rows = yield Statement(
+        "select far_principal_id from servicebroker.conversation_keys where conversation_handle = $1",
+        (endpoint.conversation_handle,),
+    )
+    principal_id = rows[0][0] if rows else PUBLIC  # 0, which is public, where nobody has said who it is
+    target = yield from find_target(endpoint.database_id, service_id)
+    return (yield from refused_sender(target, principal_id)) is None

@@ -1,0 +1,83 @@
+"""The built-in service: an Echo comes back, a Query is answered (reference 01 section 11, 03 section 3).
+
+Only target endpoints answer, so that two of these services never talk to each other for ever.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.built_in.diagnostic_answers import answer_query
+from servicebroker.engine.catalog.catalog import Catalog, Queue
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.receive import named, nameless, receive
+from servicebroker.engine.conversation.send import send
+from servicebroker.engine.delivery.transmission import lock_free
+from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED
+from servicebroker.model.errors import BrokerError
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+CONVERSATIONS = 100  # that one transaction answers
+MESSAGES = 100  # of each of them
+
+
+def answer_built_in(now: datetime) -> Steps[bool]:
+    """Answer what has come, and end what the initiator has ended. Nobody is waited for.
+
+    True when something is left: more than fits, or a conversation that somebody is at.
+    """
+    rows = yield Statement(  # a table without a page has never had a message since it was last empty
+        "select q.queue_id, q.database_id, q.name from servicebroker.services s "
+        "join servicebroker.queues q using (queue_id) where s.name = $1 and s.service_id < $2 "
+        "and pg_relation_size(to_regclass('servicebroker.queue_' || q.queue_id)) > 0",
+        (names.SERVICE_BROKER, names.FIRST_USER_ID),
+    )
+    is_left = False
+    for row in rows:
+        is_left |= yield from _answer_queue(Queue(*row), now)
+    return is_left
+
+
+def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
+    rows = yield Statement(
+        "select conversation_handle, pg_try_advisory_xact_lock($1, uuid_hash(conversation_group_id)) "
+        "and pg_try_advisory_xact_lock_shared($2, 0), is_alone "  # as `lock_parking`
+        "from (select m.conversation_handle, m.conversation_group_id, "
+        "e.far_handle is not null and p.conversation_handle is null as is_alone "
+        f"from servicebroker.queue_{queue.queue_id} m "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+        "where not e.is_initiator group by 1, 2, 3 order by min(m.queuing_order) limit $3) waiting",
+        (locks.GROUP, locks.DELIVERY, CONVERSATIONS),
+    )
+    ours = {handle: is_alone for handle, is_ours, is_alone in rows if is_ours}
+    free = (yield from lock_free([handle for handle, is_alone in ours.items() if not is_alone])) if ours else set()
+    done = [handle for handle, is_alone in ours.items() if is_alone or handle in free]
+    is_left = len(done) < len(rows) or len(rows) == CONVERSATIONS
+    for handle in done:
+        is_left |= yield from _answer(queue, handle, now)
+    return is_left
+
+
+def _answer(queue: Queue, handle: UUID, now: datetime) -> Steps[bool]:
+    """One message after the other, since each may be large. True when there may be more."""
+    catalog = Catalog()
+    for _ in range(MESSAGES):
+        received = yield from receive(catalog, queue, top=1, conversation_handle=handle, now=now)
+        if not received.rows:
+            return False
+        (message,) = named(received.rows, nameless(catalog.labels[queue.database_id]))  # older than any label
+        with suppress(BrokerError):  # the initiator has ended meanwhile: there is nobody to answer
+            if message.message_type_name == names.ECHO:
+                body = OMITTED if message.message_body is None else message.message_body
+                yield from send(catalog, handle, names.ECHO, body, now=now)
+            elif message.message_type_name == names.QUERY:
+                yield from answer_query(catalog, queue.database_id, message, now)
+            else:  # EndDialog or Error
+                yield from end_conversation(handle, now=now)
+                return False
+    return True

@@ -1,0 +1,1 @@
+"""What is defined: databases, message types, contracts, queues, services, routes and the like."""

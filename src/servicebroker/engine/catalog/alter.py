@@ -1,0 +1,236 @@
+"""DROP CONTRACT, ALTER and DROP QUEUE (reference 01 sections 3 and 4).
+
+The caller holds the lock of `lock_catalog`: definitions change one at a time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Queue, check_filegroup, find_queue_now, find_user_object
+from servicebroker.engine.conversation.failure import fail_endpoints, tell_remote
+from servicebroker.engine.conversation.retention import set_retention
+from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
+from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.model import names
+from servicebroker.model.arguments import check_changes
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
+from servicebroker.store import locks
+from servicebroker.store.queue import quoted
+from servicebroker.store.sql_verbs import MONITORS_CHANNEL
+from servicebroker.store.statements import Statement, Steps
+
+# of a row of servicebroker.queues: its monitor begins anew
+RENEW_MONITOR = "monitor_version = nextval('servicebroker.catalog_versions')"
+TABLES = {"queue": "arrival", "retained": "conversation"}  # of a queue, each with the index that it is rebuilt along
+
+
+def lock_catalog() -> Statement:
+    """Definitions change one at a time; SEND and RECEIVE take no notice."""
+    return Statement("select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
+
+
+def lock_begins(number: int) -> Statement:
+    """Nobody begins a dialog with the service or the contract of that number, or has begun one and not committed."""
+    return Statement("select pg_advisory_xact_lock($1, $2)", (locks.BEGIN, number))
+
+
+# ---------------------------------------------------------------- contracts
+
+
+def drop_contract(database_id: int, name: str) -> Steps[None]:
+    """DROP CONTRACT: open conversations on it get the Error -8487, on both sides.
+
+    Raises:
+        BrokerError: 3716 while a service or a priority uses it, 15151 when it does not exist, 9663 for a
+            built-in one.
+    """
+    contract_id = yield from find_user_object("drop", "service contract", database_id, name)
+    for table, users in (("service_contract_usages", "services"), ("broker_priorities", "conversation priorities")):
+        used = yield Statement(
+            f"select from servicebroker.{table} where database_id = $1 and service_contract_id = $2 limit 1",
+            (database_id, contract_id),
+        )
+        if used:
+            raise BrokerError(3716, "service contract", name, users)
+    yield lock_begins(contract_id)
+    yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
+    both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
+    yield from fail_endpoints(both, BrokerError(8487))
+    yield tell_remote(both, BrokerError(8487))
+    for table in ("service_contract_message_usages", "service_contracts"):
+        yield Statement(
+            f"delete from servicebroker.{table} where database_id = $1 and service_contract_id = $2",
+            (database_id, contract_id),
+        )
+
+
+def lock_conversations(condition: str, *parameters: object) -> Steps[list[UUID]]:
+    """Lock both sides of every conversation of which an endpoint meets the condition. Returns all handles."""
+    chosen = f"conversation_id in (select conversation_id from servicebroker.conversation_endpoints where {condition})"
+    text = f"select conversation_handle from servicebroker.conversation_endpoints where {chosen}"
+    yield Statement(f"{text} order by conversation_id, is_initiator for update", parameters)
+    rows = yield Statement(text, parameters)  # as they are now that nobody else holds one
+    return [handle for (handle,) in rows]
+
+
+def renew_versions(database_id: int | None = None) -> Statement:
+    """What clients remember of sending into the queues of this database, or of all, is to be looked up again."""
+    return Statement(
+        "with version as materialized (select nextval('servicebroker.catalog_versions') as number) "
+        "update servicebroker.queues set catalog_version = number from version "
+        "where $1::int is null or database_id = $1",
+        (database_id,),
+    )
+
+
+# ---------------------------------------------------------------- queues
+
+
+def alter_queue(
+    catalog: Catalog,
+    database_id: int,
+    name: str,
+    *,
+    status: bool | None = None,
+    retention: bool | None = None,
+    poison_message_handling: bool | None = None,
+    move_to: str | None = None,
+    now: datetime,
+) -> Steps[list[UUID]]:
+    """ALTER QUEUE WITH STATUS = ON | OFF, RETENTION, POISON_MESSAGE_HANDLING (STATUS = ON | OFF); MOVE TO.
+
+    OFF: RECEIVE raises 9617, also where it waits, and what is sent waits in the transmission queue. ON delivers
+    that, in order, before the transaction ends, but for the conversations that are returned, on which somebody is
+    sending right now: they are for `deliver_conversation`.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, or another filegroup is named, 402 for a wrong type.
+    """
+    check_changes(STATUS=status, RETENTION=retention, POISON_MESSAGE_HANDLING=poison_message_handling)
+    if move_to is not None:
+        check_filegroup(move_to)
+    queue = yield from find_user_queue("alter", database_id, name)
+    yield Statement(
+        "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1", (queue.queue_id,)
+    )
+    left: list[UUID] = []
+    if poison_message_handling is not None:
+        yield Statement(
+            "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
+            (queue.queue_id, poison_message_handling),
+        )
+    if retention is not None:
+        yield from set_retention(queue.queue_id, retention)
+        yield renew_versions()  # who sends from this queue remembers the version of the queue it sends to
+    if status is not None:
+        left = yield from set_status(catalog, queue.queue_id, status, now)
+    return left
+
+
+def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> Steps[list[UUID]]:
+    """Switch a queue on or off, and tell who waits there. Returns what `deliver_everything` has left over."""
+    if status:
+        yield lock_delivery()
+    yield Statement(
+        "update servicebroker.queues set is_receive_enabled = $2, is_enqueue_enabled = $2, "
+        f"{RENEW_MONITOR} where queue_id = $1",
+        (queue_id, status),
+    )
+    yield ring(queue_id)
+    yield ring_monitors()
+    if status:
+        return (yield from deliver_everything(catalog, now))
+    return []
+
+
+def rebuild_queue(database_id: int, name: str, table: str) -> Steps[None]:
+    """ALTER QUEUE REBUILD of one of its `TABLES`: gives space back. Readers and senders wait for it.
+
+    A transaction for each: who has one of them open may be about to open the other.
+    """
+    queue_id = (yield from find_user_queue("alter", database_id, name)).queue_id
+    index = f"{table}_{queue_id}_{TABLES[table]}"
+    yield Statement(f"cluster servicebroker.{table}_{queue_id} using {index}", prepared=False)
+
+
+def reorganize_queue(queue_id: int) -> Steps[None]:
+    """ALTER QUEUE REORGANIZE: space that ends the table goes back, room inside it may be used again. Nobody waits.
+
+    It cannot run inside a transaction.
+    """
+    tables = ", ".join(f"servicebroker.{table}_{queue_id}" for table in TABLES)
+    yield Statement(f"vacuum (truncate) {tables}", prepared=False)
+
+
+def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
+    """`find_queue_now` of a queue that may be changed.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 9663 when it is built in.
+    """
+    queue = yield from find_queue_now(action, database_id, name)
+    if queue.queue_id < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return queue
+
+
+def drop_queue(database_id: int, name: str) -> Steps[Queue]:
+    """DROP QUEUE, its first half: nobody finds it any more. `remove_dropped_queue` does the rest.
+
+    In two transactions, because the table cannot go while a reader that waits has it open.
+
+    Raises:
+        BrokerError: 3716 while a service uses it, 15151 when it does not exist.
+    """
+    queue = yield from find_user_queue("drop", database_id, name)
+    used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
+    if used:
+        raise BrokerError(3716, "queue", name, "services")
+    yield forget_permissions(database_id, Kind.QUEUE, queue.queue_id)
+    rows = yield Statement(
+        "delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name",
+        (queue.queue_id,),
+    )
+    yield Statement(f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False)
+    yield ring(queue.queue_id)
+    yield ring_monitors()
+    return queue
+
+
+def dropped_queues() -> Steps[list[int]]:
+    """Queues that are dropped and whose tables are still there."""
+    rows = yield Statement(
+        "select t.queue_id from pg_tables, substring(tablename from '^queue_([0-9]+)$') as number, "
+        "cast(number as integer) as t (queue_id) "
+        "where schemaname = 'servicebroker' and t.queue_id is not null "
+        "and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id)"
+    )
+    return [queue_id for (queue_id,) in rows]
+
+
+def remove_dropped_queue(queue_id: int) -> Steps[None]:
+    """Table, sequence and functions of a dropped queue, once nobody has them open."""
+    rows = yield Statement(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'servicebroker'::regnamespace "
+        "and proname ~ ('_' || $1::text || '$')",
+        (str(queue_id),),
+    )
+    for (function,) in rows:
+        yield Statement(f"drop function if exists {function}", prepared=False)
+    for table in ("archived", "retained", "queue"):
+        yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
+    for sequence in ("order", "receives", "empty_receives"):
+        yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_{sequence}", prepared=False)
+
+
+def ring(queue_id: int) -> Statement:
+    """All readers that wait at the queue look again, and find out: a number below zero says so to their doorbells."""
+    return Statement("select pg_notify('servicebroker', $1)", (str(-queue_id),))
+
+
+def ring_monitors() -> Statement:
+    """Who runs queue monitors reads anew which there are to be."""
+    return Statement(f"notify {MONITORS_CHANNEL}", prepared=False)

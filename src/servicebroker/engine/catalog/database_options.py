@@ -1,0 +1,119 @@
+"""ALTER DATABASE ... SET, what concerns the broker (reference 01 section 1)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.catalog.alter import lock_conversations, renew_versions
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation.endpoints import remove_endpoints
+from servicebroker.engine.conversation.failure import drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.retention import purge_queue
+from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
+from servicebroker.engine.security.logins import demand_administrator
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Statement, Steps
+
+
+def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
+    """ENABLE_BROKER: what waited is delivered. Returns what `deliver_everything` has left over.
+
+    Raises:
+        BrokerError: 9772 when an enabled database has the same identifier.
+    """
+    yield lock_delivery()
+    rows = yield Statement(
+        "select d.name, exists (select from servicebroker.databases o where o.database_id <> d.database_id "
+        "and o.service_broker_guid = d.service_broker_guid and o.is_broker_enabled) "
+        "from servicebroker.databases d where database_id = $1",
+        (database_id,),
+    )
+    if rows[0][1]:
+        raise BrokerError(9772, rows[0][0])
+    yield from _switch(database_id, True)
+    return (yield from deliver_everything(catalog, now))
+
+
+def disable_broker(database_id: int) -> Steps[None]:
+    """DISABLE_BROKER: what its services send, and what is sent to them, waits in the transmission queue."""
+    yield from _switch(database_id, False)
+
+
+def new_broker(database_id: int) -> Steps[None]:
+    """NEW_BROKER: another identifier; every conversation is removed, and no peer is told.
+
+    A peer in another database finds out at its next SEND, by the Error -8462. ENABLE_BROKER is to follow.
+    """
+    rows = yield Statement(
+        "select queue_id from servicebroker.queues where database_id = $1 order by queue_id", (database_id,)
+    )
+    queues = [queue_id for (queue_id,) in rows]
+    for queue_id in queues:  # first, so that we wait for readers before we hold what they may want
+        yield from purge_queue(queue_id, "true")
+    handles = yield from lock_conversations("database_id = $1", database_id)
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1", (database_id,)
+    )
+    own = {handle for (handle,) in rows}
+    peers = [handle for handle in handles if handle not in own]
+    rows = yield Statement(
+        "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
+        "where conversation_handle = any ($1) returning conversation_handle, state",
+        (peers,),
+    )
+    yield drop_waiting(handles)
+    yield from remove_endpoints([*own, *(handle for handle, state in rows if state == "DO")])
+    for queue_id in queues:
+        yield from purge_queue(queue_id, "true")
+    yield Statement(
+        "delete from servicebroker.conversation_groups where service_id in "
+        "(select service_id from servicebroker.services where database_id = $1)",
+        (database_id,),
+    )
+    yield Statement(
+        "update servicebroker.databases set service_broker_guid = gen_random_uuid() where database_id = $1",
+        (database_id,),
+    )
+
+
+def error_broker_conversations(database_id: int) -> Steps[None]:
+    """ERROR_BROKER_CONVERSATIONS: every conversation gets the Error -9719 here, and -9720 in other databases.
+
+    ENABLE_BROKER is to follow.
+    """
+    handles = yield from lock_conversations("database_id = $1", database_id)
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1", (database_id,)
+    )
+    own = {handle for (handle,) in rows}
+    yield from fail_endpoints(list(own), BrokerError(9719))
+    yield tell_remote(own, BrokerError(9720))
+    yield from fail_endpoints([handle for handle in handles if handle not in own], BrokerError(9720))
+
+
+def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:
+    """HONOR_BROKER_PRIORITY: whether transmission to other instances follows the priorities."""
+    yield Statement(
+        "update servicebroker.databases set is_honor_broker_priority_on = $2 where database_id = $1",
+        (database_id, honor),
+    )
+
+
+def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
+    """TRUSTWORTHY: whether who works as a user of the database is more than guest in others, see `api/database.py`.
+
+    Raises:
+        BrokerError: 15247 for whom is no administrator.
+    """
+    yield from demand_administrator()
+    yield Statement(
+        "update servicebroker.databases set is_trustworthy_on = $2 where database_id = $1", (database_id, trustworthy)
+    )
+
+
+def _switch(database_id: int, enabled: bool) -> Steps[None]:
+    yield Statement(
+        "update servicebroker.databases set is_broker_enabled = $2 where database_id = $1", (database_id, enabled)
+    )
+    yield renew_versions()

@@ -1,0 +1,68 @@
+"""The transactions that use a broker database: those with a lock on a table of its queues, or on beginning dialogs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.alter import lock_catalog
+from servicebroker.engine.delivery.transmission import lock_delivery
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+# milliseconds that we wait for the tables, one attempt after the other: well below the server's deadlock_timeout, so
+# that we give up before anybody is chosen as a victim
+_LOCK_TIMEOUTS = (20, 20, 50, 50, 100, 100, 200, 200)
+
+
+class User(NamedTuple):
+    """A running transaction."""
+
+    pid: int
+    xact_start: datetime
+
+
+def users(database_id: int) -> Steps[list[User]]:
+    """Those that have begun a dialog, sent or received there, and not ended yet. Who only reads is no user."""
+    rows = yield Statement(
+        "select distinct a.pid, a.xact_start from pg_locks l join pg_stat_activity a on a.pid = l.pid "
+        "where (l.relation in (select to_regclass('servicebroker.queue_' || queue_id) "
+        "from servicebroker.queues where database_id = $1) "
+        "or l.locktype = 'advisory' and l.classid = $2::int::oid and l.objid = $1::int::oid and l.objsubid = 2) "
+        "and l.granted and l.mode <> 'AccessShareLock' and a.pid <> pg_backend_pid() and a.xact_start is not null "
+        "and l.database = (select oid from pg_database where datname = current_database())",
+        (database_id, locks.BEGIN_IN),
+    )
+    return [User(*row) for row in rows]
+
+
+def lock_database(database_id: int, attempt: int) -> Steps[None]:
+    """Have the queues of the database for ourselves until the transaction ends; definitions, deliveries and begins too.
+
+    The server raises `lock_not_available` when that takes longer than a moment. Whether it does depends on the order
+    in which the others go from queue to queue, so every other attempt goes the other way round.
+    """
+    order = "desc" if attempt % 2 else "asc"
+    rows = yield Statement(
+        f"select string_agg('servicebroker.queue_' || queue_id, ', ' order by queue_id {order}) "
+        "from servicebroker.queues where database_id = $1",
+        (database_id,),
+    )
+    timeout = _LOCK_TIMEOUTS[attempt % len(_LOCK_TIMEOUTS)]
+    yield Statement(f"set local lock_timeout = {timeout}", prepared=False)
+    yield lock_catalog()
+    yield lock_delivery()
+    yield Statement("select pg_advisory_xact_lock($1, $2)", (locks.BEGIN_IN, database_id))
+    if rows[0][0] is not None:
+        yield Statement(f"lock table {rows[0][0]} in exclusive mode", prepared=False)
+    yield Statement("set local lock_timeout = 0", prepared=False)
+
+
+def end_users(there: list[User]) -> Steps[None]:
+    """ROLLBACK: end the sessions of these transactions, as far as they are still the same."""
+    yield Statement(
+        "select pg_terminate_backend(a.pid) from pg_stat_activity a "
+        "join unnest($1::int[], $2::timestamptz[]) as chosen (pid, xact_start) "
+        "on a.pid = chosen.pid and a.xact_start = chosen.xact_start",
+        ([user.pid for user in there], [user.xact_start for user in there]),
+    )

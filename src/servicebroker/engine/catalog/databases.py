@@ -1,0 +1,242 @@
+"""CREATE and DROP DATABASE, and finding one by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from servicebroker.engine.catalog.alter import lock_catalog, ring
+from servicebroker.engine.catalog.catalog import create_queue, insert_usages
+from servicebroker.engine.catalog.database_options import new_broker
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, FIXED_PRINCIPALS, GRANT, GUEST, Kind
+from servicebroker.store.queue import quoted
+from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+
+SYSTEM_DATABASE = "msdb"
+_FOR_EVERYBODY = frozenset({"master", "tempdb"})  # where guest may connect
+
+
+def create_database(name: str) -> Steps[int]:
+    """CREATE DATABASE: a broker identifier, the built-in objects, the route AutoCreatedLocal. Returns its id.
+
+    Raises:
+        BrokerError: 1801 when the name is taken.
+    """
+    names.checked("database", name)
+    rows = yield Statement(
+        "insert into servicebroker.databases (name) values ($1) on conflict do nothing returning database_id",
+        (name,),
+    )
+    if not rows:
+        raise BrokerError(1801, name)
+    (database_id,) = rows[0]
+    yield Statement(
+        "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
+        "select $1, * from unnest($2::int[], $3::text[], $4::bool[])",
+        (
+            database_id,
+            [row.principal_id for row in FIXED_PRINCIPALS],
+            [row.name for row in FIXED_PRINCIPALS],
+            [row.is_role for row in FIXED_PRINCIPALS],
+        ),
+    )
+    if name.lower() in _FOR_EVERYBODY:
+        yield Statement(
+            "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
+            (database_id, Kind.DATABASE.value, GUEST, DBO, GRANT),
+        )
+    types = names.SYSTEM_MESSAGE_TYPES
+    yield Statement(
+        "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
+        'select $1, * from unnest($2::int[], $3::text[], $4::"char"[])',
+        (
+            database_id,
+            [row.message_type_id for row in types],
+            [row.name for row in types],
+            [row.validation for row in types],
+        ),
+    )
+    for contract in names.SYSTEM_CONTRACTS:
+        yield Statement(
+            "insert into servicebroker.service_contracts (database_id, service_contract_id, name) values ($1, $2, $3)",
+            (database_id, contract.service_contract_id, contract.name),
+        )
+        yield insert_usages(database_id, contract.service_contract_id, contract.usages)
+    yield Statement(
+        "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
+        (database_id,),
+    )
+    yield from create_system_services(database_id)
+    return int(database_id)
+
+
+def ensure_database(name: str) -> Steps[int]:
+    """The id of a database, which is made when it is missing. Who may make none finds those that are there."""
+    try:
+        return (yield from find_database(name))
+    except BrokerError as refused:
+        if refused.number != 911:
+            raise
+    try:
+        return (yield from create_database(name))
+    except BrokerError as refused:
+        if refused.number != 1801:
+            raise
+    return (yield from find_database(name))
+
+
+def create_system_services(database_id: int) -> Steps[None]:
+    """The services that every database has, each on a queue of its own."""
+    for name, queue in names.SYSTEM_SERVICES:
+        queue_id = yield from create_queue(database_id, queue, is_system=True)
+        yield Statement(
+            "insert into servicebroker.services (service_id, database_id, name, queue_id) "
+            "values (nextval('servicebroker.system_ids'), $1, $2, $3)",
+            (database_id, name, queue_id),
+        )
+        if name == names.SERVICE_BROKER:
+            yield from _make_answering(database_id, name, queue_id)
+
+
+def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
+    """The service takes its contracts, and who answers hears of each message (`engine/built_in/echo_and_query.py`)."""
+    yield Statement(
+        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
+        "select database_id, service_id, service_contract_id "
+        "from servicebroker.services s join servicebroker.service_contracts c using (database_id) "
+        "where database_id = $1 and s.name = $2 and service_contract_id = any ($3)",
+        (database_id, name, [names.SERVICE_ECHO_ID, names.SERVICE_DIAGNOSTIC_ID]),
+    )
+    yield Statement(
+        f"create trigger arrival after insert on servicebroker.queue_{queue_id} "
+        "for each statement execute function servicebroker.ring_delivery()",
+        prepared=False,
+    )
+
+
+def ensure_system_objects() -> Steps[None]:
+    """The database msdb, and what an older version has not given its databases."""
+    yield from ensure_database(SYSTEM_DATABASE)
+    if (yield from _without_system_services()):
+        yield lock_catalog()
+        for database_id in (yield from _without_system_services()):
+            yield from create_system_services(database_id)
+
+
+def _without_system_services() -> Steps[list[int]]:
+    """Databases that an older version has made."""
+    rows = yield Statement(
+        "select database_id from servicebroker.databases d where not exists (select from servicebroker.services s "
+        "where s.database_id = d.database_id and s.service_id < $1)",
+        (names.FIRST_USER_ID,),
+    )
+    return [database_id for (database_id,) in rows]
+
+
+def find_database(name: str) -> Steps[int]:
+    """The id of a database, by name without regard to case.
+
+    Raises:
+        BrokerError: 911 when there is none.
+    """
+    rows = yield Statement(
+        "select database_id from servicebroker.databases where lower(name) = lower($1)",
+        (names.checked("database", name),),
+    )
+    if not rows:
+        raise BrokerError(911, name, hint="Create it with instance.database(name, create=True).")
+    return int(rows[0][0])
+
+
+def is_trustworthy(database_id: int) -> Steps[bool]:
+    """Whether TRUSTWORTHY is ON."""
+    rows = yield Statement(
+        "select from servicebroker.databases where database_id = $1 and is_trustworthy_on", (database_id,)
+    )
+    return bool(rows)
+
+
+def drop_database(database_id: int) -> Steps[None]:
+    """DROP DATABASE: its conversations as NEW_BROKER removes them, and every object. The caller has it for itself.
+
+    The tables of its queues are left to `remove_dropped_queue`, and a PostgreSQL schema that holds anything else to its
+    owner. Peers in other databases are not told; their next SEND gets them the Error -8462.
+
+    Raises:
+        BrokerError: 3708 for the system database.
+    """
+    yield from check_database(database_id)
+    rows = yield Statement("select name from servicebroker.databases where database_id = $1", (database_id,))
+    if rows[0][0] == SYSTEM_DATABASE:
+        raise BrokerError(3708, SYSTEM_DATABASE)
+    yield from new_broker(database_id)
+    queues = yield Statement(
+        "select queue_id, postgres_schema, postgres_name from servicebroker.queues where database_id = $1",
+        (database_id,),
+    )
+    for _, schema, view in queues:
+        yield Statement(f"drop view if exists {quoted(schema)}.{quoted(view)}", prepared=False)
+    for table in _OBJECTS:
+        yield Statement(f"delete from servicebroker.{table} where database_id = $1", (database_id,))
+    for schema in sorted({schema for _, schema, _ in queues}):
+        kept = yield Statement(
+            "select from pg_depend d join pg_namespace n on n.oid = d.refobjid "
+            "where d.refclassid = 'pg_namespace'::regclass and n.nspname = $1 limit 1",
+            (schema,),
+        )
+        if not kept:
+            yield Statement(f"drop schema if exists {quoted(schema)}", prepared=False)
+    for queue_id, _, _ in queues:
+        yield ring(queue_id)
+
+
+# what belongs to a database, in the order in which it can go
+_OBJECTS = (
+    "broker_priorities",
+    "route_requests",
+    "routes",
+    "services",
+    "queues",
+    "service_contract_message_usages",
+    "service_contracts",
+    "message_types",
+    "xml_schema_collections",
+    "remote_service_bindings",
+    "certificates",
+    "master_keys",
+    "permissions",
+    "role_members",
+    "principals",
+    "databases",
+)
+
+_NOT_FOUND = {8423, 8425, 8426, 8436, 15151}
+
+
+def in_broker(steps: Steps[T], check: Callable[[], Steps[None]]) -> Steps[T]:
+    """A verb in a database. What it does not find there is no answer when the database itself has gone: `check` looks.
+
+    Raises:
+        BrokerError: 8442 the database was dropped, and what the verb raises.
+    """
+    try:
+        return (yield from steps)
+    except BrokerError as refused:
+        if refused.number in _NOT_FOUND:
+            yield from check()
+        raise
+
+
+def check_database(database_id: int) -> Steps[None]:
+    """Refuse what is asked of a database that was dropped.
+
+    Raises:
+        BrokerError: 8442.
+    """
+    rows = yield Statement("select from servicebroker.databases where database_id = $1", (database_id,))
+    if not rows:
+        raise BrokerError(8442)

@@ -1,0 +1,232 @@
+"""CREATE and DROP EVENT NOTIFICATION ON QUEUE, and the messages that they send (reference 01 section 10, 04 section 5).
+
+Each notification has one conversation, from the built-in service of event notifications to its own; it begins with the
+first event. A notification whose conversation has ended, or failed, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
+from servicebroker.engine.catalog.catalog import Catalog, created, find_queue_now
+from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.conversation.send import send
+from servicebroker.model import arguments, names
+from servicebroker.model.arguments import check_switch
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.event_instances import (
+    ON_QUEUE,
+    QUEUE_ACTIVATION,
+    EventInstance,
+    event_body,
+    post_time,
+)
+from servicebroker.model.permissions import User
+from servicebroker.store.statements import Statement, Steps
+
+CURRENT_DATABASE = "current database"  # compared byte by byte
+_OPEN = {"SO", "SI", "CO"}
+
+
+class _Notification(NamedTuple):
+    object_id: int
+    name: str
+    database_id: int
+    service_name: str
+    broker_instance: str
+    is_fan_in: bool
+    creator: str
+    conversation_handle: UUID | None
+    state: str | None
+
+
+def create_event_notification(
+    user: User, name: str, queue: str, events: Iterable[str], service: str, broker_instance: object, with_fan_in: bool
+) -> Steps[None]:
+    """CREATE EVENT NOTIFICATION name ON QUEUE queue [WITH FAN_IN] FOR events TO SERVICE service, broker_instance.
+
+    Raises:
+        BrokerError: 8197 no such queue, 9718 QUEUE_ACTIVATION where a procedure is activated, 2714 name taken, 1093 a
+            broker instance that is none, 402 events that are none of a queue.
+    """
+    names.checked("event notification", name)
+    names.checked("service", service, names.MAXIMUM_SERVICE_NAME)
+    check_switch("FAN_IN", with_fan_in)
+    wanted = _checked_events(events)
+    instance = arguments.broker_instance(broker_instance) if broker_instance != CURRENT_DATABASE else CURRENT_DATABASE
+    if instance is None or instance == arguments.CURRENT_DATABASE:
+        raise BrokerError(1093, broker_instance, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
+    try:
+        queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
+    except BrokerError as refused:
+        raise BrokerError(8197, queue) if refused.number == 15151 else refused from None
+    if QUEUE_ACTIVATION in wanted:
+        rows = yield Statement(
+            "select name from servicebroker.queues where queue_id = $1 and is_activation_enabled", (queue_id,)
+        )
+        if rows:
+            raise BrokerError(9718, *rows[0])
+    rows = yield Statement(
+        "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, service_name, "
+        "broker_instance, owner_id, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, session_user) "
+        "on conflict do nothing returning object_id",
+        (user.database_id, name, queue_id, wanted, with_fan_in, service, instance, user.principal_id),
+    )
+    created(rows, name)
+    yield _tell_monitors(queue_id)
+    yield ring_monitors()
+
+
+def drop_event_notification(user: User, name: str, queue: str, now: datetime) -> Steps[None]:
+    """DROP EVENT NOTIFICATION name ON QUEUE queue; its conversation ends.
+
+    Raises:
+        BrokerError: 15151 no such queue, or notification on it.
+    """
+    names.checked("event notification", name)
+    queue_id = (yield from find_queue_now("find", user.database_id, queue)).queue_id
+    rows = yield Statement(
+        "select object_id from servicebroker.event_notifications "
+        "where database_id = $1 and queue_id = $2 and lower(name) = lower($3)",
+        (user.database_id, queue_id, name),
+    )
+    if not rows:
+        raise BrokerError(15151, "drop", "event notification", name)
+    yield from _drop(rows[0][0], now)
+
+
+def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[None]:
+    """Before DROP QUEUE: those on the queue go with it."""
+    queue_id = (yield from find_queue_now("drop", database_id, queue)).queue_id
+    rows = yield Statement("select object_id from servicebroker.event_notifications where queue_id = $1", (queue_id,))
+    for (object_id,) in rows:
+        yield from _drop(object_id, now)
+
+
+def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
+    """Send the event to every notification on the queue that names it. Returns what is to be logged.
+
+    Of those made WITH FAN_IN by the same login for the same service, one message goes out.
+    """
+    found = yield from _notifications("n.queue_id = $1 and $2 = any (n.events)", queue_id, event)
+    if not found:
+        return []
+    rows = yield Statement(
+        "select pg_backend_pid(), current_database()::text, session_user::text, p.name, d.name, q.schema_name, q.name "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = q.owner_id "
+        "where queue_id = $1",
+        (queue_id,),
+    )
+    body = event_body(EventInstance(event, post_time(now), *rows[0]))
+    said = []
+    told: set[tuple[str, str, str]] = set()
+    for notification in found:
+        whom = (notification.creator, notification.service_name, notification.broker_instance)
+        if notification.is_fan_in and whom in told:
+            continue
+        told |= {whom} if notification.is_fan_in else set()
+        problem = yield from _send(notification, body, now)
+        said += [problem] if problem else []
+    return said
+
+
+def post_left(now: datetime) -> Steps[list[BrokerError]]:
+    """Post the events that a restricted role has caused, which may not post them. Returns what is to be logged."""
+    said: list[BrokerError] = []
+    if (yield Statement("select from servicebroker.events_to_post limit 1")):
+        left = yield Statement(
+            "delete from servicebroker.events_to_post where (queue_id, event) in (select queue_id, event "
+            "from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event"
+        )
+        for queue_id, event in left:
+            said += yield from post(event, queue_id, now)
+    return said
+
+
+def drop_broken(now: datetime) -> Steps[list[BrokerError]]:
+    """Drop the notifications whose conversation has ended. Returns what is to be logged."""
+    broken = yield from _notifications(
+        "n.conversation_handle is not null and (e.state is null or e.state not in ('SO', 'SI', 'CO'))"
+    )
+    said = []
+    for notification in broken:
+        said.append((yield from _drop_broken(notification, now)))
+    return said
+
+
+def _checked_events(events: object) -> list[str]:
+    given = [events] if isinstance(events, str) else events
+    if not isinstance(given, list | tuple) or not given or any(event not in ON_QUEUE for event in given):
+        raise BrokerError(402, "FOR", repr(events), f"{' or '.join(ON_QUEUE)}: the events of a queue")
+    return list(dict.fromkeys(given))
+
+
+def _notifications(condition: str, *parameters: object) -> Steps[list[_Notification]]:
+    rows = yield Statement(
+        "select n.object_id, n.name, n.database_id, n.service_name, n.broker_instance, n.is_fan_in, n.creator, "
+        "n.conversation_handle, e.state from servicebroker.event_notifications n "
+        f"left join servicebroker.conversation_endpoints e using (conversation_handle) where {condition} "
+        "order by n.object_id",
+        parameters,
+    )
+    return [_Notification(*row) for row in rows]
+
+
+def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[BrokerError | None]:
+    handle = notification.conversation_handle
+    if handle is not None and notification.state not in _OPEN:
+        return (yield from _drop_broken(notification, now))
+    if handle is None:
+        is_here = notification.broker_instance == CURRENT_DATABASE
+        handle = yield from begin_dialog(
+            notification.database_id,
+            names.EVENT_NOTIFICATION_SERVICE,
+            notification.service_name,
+            broker_instance=arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
+            contract=names.POST_EVENT_NOTIFICATION,
+            encryption=False,
+            now=now,
+        )
+        yield Statement(
+            "update servicebroker.event_notifications set conversation_handle = $2 where object_id = $1",
+            (notification.object_id, handle),
+        )
+    try:
+        yield from send(Catalog(), handle, names.EVENT_NOTIFICATION, body, now=now)
+    except BrokerError as problem:
+        return BrokerError(17001, names.EVENT_NOTIFICATION, handle, problem.text)
+    return None
+
+
+def _drop_broken(notification: _Notification, now: datetime) -> Steps[BrokerError]:
+    yield from _drop(notification.object_id, now)
+    return BrokerError(17003 if notification.state == "ER" else 17004, notification.name)
+
+
+def _drop(object_id: int, now: datetime) -> Steps[None]:
+    rows = yield Statement(
+        "delete from servicebroker.event_notifications where object_id = $1 returning queue_id, conversation_handle",
+        (object_id,),
+    )
+    for queue_id, handle in rows:
+        if handle is not None:
+            with suppress(BrokerError):  # it is gone
+                yield from end_conversation(handle, now=now)
+        yield _tell_monitors(queue_id)
+        yield ring_monitors()
+
+
+def _tell_monitors(queue_id: int) -> Statement:
+    return Statement(
+        "update servicebroker.queues set notifies_activation = exists ("
+        "select from servicebroker.event_notifications n where n.queue_id = $1 and $2 = any (n.events)), "
+        f"{RENEW_MONITOR} where queue_id = $1",
+        (queue_id, QUEUE_ACTIVATION),
+    )

@@ -1,0 +1,70 @@
+"""CREATE, ALTER and DROP MESSAGE TYPE (reference 01 section 2)."""
+
+from __future__ import annotations
+
+from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.catalog.catalog import created, find_user_object
+from servicebroker.engine.catalog.schemas import find_for_validation
+from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.model import names
+from servicebroker.model.arguments import validation_letter
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, Kind, User
+from servicebroker.store.statements import Statement, Steps
+
+
+def create_message_type(
+    user: User, name: str, validation: str = "NONE", schema_collection: str | None = None, owner: int = DBO
+) -> Steps[int]:
+    """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
+
+    Raises:
+        BrokerError: 2714 the name is taken, 402 the validation, 15151 no such collection.
+    """
+    names.checked("message type", name)
+    letter = validation_letter(validation, schema_collection)
+    collection_id = yield from find_for_validation(user, schema_collection)
+    rows = yield Statement(
+        "insert into servicebroker.message_types (database_id, name, validation, xml_collection_id, owner_id) "
+        "values ($1, $2, $3, $4, $5) on conflict do nothing returning message_type_id",
+        (user.database_id, name, letter, collection_id, owner),
+    )
+    return created(rows, name)
+
+
+def alter_message_type(user: User, name: str, validation: str, schema_collection: str | None = None) -> Steps[None]:
+    """ALTER MESSAGE TYPE: another validation, for what is delivered from now on.
+
+    Raises:
+        BrokerError: 15151 when it or the collection does not exist, 9663 for a built-in one, 402 for the validation.
+    """
+    letter = validation_letter(validation, schema_collection)
+    collection_id = yield from find_for_validation(user, schema_collection)
+    database_id = user.database_id
+    type_id = yield from find_user_object("alter", "message type", database_id, name)
+    yield Statement(
+        "update servicebroker.message_types set validation = $3, xml_collection_id = $4 "
+        "where database_id = $1 and message_type_id = $2",
+        (database_id, type_id, letter, collection_id),
+    )
+    yield renew_versions(database_id)
+
+
+def drop_message_type(database_id: int, name: str) -> Steps[None]:
+    """DROP MESSAGE TYPE.
+
+    Raises:
+        BrokerError: 3716 while a contract uses it, 15151 when it does not exist, 9663 for a built-in one.
+    """
+    type_id = yield from find_user_object("drop", "message type", database_id, name)
+    used = yield Statement(
+        "select from servicebroker.service_contract_message_usages where database_id = $1 and message_type_id = $2",
+        (database_id, type_id),
+    )
+    if used:
+        raise BrokerError(3716, "message type", name, "service contracts")
+    yield forget_permissions(database_id, Kind.MESSAGE_TYPE, type_id)
+    yield Statement(
+        "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",
+        (database_id, type_id),
+    )

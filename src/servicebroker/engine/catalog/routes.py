@@ -1,0 +1,225 @@
+"""CREATE, ALTER and DROP ROUTE (reference 01 section 6). What already waits is matched again at once."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.delivery.transmission import lock_delivery, match_again
+from servicebroker.engine.remote.mirrored_pairs import find_explanations, forget_unused
+from servicebroker.engine.remote.site import find_site
+from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.model import names
+from servicebroker.model.errors import MAXIMUM_LIFETIME, MINIMUM_LIFETIME, BrokerError
+from servicebroker.model.permissions import DBO, Kind
+from servicebroker.protocol.explanation import Explanation, explain
+from servicebroker.protocol.routing import (
+    DYNAMIC_ROUTING_SERVICE,
+    LOCAL,
+    TRANSPORT,
+    Conversation,
+    Route,
+    parse_address,
+)
+from servicebroker.store.statements import Statement, Steps
+
+MAXIMUM_TEXT = 256  # characters of an address, a service name and a broker identifier
+
+
+class Clauses(NamedTuple):
+    """What WITH says; None leaves a clause as it is, in CREATE at its default. `lifetime` is in seconds."""
+
+    service_name: str | None = None
+    broker_instance: str | UUID | None = None
+    lifetime: int | None = None
+    address: str | None = None
+    mirror_address: str | None = None
+
+
+def create_route(
+    catalog: Catalog, database_id: int, name: str, clauses: Clauses, now: datetime, owner: int = DBO
+) -> Steps[list[UUID]]:
+    """CREATE ROUTE name WITH ...; `address` is TCP://host:port, LOCAL or TRANSPORT.
+
+    Returns the conversations that somebody else is at, each for a `deliver_conversation` of its own.
+
+    Raises:
+        BrokerError: 9659, 9660, 9661, 9662, 9743, 9744, 9745, 9746, 9747 what a clause may not say, 1093 broker
+            identifier, 2714 name taken, 402 wrong types.
+    """
+    names.checked("route", name)
+    route = _checked(name, clauses, now)
+    yield lock_delivery()
+    rows = yield Statement(
+        "insert into servicebroker.routes "
+        "(database_id, name, remote_service_name, broker_instance, lifetime, address, mirror_address, owner_id) "
+        "values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing returning route_id",
+        (database_id, name, *route[1:], owner),
+    )
+    if not rows:
+        raise BrokerError(2714, name)
+    return (yield from _changed(catalog, database_id, now))
+
+
+def alter_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses, now: datetime) -> Steps[list[UUID]]:
+    """ALTER ROUTE name WITH ...: what is given changes; a LIFETIME counts from now and revives an expired route.
+
+    Raises:
+        BrokerError: as `create_route`, and 15151 when there is none of that name.
+    """
+    yield lock_delivery()
+    rows = yield Statement(
+        "select remote_service_name, broker_instance, address, mirror_address, lifetime "
+        "from servicebroker.routes where database_id = $1 and lower(name) = lower($2) for update",
+        (database_id, names.checked("route", name)),
+    )
+    if not rows:
+        raise BrokerError(15151, "alter", "route", name)
+    if clauses == Clauses():
+        raise BrokerError(402, "WITH", "empty", "at least one clause")
+    service, instance, address, mirror, expires = rows[0]
+    merged = Clauses(
+        service if clauses.service_name is None else clauses.service_name,
+        instance if clauses.broker_instance is None else clauses.broker_instance,
+        clauses.lifetime,
+        address if clauses.address is None else clauses.address,
+        mirror if clauses.mirror_address is None else clauses.mirror_address,
+    )
+    route = _checked(name, merged, now)
+    yield Statement(
+        "update servicebroker.routes set remote_service_name = $3, broker_instance = $4, lifetime = $5, address = $6, "
+        "mirror_address = $7 where database_id = $1 and lower(name) = lower($2)",
+        (
+            database_id,
+            name,
+            route.service,
+            route.broker_instance,
+            route.expires or expires,
+            route.address,
+            route.mirror_address,
+        ),
+    )
+    return (yield from _changed(catalog, database_id, now))
+
+
+def drop_route(catalog: Catalog, database_id: int, name: str, now: datetime) -> Steps[list[UUID]]:
+    """DROP ROUTE: at any time; conversations that took it wait for another one.
+
+    Raises:
+        BrokerError: 15151 when there is none of that name.
+    """
+    names.checked("route", name)
+    yield lock_delivery()
+    rows = yield Statement(
+        "delete from servicebroker.routes where database_id = $1 and lower(name) = lower($2) returning route_id",
+        (database_id, name),
+    )
+    if not rows:
+        raise BrokerError(15151, "drop", "route", name)
+    yield forget_permissions(database_id, Kind.ROUTE, rows[0][0])
+    return (yield from _changed(catalog, database_id, now))
+
+
+def explain_route(
+    catalog: Catalog,
+    database_id: int | None,
+    service: str,
+    broker_instance: str | UUID | None,
+    now: datetime,
+) -> Steps[Explanation]:
+    """What routing decides about a conversation that begins in that database, or with None arrives from outside.
+
+    Raises:
+        BrokerError: 1093 no broker identifier, 402 no name of a service.
+    """
+    if not isinstance(service, str) or not service or "\0" in service or not names.is_encodable(service):
+        raise BrokerError(402, "SERVICE_NAME", repr(service), "the name of a service")
+    instance = _identifier("", broker_instance)
+    located = yield from find_site([service], now)
+    outside = yield from located.routes(catalog, located.msdb)
+    mirrors = yield from find_explanations()
+    if database_id is None:
+        site = located.site_of(located.msdb)
+        return explain(Conversation(service, instance), outside, outside, site, now, mirrors)
+    own = located.find(database_id)
+    table = yield from located.routes(catalog, own)
+    return explain(Conversation(service, instance, own.broker), table, outside, located.site_of(own), now, mirrors)
+
+
+def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
+    yield Statement(
+        "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
+        "where database_id = $1",
+        (database_id,),
+    )
+    yield forget_unused()
+    yield Statement(  # whoever finds no route now may ask again
+        "delete from servicebroker.route_requests where database_id = $1 and about = 'Route' and answered is not null",
+        (database_id,),
+    )
+    return (yield from match_again(catalog, database_id, now))
+
+
+def _checked(name: str, clauses: Clauses, now: datetime) -> Route:
+    """The route that the clauses describe, when the rules allow it."""
+    service = _text(name, "SERVICE_NAME", clauses.service_name)
+    instance = _identifier(name, clauses.broker_instance)
+    address = _text(name, "ADDRESS", clauses.address)
+    mirror = _text(name, "MIRROR_ADDRESS", clauses.mirror_address)
+    if address is None:
+        raise BrokerError(9659, "ADDRESS", name)
+    if instance is not None and service is None:
+        raise BrokerError(9662, name)
+    if instance is not None and service == DYNAMIC_ROUTING_SERVICE:
+        raise BrokerError(1093, instance, hint=f"A route to {DYNAMIC_ROUTING_SERVICE} may not name a broker instance.")
+    if mirror is not None:
+        if service is None or instance is None:
+            raise BrokerError(9661, name)
+        for clause, text in (("ADDRESS", address), ("MIRROR_ADDRESS", mirror)):
+            if text.upper() in (LOCAL, TRANSPORT):
+                raise BrokerError(9743, clause, name)
+    for clause, given in (("ADDRESS", address), ("MIRROR_ADDRESS", mirror)):
+        if given is not None and given.upper() not in (LOCAL, TRANSPORT) and parse_address(given) is None:
+            raise BrokerError(9744, clause, name, hint="Write TCP://host:port, LOCAL or TRANSPORT.")
+    if mirror is not None and parse_address(address) == parse_address(mirror):
+        raise BrokerError(9747, name)
+    if address.upper() == TRANSPORT and service is not None:
+        raise BrokerError(9745, name)
+    return Route(name, service, instance, _expiry(name, clauses.lifetime, now), address, mirror)
+
+
+def _text(name: str, clause: str, given: object) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        raise BrokerError(402, clause, type(given).__name__, "str")
+    if not given:
+        raise BrokerError(9659, clause, name)
+    if len(given) > MAXIMUM_TEXT:
+        raise BrokerError(9660, clause, name, MAXIMUM_TEXT + 1)
+    if "\0" in given or not names.is_encodable(given):
+        raise BrokerError(402, clause, "a text with a NUL or half of a surrogate pair", "str")
+    return given
+
+
+def _identifier(name: str, given: str | UUID | None) -> str | None:
+    """A broker identifier in its usual spelling."""
+    text = _text(name, "BROKER_INSTANCE", str(given) if isinstance(given, UUID) else given)
+    if text is None:
+        return None
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise BrokerError(1093, text) from None
+
+
+def _expiry(name: str, lifetime: object, now: datetime) -> datetime | None:
+    if lifetime is None:
+        return None
+    if not isinstance(lifetime, int) or isinstance(lifetime, bool):
+        raise BrokerError(402, "LIFETIME", type(lifetime).__name__, "int seconds")
+    if not MINIMUM_LIFETIME <= lifetime <= MAXIMUM_LIFETIME:
+        raise BrokerError(9746, name, MINIMUM_LIFETIME, MAXIMUM_LIFETIME)
+    return now + timedelta(seconds=lifetime)

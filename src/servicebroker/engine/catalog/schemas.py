@@ -1,0 +1,137 @@
+"""CREATE, ALTER and DROP XML SCHEMA COLLECTION, and message type validation by one (reference 01 section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.catalog.catalog import created, schema_documents
+from servicebroker.engine.security.authorization import demand
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
+from servicebroker.model.xml import SchemaCollection, SchemaDocument, read_schema
+from servicebroker.store.statements import Statement, Steps
+
+KIND = "XML schema collection"
+
+Schemas = str | bytes | Iterable[str | bytes]
+
+
+def create_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Steps[int]:
+    """CREATE XML SCHEMA COLLECTION name AS schemas: documents that may import each other, and nothing else.
+
+    Raises:
+        BrokerError: 2378 a document is no XML schema, has a DTD or reaches outside, or they do not fit together;
+            2714 the name is taken, 9609 and 15151 its form, 402 another type, 262.
+    """
+    schema, collection = names.split_name(KIND, name)
+    documents = _documents(schemas)
+    _check(documents)
+    yield from demand(user, "CREATE XML SCHEMA COLLECTION")
+    rows = yield Statement(
+        "insert into servicebroker.xml_schema_collections (database_id, schema_name, name, postgres_schema) "
+        "values ($1, $2, $3, $4) on conflict do nothing returning xml_collection_id",
+        (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
+    )
+    collection_id = created(rows, collection)
+    yield _insert(collection_id, documents, 0)
+    return collection_id
+
+
+def alter_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Steps[None]:
+    """ALTER XML SCHEMA COLLECTION name ADD schemas: for what is delivered from now on.
+
+    Raises:
+        BrokerError: 15151 no such collection, or no permission, 2378 and 402 as CREATE.
+    """
+    documents = _documents(schemas)
+    yield from demand(user, "ALTER XML SCHEMA COLLECTION", KIND, name)
+    collection_id = yield from find_collection("alter", user.database_id, name)
+    present = yield from schema_documents(collection_id)
+    _check([*present, *documents])
+    yield _insert(collection_id, documents, len(present))
+    yield Statement(
+        "update servicebroker.xml_schema_collections set version = nextval('servicebroker.catalog_versions'), "
+        "modify_date = clock_timestamp() where xml_collection_id = $1",
+        (collection_id,),
+    )
+    yield renew_versions(user.database_id)
+
+
+def drop_xml_schema_collection(user: User, name: str) -> Steps[None]:
+    """DROP XML SCHEMA COLLECTION.
+
+    Raises:
+        BrokerError: 3716 a message type uses it, 15151 no such collection, or no permission.
+    """
+    yield from demand(user, "DROP XML SCHEMA COLLECTION", KIND, name)
+    collection_id = yield from find_collection("drop", user.database_id, name)
+    used = yield Statement(
+        "select from servicebroker.message_types where xml_collection_id = $1 limit 1", (collection_id,)
+    )
+    if used:
+        raise BrokerError(3716, KIND, name, "message types")
+    yield Statement("delete from servicebroker.xml_schema_collections where xml_collection_id = $1", (collection_id,))
+
+
+def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
+    """The number of a collection, by name without regard to case.
+
+    Raises:
+        BrokerError: 15151 when it does not exist.
+    """
+    schema, collection = names.split_name(KIND, name)
+    rows = yield Statement(
+        "select xml_collection_id from servicebroker.xml_schema_collections "
+        "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+        (database_id, schema, collection),
+    )
+    if not rows:
+        raise BrokerError(15151, action, KIND, name)
+    return int(rows[0][0])
+
+
+def find_for_validation(user: User, name: str | None) -> Steps[int | None]:
+    """The number of the collection that VALID_XML names.
+
+    Raises:
+        BrokerError: 15151 it does not exist, or the user may not refer to it.
+    """
+    if name is None:
+        return None
+    yield from demand(user, "FIND XML SCHEMA COLLECTION", KIND, name)
+    return (yield from find_collection("find", user.database_id, name))
+
+
+def _insert(collection_id: int, documents: list[SchemaDocument], present: int) -> Statement:
+    return Statement(
+        "insert into servicebroker.xml_schemas select $1, $2 + number - 1, namespace, document "
+        "from unnest($3::text[], $4::text[]) with ordinality as added (namespace, document, number)",
+        (
+            collection_id,
+            present,
+            [document.target_namespace for document in documents],
+            [document.content.decode() for document in documents],
+        ),
+    )
+
+
+def _documents(schemas: object) -> list[SchemaDocument]:
+    """The documents that were given, each read by itself."""
+    given = [schemas] if isinstance(schemas, str | bytes) else list(schemas) if isinstance(schemas, Iterable) else []
+    if not given or not all(isinstance(text, str | bytes) for text in given):
+        raise BrokerError(
+            402, "the schemas", type(schemas).__name__, "str or bytes, or a list of them that is not empty"
+        )
+    try:
+        return [read_schema(text) for text in given]
+    except ValueError as problem:
+        raise BrokerError(2378, hint=str(problem)) from None
+
+
+def _check(documents: list[SchemaDocument]) -> None:
+    try:
+        SchemaCollection(documents).check()
+    except ValueError as problem:
+        raise BrokerError(2378, hint=str(problem)) from None

@@ -1,0 +1,186 @@
+"""ALTER and DROP SERVICE (reference 01 section 5). The caller holds the lock of `lock_catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from servicebroker.engine.catalog.alter import lock_begins, lock_conversations, renew_versions, ring
+from servicebroker.engine.catalog.catalog import contract_ids, find_queue_now, lock_service_alone
+from servicebroker.engine.conversation.endpoints import remove_endpoints
+from servicebroker.engine.conversation.failure import drop_waiting, fail_endpoints
+from servicebroker.engine.conversation.receive import keep_off_pipelines
+from servicebroker.engine.conversation.retention import move_to_queue, purge_queue
+from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.model import names
+from servicebroker.model.arguments import checked_contracts
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
+from servicebroker.store.statements import Statement, Steps
+
+
+def alter_service(
+    database_id: int,
+    name: str,
+    *,
+    queue: str | None = None,
+    add_contracts: Iterable[str] = (),
+    drop_contracts: Iterable[str] = (),
+) -> Steps[None]:
+    """ALTER SERVICE name ON QUEUE queue (ADD CONTRACT ..., DROP CONTRACT ...).
+
+    To another queue its messages move with it; what waited for the old one is for `deliver_free`. Conversations
+    on a dropped contract go on. Readers that wait at its queue get 8468.
+
+    Raises:
+        BrokerError: 15151 unknown service, queue or contract, 8493 when nothing would change, 8404 for a
+            contract given twice, or added though the service has it.
+        InstanceError: a pipeline reads the queue that the service leaves.
+    """
+    names.checked("service", name)
+    to_add, to_drop = checked_contracts(add_contracts), checked_contracts(drop_contracts)
+    yield lock_service_alone(name)
+    service_id, old_queue, _ = yield from _find("alter", database_id, name)
+    added = yield from contract_ids(database_id, to_add)
+    dropped = yield from contract_ids(database_id, to_drop)
+    if both := added.keys() & dropped.keys():
+        raise BrokerError(8404, min(both))
+    new_queue = old_queue if queue is None else (yield from find_queue_now("find", database_id, queue)).queue_id
+    if new_queue == old_queue and not added and not dropped:
+        raise BrokerError(8493, name)
+    for contract, contract_id in added.items():
+        yield from _add_contract(database_id, service_id, contract, contract_id)
+    for contract, contract_id in dropped.items():
+        yield from _drop_contract(service_id, contract, contract_id)
+    if new_queue != old_queue:
+        yield from _move(service_id, old_queue, new_queue)
+        yield renew_versions()  # who may send on its conversations depends on the queue
+    yield _tell_readers(old_queue)
+    yield ring(old_queue)
+
+
+def drop_service(database_id: int, name: str) -> Steps[None]:
+    """DROP SERVICE: its messages and conversations are gone, and their peers get the Error -8470.
+
+    Readers that wait at its queue get 8468.
+
+    Raises:
+        BrokerError: 15151 when it does not exist, 3716 while a conversation priority names it.
+    """
+    names.checked("service", name)
+    yield lock_service_alone(name)
+    service_id, queue_id, named = yield from _find("drop", database_id, name)
+    if named:
+        raise BrokerError(3716, "service", name, "conversation priorities")
+    yield lock_begins(service_id)
+    yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
+    yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
+    yield from _purge(queue_id, service_id)
+    yield Statement("delete from servicebroker.conversation_groups where service_id = $1", (service_id,))
+    yield forget_permissions(database_id, Kind.SERVICE, service_id)
+    yield Statement("delete from servicebroker.services where service_id = $1", (service_id,))
+    yield _tell_readers(queue_id)
+    yield ring(queue_id)
+
+
+def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[UUID]]:
+    """Remove every endpoint that meets the condition; those of their peers that stay get the error."""
+    handles = yield from lock_conversations(condition, number)
+    rows = yield Statement(
+        f"select conversation_handle from servicebroker.conversation_endpoints where {condition}", (number,)
+    )
+    own = [handle for (handle,) in rows]
+    yield from fail_endpoints([handle for handle in handles if handle not in set(own)], error)
+    if own:
+        yield drop_waiting(own)
+        yield from remove_endpoints(own)
+    return own
+
+
+def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int, bool]]:
+    rows = yield Statement(
+        "select service_id, queue_id, exists (select from servicebroker.broker_priorities p "
+        "where p.local_service_id = s.service_id) from servicebroker.services s "
+        "where database_id = $1 and name = $2 for update of s",
+        (database_id, name),
+    )
+    if not rows:
+        raise BrokerError(15151, action, "service", name)
+    if rows[0][0] < names.FIRST_USER_ID:
+        raise BrokerError(9663)
+    return rows[0][0], rows[0][1], rows[0][2]
+
+
+def _add_contract(database_id: int, service_id: int, contract: str, contract_id: int) -> Steps[None]:
+    rows = yield Statement(
+        "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
+        "values ($1, $2, $3) on conflict do nothing returning 1",
+        (database_id, service_id, contract_id),
+    )
+    if not rows:
+        raise BrokerError(8404, contract)
+
+
+def _drop_contract(service_id: int, contract: str, contract_id: int) -> Steps[None]:
+    rows = yield Statement(
+        "delete from servicebroker.service_contract_usages where service_id = $1 and service_contract_id = $2 "
+        "returning 1",
+        (service_id, contract_id),
+    )
+    if not rows:
+        raise BrokerError(15151, "drop", "service contract", contract)
+
+
+def _move(service_id: int, old: int, new: int) -> Steps[None]:
+    """The service's endpoints and messages, to another queue.
+
+    Stamps and the order of arrival are drawn again, under the senders' locks, so that what a sender sends next
+    comes after, and no reader's mark lies above.
+    """
+    yield from keep_off_pipelines(old)
+    yield lock_begins(service_id)
+    yield Statement(  # first, so that we wait for readers before we hold the endpoints that they answer on
+        f"select count(*) from (select from servicebroker.queue_{old} where service_id = $1 for update) as messages",
+        (service_id,),
+    )
+    yield from lock_conversations("service_id = $1", service_id)
+    yield Statement(
+        "update servicebroker.conversation_endpoints set queue_id = $2 where service_id = $1", (service_id, new)
+    )
+    yield Statement(
+        "update servicebroker.conversation_endpoints "
+        "set far_queue_id = case when far_queue_id is not null then $2 end, "
+        "last_stamp = greatest(last_stamp, pg_current_xact_id()) where far_service_id = $1 and far_handle is not null",
+        (service_id, new),
+    )
+    yield Statement(
+        "update servicebroker.arrivals a set last_stamp = greatest(a.last_stamp, pg_current_xact_id()) "
+        "from servicebroker.conversation_endpoints e "
+        "where e.service_id = $1 and a.conversation_handle = e.conversation_handle",
+        (service_id,),
+    )
+    yield Statement("update servicebroker.services set queue_id = $2 where service_id = $1", (service_id, new))
+    rows = yield Statement(
+        "select quote_ident(attname) from pg_attribute where attrelid = ('servicebroker.queue_' || $1)::regclass "
+        "and attnum > 0 and not attisdropped and attname not in ('queuing_order', 'stamp') order by attnum",
+        (str(old),),
+    )
+    columns = ", ".join(name for (name,) in rows)
+    yield Statement(
+        f"with moved as (delete from servicebroker.queue_{old} where service_id = $1 returning *) "
+        f"insert into servicebroker.queue_{new} (stamp, {columns}) "
+        f"select greatest(stamp, pg_current_xact_id()), {columns} from moved order by queuing_order",
+        (service_id,),
+    )
+    yield from move_to_queue(service_id, old, new)
+    yield ring(new)
+
+
+def _purge(queue_id: int, service_id: int) -> Steps[None]:
+    return purge_queue(queue_id, "service_id = $1", service_id)
+
+
+def _tell_readers(queue_id: int) -> Statement:
+    return Statement(
+        "update servicebroker.queues set service_changes = service_changes + 1 where queue_id = $1", (queue_id,)
+    )

@@ -1,0 +1,148 @@
+"""BEGIN DIALOG CONVERSATION and BEGIN CONVERSATION TIMER (reference 02 sections 3 and 8)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from servicebroker.engine.catalog.priorities import PRIORITY
+from servicebroker.engine.conversation.endpoints import find_endpoint, lock_group, lock_group_of
+from servicebroker.model import arguments, names
+from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
+from servicebroker.model.states import Event, State, after
+from servicebroker.store import locks
+from servicebroker.store.statements import Rows, Statement, Steps
+
+
+def begin_dialog(
+    database_id: int,
+    from_service: str,
+    to_service: str,
+    *,
+    broker_instance: str | UUID | None = None,
+    contract: str = names.DEFAULT,
+    related_conversation: UUID | None = None,
+    related_conversation_group: UUID | None = None,
+    lifetime: int = MAXIMUM_LIFETIME,
+    encryption: bool = True,
+    now: datetime,
+) -> Steps[UUID]:
+    """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND. No message, and no look at the target.
+
+    `lifetime` is in seconds. A related group that does not exist is made under the id that was given.
+    Returns the conversation handle; its group is locked until the transaction ends.
+
+    Raises:
+        BrokerError: 8423 and 8425 unknown service or contract, 8426 unknown related conversation, 9610
+            a related group of another service, 8406 and 8411 lifetime, 1093 and 8413 broker instance,
+            8414 group id, 8417 and 8421 missing names.
+    """
+    arguments.check_dialog(from_service, to_service, contract)
+    expiry = arguments.expiry(lifetime, now)
+    instance = arguments.broker_instance(broker_instance)
+    arguments.check_switch("ENCRYPTION", encryption)
+    arguments.check_relation(related_conversation, related_conversation_group)
+    rows: Rows = ()
+    while not rows:  # the service or the contract was dropped between the two looks: the first one says so
+        service_id, contract_id, own_instance = yield from _own_side(database_id, from_service, contract)
+        group = yield from _related_group(service_id, from_service, related_conversation, related_conversation_group)
+        rows = yield Statement(
+            "with own as materialized (select servicebroker.own_queue($3, $2, $4) as queue_id), "
+            "grouped as (select coalesce($1, gen_random_uuid()) as id, queue_id from own where queue_id is not null), "
+            "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
+            "on conflict do nothing), "
+            "begun as (insert into servicebroker.conversation_endpoints (is_initiator, database_id, service_id, "
+            "service_contract_id, conversation_group_id, queue_id, state, encryption, lifetime, far_service, "
+            "far_broker_instance, priority) "
+            "select true, $3, $2, $4, id, queue_id, 'SO', $5, $6, $7, $8, "
+            f"{PRIORITY.format(database='$3', contract='$4', local='$2', remote='$7')} from grouped "
+            "returning conversation_handle, conversation_group_id, "
+            "xmin <> pg_current_xact_id()::xid as under_savepoint) "
+            "select conversation_handle, pg_advisory_xact_lock($9, uuid_hash(conversation_group_id)), "
+            "case when under_savepoint then servicebroker.keep_lock(uuid_hash(conversation_group_id)) end from begun",
+            (
+                group,
+                service_id,
+                database_id,
+                contract_id,
+                encryption,
+                expiry,
+                to_service,
+                own_instance if instance == arguments.CURRENT_DATABASE else instance,
+                locks.GROUP,
+            ),
+            locks=True,
+        )
+    handle: UUID = rows[0][0]
+    return handle
+
+
+def _own_side(database_id: int, from_service: str, contract: str) -> Steps[tuple[int, int, str]]:
+    """The numbers of the service and of the contract, and the broker's identifier.
+
+    Raises:
+        BrokerError: 8423 and 8425 no such service or contract, 8442 the database is gone.
+    """
+    rows = yield Statement(
+        "select s.service_id, c.service_contract_id, d.service_broker_guid::text "
+        "from servicebroker.databases d "
+        "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
+        "left join servicebroker.service_contracts c on c.database_id = d.database_id and c.name = $3 "
+        "where d.database_id = $1",
+        (
+            database_id,
+            names.checked("service", from_service),
+            names.checked("service contract", contract),
+        ),
+    )
+    if not rows:
+        raise BrokerError(8442)
+    service_id, contract_id, own_instance = rows[0]
+    if service_id is None:
+        raise BrokerError(8423, from_service)
+    if contract_id is None:
+        raise BrokerError(8425, contract)
+    return service_id, contract_id, own_instance
+
+
+def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> Steps[None]:
+    """BEGIN CONVERSATION TIMER (handle) TIMEOUT = seconds: one per endpoint, a second call replaces it.
+
+    When it fires, a DialogTimer message comes into this side's own queue.
+
+    Raises:
+        BrokerError: 8418 no handle, 8426 unknown handle, 8458 wrong state, 8410 beyond the lifetime, 402 types.
+    """
+    arguments.check_handle(handle)
+    arguments.check_timeout(timeout)
+    yield from lock_group_of(handle)
+    endpoint = yield from find_endpoint(handle)
+    after(State(endpoint.state), Event.TIMER)
+    at = now + timedelta(seconds=timeout)
+    if at > endpoint.lifetime:
+        raise BrokerError(8410)
+    yield Statement(
+        "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
+        (handle, at),
+    )
+
+
+def _related_group(
+    service_id: int, from_service: str, conversation: UUID | None, group: UUID | None
+) -> Steps[UUID | None]:
+    """The group that the new conversation joins, locked, so that nobody ends it meanwhile; None for a new one."""
+    if conversation is not None:
+        group = yield from lock_group_of(conversation)
+    elif group is None:
+        return None
+    else:
+        yield lock_group(group)
+    rows = yield Statement(
+        "select s.service_id, s.name from servicebroker.conversation_groups g "
+        "join servicebroker.services s using (service_id) where g.conversation_group_id = $1 for key share of g",
+        (group,),
+    )
+    if rows and rows[0][0] != service_id:
+        clause = "RELATED_CONVERSATION" if conversation is not None else "RELATED_CONVERSATION_GROUP"
+        raise BrokerError(9610, from_service, rows[0][1], clause, conversation or group)
+    return group

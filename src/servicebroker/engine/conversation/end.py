@@ -1,0 +1,159 @@
+"""END CONVERSATION in its three forms (reference 02 section 9)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.endpoints import (
+    Endpoint,
+    close_endpoints,
+    find_endpoint,
+    lock_conversation,
+    lock_parking,
+    never_opened,
+    remove_closed,
+    remove_endpoint,
+    state_at,
+)
+from servicebroker.engine.conversation.failure import drop_waiting
+from servicebroker.engine.conversation.shared_bodies import purge
+from servicebroker.engine.delivery.parking import park
+from servicebroker.model import names
+from servicebroker.model.arguments import check_end
+from servicebroker.model.messages import error_body
+from servicebroker.model.states import TRANSITIONS, Event, State, after
+from servicebroker.store.statements import Statement, Steps
+
+
+def end_conversation(
+    handle: UUID, *, now: datetime, error: tuple[int, str] | None = None, cleanup: bool = False
+) -> Steps[None]:
+    """END CONVERSATION handle [WITH ERROR = n DESCRIPTION = 't' | WITH CLEANUP].
+
+    The conversation's messages leave this side's queue. Plain: the peer gets EndDialog after everything sent
+    before. With `error`, a positive code and its description: what was not delivered is dropped and the peer
+    gets the Error. With `cleanup` the peer is not told. A peer that ended first is never told.
+
+    Raises:
+        BrokerError: 8418 no handle, 8426 unknown handle, 8427 wrong state, 8419, 8422, 8424 a half-given or
+            impossible error, 402 for wrong types.
+    """
+    check_end(handle, error, cleanup)
+    endpoint, peer = yield from lock_conversation(handle)
+    next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
+    yield from _purge(endpoint)
+    if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
+        yield drop_waiting([handle])
+    if peer is not None:  # what the peer sent and still waits has nobody to go to
+        yield drop_waiting([peer.conversation_handle])
+    if peer is not None and peer.state == State.DISCONNECTED_OUTBOUND:
+        # the peer's own end waits for this side: both have ended, and neither is told
+        yield drop_waiting([handle])
+        yield from close_endpoints([peer.conversation_handle], now)
+        next_state = next_state and State.CLOSED
+    if cleanup:
+        yield _forget_address(endpoint)
+    elif next_state is State.DISCONNECTED_OUTBOUND:
+        waits = yield from _tell(endpoint, peer, error)
+        if waits:
+            return
+    yield from _close(endpoint, now, keep=next_state is not None)
+    yield from remove_closed(now)
+
+
+def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[bool]:
+    """EndDialog or Error to the peer. True when the EndDialog has to wait for a target that is not there yet."""
+    if endpoint.is_remote:
+        yield from _park_end(endpoint, None, error)
+        return True
+    if peer is None or not endpoint.has_peer:
+        if error or not (yield from never_opened(endpoint)):
+            return False
+        yield from _park_end(endpoint, peer, None)
+        return True
+    event = Event.ERROR_ARRIVED if error else Event.END_DIALOG_ARRIVED
+    if endpoint.is_blocked:
+        yield lock_parking()
+        endpoint = yield from find_endpoint(endpoint.conversation_handle)  # the way may have become free
+    if endpoint.is_blocked:
+        yield from _park_end(endpoint, peer, error)
+        return True
+    if (State(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
+        return False
+    message: tuple[int, str, bytes | None, int]
+    if error:
+        message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
+    else:
+        message = (names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA)
+    yield Statement(enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
+    yield _set_state(peer, after(State(peer.state), event) or State.CLOSED)
+    return False
+
+
+def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | None) -> Steps[None]:
+    """EndDialog or Error waits behind what was sent before. The peer's way back is closed: nobody reads there.
+
+    So what has arrived from another instance and waits beside the queue goes too.
+    """
+    name, body = (names.ERROR, error_body(*error)) if error else (names.END_DIALOG, None)
+    yield from park(
+        endpoint,
+        name,
+        [body],
+        endpoint.obstacle,
+        is_end_of_dialog=not error,
+        is_conversation_error=error is not None,
+    )
+    yield Statement(
+        "with unread as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
+        "  where f.conversation_handle = $1 and a.conversation_handle = $1 "
+        "  and f.message_sequence_number < a.receive_sequence) "
+        "update servicebroker.conversation_endpoints set dialog_timer = null, state = 'DO' "
+        "where conversation_handle = $1",
+        (endpoint.conversation_handle,),
+    )
+    if peer is not None:
+        yield Statement(
+            "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
+            (peer.conversation_handle,),
+        )
+
+
+def _close(endpoint: Endpoint, now: datetime, *, keep: bool) -> Steps[None]:
+    """A local EndDialog is durably with the peer at commit, which acknowledges it: the endpoint is closed.
+
+    An initiator is removed at once, a target kept against replays.
+    """
+    if keep:
+        yield from close_endpoints([endpoint.conversation_handle], now)
+    else:
+        yield from remove_endpoint(endpoint)
+
+
+def _purge(endpoint: Endpoint) -> Steps[None]:
+    """Every message of this conversation in this side's queue, retained ones too."""
+    yield purge(
+        f"queue_{endpoint.queue_id}",
+        "priority = $1 and conversation_group_id = $2 and conversation_handle = $3",
+        *(endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle),
+    )
+    if endpoint.keeps_retained:
+        yield purge(f"retained_{endpoint.queue_id}", "conversation_handle = $1", endpoint.conversation_handle)
+
+
+def _forget_address(endpoint: Endpoint) -> Statement:
+    """The peer's next SEND finds nobody."""
+    return Statement(
+        "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
+        "where far_handle = $1 and conversation_handle = $2",
+        (endpoint.conversation_handle, endpoint.far_handle),
+    )
+
+
+def _set_state(endpoint: Endpoint, state: State) -> Statement:
+    return Statement(
+        "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
+        (endpoint.conversation_handle, state.value),
+    )

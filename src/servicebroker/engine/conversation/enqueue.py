@@ -1,0 +1,307 @@
+"""The one place that puts a message into a queue.
+
+A message is written from the row of the endpoint that sends it: that row's lock orders the conversation, draws
+the sequence number and raises the stamp (no lower than the writer's own transaction id, no lower than the
+conversation's last), and only then the order of arrival is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from servicebroker.engine.conversation.shared_bodies import NEW_READER
+from servicebroker.store.direct import Bodies
+from servicebroker.store.statements import Statement
+
+_COLUMNS = (
+    "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "
+    "service_contract_id, message_type_id, priority, rank, bucket, validation, message_body"
+)
+_ADDRESS = "far_handle, far_group_id, far_priority, far_service_id, far_contract_id"
+_TO_PEER = "far_group_id, far_handle, far_service_id, far_contract_id"
+_BUCKET = "(uuid_hash(far_group_id) & 1023)::smallint"
+_OWN = "e.conversation_group_id, e.conversation_handle, e.service_id, e.service_contract_id"
+_OWN_BUCKET = "(uuid_hash(e.conversation_group_id) & 1023)::smallint"
+_FRAGMENTS = (
+    "(select string_agg(f.message_body, ''::bytea order by f.fragment) from servicebroker.arrived_fragments f "
+    "where f.conversation_handle = {handle} and f.message_sequence_number = {number})"
+)
+_STAMP = "last_stamp = greatest(last_stamp, pg_current_xact_id())"
+
+RANK_TIMER, RANK_ERROR, RANK_DATA = 0, 1, 2
+MAXIMUM_BATCH = 64 * 1024 * 1024  # bytes of bodies in one statement of a batch
+
+
+def portions(contents: Sequence[bytes | None]) -> list[Bodies]:
+    """The bodies of a batch, in their order, in lists that each fit into one statement."""
+    found = [Bodies()]
+    size = 0
+    for content in contents:
+        size += len(content or b"")
+        if size > MAXIMUM_BATCH and found[-1]:
+            found.append(Bodies())
+            size = len(content or b"")
+        found[-1].append(content)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def send(queue_id: int) -> str:
+    """SEND of one message to the peer in that queue.
+
+    Parameters: handle, message type id, validation letter, body, the time, the queue's catalog version. No row
+    comes back, and nothing is written, when the endpoint is not conversing, delivers elsewhere, or its lifetime is
+    over, or the queue is off, or its version has changed.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $5 and {_delivers_to(queue_id, 6)} "
+        f"returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, $4 from sender "
+        f"returning message_sequence_number, {_wake(queue_id, 'conversation_group_id')}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def send_shared(queue_id: int) -> str:
+    """SEND of one message on each of several endpoints, all locked, to their peers in that queue.
+
+    Parameters: handles (an array), message type id, validation letter, the number of their shared body (null for an
+    empty one), the queue's catalog version. A row with handle and sequence number for each message that was sent;
+    for the others as `send`.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = any ($1) and state = 'CO' and {_delivers_to(queue_id, 5)} "
+        f"returning conversation_handle, send_sequence - 1 as number, last_stamp, {_ADDRESS}, "
+        f"case when $4::bigint is not null then {NEW_READER} end as reader), "
+        f"refers as (insert into servicebroker.shared_body_readers (reader, body_id) "
+        f"select reader, $4 from sender where reader is not null), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}, is_shared) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, reader, "
+        f"reader is not null from sender) "
+        f"select conversation_handle, number, {_wake(queue_id)} from sender"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def send_batch(queue_id: int) -> str:
+    """SEND of many messages of one type to the peer in that queue, in their order.
+
+    Parameters: handle, message type id, validation letter, bodies (an array), their number, the time, the queue's
+    catalog version. Otherwise as `send`; the row is the first sequence number.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, {_STAMP} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $6 and {_delivers_to(queue_id, 7)} "
+        f"returning send_sequence - $5 as number, last_stamp, {_ADDRESS}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number + place - 1, last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, {_BUCKET}, $3, body "
+        f"from sender, unnest($4::bytea[]) with ordinality as message (body, place) order by place) "
+        f"select number, {_wake(queue_id, 'far_group_id')} from sender"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def send_staged(queue_id: int) -> str:
+    """SEND of a piece that the Spark writer has staged, messages of one type, to the peer in that queue, in order.
+
+    The bodies flow out of their array in step with their numbers: no list of them is made, nor sorted.
+
+    Parameters: handle, message type id, validation letter, the piece's attempt and number, how many messages it has,
+    the time, the queue's catalog version. Otherwise as `send_batch`.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + $6, {_STAMP} "
+        f"where conversation_handle = $1 and state = 'CO' and lifetime > $7 and {_delivers_to(queue_id, 8)} "
+        f"returning send_sequence - $6 as number, last_stamp, {_ADDRESS}, {_BUCKET} as bucket), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select generate_series(number, number + $6 - 1), last_stamp, {_TO_PEER}, $2, far_priority, {RANK_DATA}, "
+        f"bucket, $3, unnest(w.bodies) from sender, servicebroker.writer_stage w "
+        f"where w.attempt = $4 and w.piece = $5) "
+        f"select number, {_wake(queue_id)} from sender"
+    )
+
+
+# a daemon that sleeps waits for the transmission queue as a reader waits for its queue, under the number 0
+WAKE_TRANSMITTER = (
+    "case when exists (select from servicebroker.waiting_readers where queue_id = 0) "
+    "then pg_notify('servicebroker', '0') end"
+)
+
+# SEND of messages of one type to another instance, in their order: they wait in the transmission queue.
+# Parameters: handle, message type, bodies (an array), their number, the time. No row comes back, and nothing is
+# written, when the endpoint is not conversing, its lifetime is over, or its peer is not known to be elsewhere.
+TRANSMIT = (
+    "with sender as ("
+    "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $4, state = 'CO' "
+    "where conversation_handle = $1 and is_remote and state in ('SI', 'CO') and lifetime > $5 "
+    "returning send_sequence - $4 as number), "
+    "sent as (insert into servicebroker.transmission_queue "
+    "(conversation_handle, message_sequence_number, message_type_name, message_body) "
+    "select $1, number + place - 1, $2, body from sender, unnest($3::bytea[]) with ordinality as m (body, place)) "
+    f"select number, {WAKE_TRANSMITTER} from sender"
+)
+
+
+def tell_peer(queue_id: int) -> str:
+    """EndDialog or Error to the peer, whatever the state of the sending endpoint; it is locked already.
+
+    Parameters: handle, message type id, validation letter, body, rank.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + 1, {_STAMP} "
+        f"where conversation_handle = $1 returning send_sequence - 1 as number, last_stamp, {_ADDRESS}) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number, last_stamp, {_TO_PEER}, $2, far_priority, $5, {_BUCKET}, $3, $4 from sender "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def deliver(queue_id: int) -> str:
+    """Everything that waits on these endpoints, with the numbers it was sent under, to their peers in that queue.
+
+    Conversations in the order in which they began to wait. Their way is free from now on.
+    Parameters: handles (an array). The row is the priorities of the application's messages among them, an array.
+    """
+    return (
+        f"with waiting as ("
+        f"delete from servicebroker.transmission_queue where conversation_handle = any ($1) returning *), "
+        f"sender as (update servicebroker.conversation_endpoints set far_queue_id = {queue_id}, {_STAMP} "
+        f"where conversation_handle = any ($1) returning conversation_handle, last_stamp, {_ADDRESS}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}, is_shared) "
+        f"select w.message_sequence_number, last_stamp, {_TO_PEER}, t.message_type_id, far_priority, "
+        f"case when w.is_conversation_error then {RANK_ERROR} else {RANK_DATA} end, {_BUCKET}, t.validation, "
+        f"w.message_body, w.is_shared from waiting w join sender using (conversation_handle) "
+        f"join servicebroker.queues q on q.queue_id = {queue_id} "
+        f"join servicebroker.message_types t on t.database_id = q.database_id and t.name = w.message_type_name "
+        f"order by min(w.enqueue_time) over (partition by w.conversation_handle), w.conversation_handle, "
+        f"w.message_sequence_number) "
+        f"select array_agg(far_priority) filter (where not is_end_of_dialog and not is_conversation_error), "
+        f"{_wake(queue_id)} from waiting join sender using (conversation_handle)"
+    )
+
+
+def arrive(queue_id: int) -> str:
+    """Messages from another instance, to endpoints whose receiving order is locked (engine/remote/arriving.py).
+
+    Readers are woken by `wake`, since a transaction of many messages takes a while.
+
+    Of runs of messages that differ in their numbers only, arrays of one length: handles, first sequence numbers, how
+    many, where they begin among the bodies (from 1), message type ids, validation letters, ranks, whether the body is
+    in fragments beside the queue. Then the bodies.
+    """
+    return (
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select first + i, a.last_stamp, {_OWN}, type, e.priority, rank, {_OWN_BUCKET}, validation, "
+        f"case when fragmented and body is null "
+        f"then {_FRAGMENTS.format(handle='handle', number='first + i')} else body end "
+        f"from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::int[], "
+        f'$6::"char"[], $7::smallint[], $8::boolean[]) '
+        f"r (handle, first, many, start, type, validation, rank, fragmented) "
+        f"join servicebroker.conversation_endpoints e on e.conversation_handle = handle "
+        f"join servicebroker.arrivals a on a.conversation_handle = handle "
+        f"cross join lateral generate_series(0, many - 1) i "
+        f"join unnest($9::bytea[]) with ordinality m (body, place) on place = start + i order by place"
+    )
+
+
+def arrive_kept(queue_id: int) -> str:
+    """What was kept beside the queue while it was off, in order; the caller removes it there.
+
+    Parameters: handles (an array).
+    """
+    return (
+        f"with stamped as ("
+        f"update servicebroker.arrivals set {_STAMP} where conversation_handle = any ($1) returning *), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select k.number, a.last_stamp, {_OWN}, t.message_type_id, e.priority, "
+        f"case when k.content = 2 then {RANK_ERROR} else {RANK_DATA} end, {_OWN_BUCKET}, t.validation, "
+        f"{_FRAGMENTS.format(handle='a.conversation_handle', number='k.number')} "
+        f"from stamped a join servicebroker.conversation_endpoints e using (conversation_handle) "
+        f"cross join lateral (select message_sequence_number as number, min(content) as content, "
+        f"  min(message_type_name) as type, min(enqueue_time) as time from servicebroker.arrived_fragments f "
+        f"  where f.conversation_handle = a.conversation_handle and message_sequence_number < a.receive_sequence "
+        f"  group by 1) k "
+        f"join servicebroker.message_types t on t.database_id = e.database_id and t.name = k.type "
+        f"order by min(k.time) over (partition by a.conversation_handle), a.conversation_handle, k.number returning 1) "
+        f"select count(*), {_wake(queue_id)} from arrived"
+    )
+
+
+def tell_self(queue_id: int) -> str:
+    """An Error of the broker itself, in the own queue of these endpoints; they go into the state ER.
+
+    Its stamp is no lower than that of anything the peer has sent, so that no frontier lets it overtake.
+    Parameters: handles (an array), message type id, validation letter, body.
+    """
+    return (
+        f"with receiver as ("
+        f"update servicebroker.conversation_endpoints set state = 'ER' where conversation_handle = any ($1) "
+        f"returning *) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select 0, greatest(pg_current_xact_id(), (select last_stamp from servicebroker.conversation_endpoints peer "
+        f"where peer.conversation_handle = receiver.far_handle), (select a.last_stamp from servicebroker.arrivals a "
+        f"where a.conversation_handle = receiver.conversation_handle)), conversation_group_id, conversation_handle, "
+        f"service_id, service_contract_id, $2, priority, {RANK_ERROR}, "
+        f"(uuid_hash(conversation_group_id) & 1023)::smallint, $3, $4 from receiver "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def replay(queue_id: int) -> str:
+    """A message that was set aside, into the queue it was received from, under the number it had.
+
+    Parameters: handle, sequence number, message type id, validation letter, body, rank.
+    """
+    return (
+        f"with sender as (update servicebroker.conversation_endpoints set {_STAMP} where far_handle = $1 "
+        f"returning last_stamp), "
+        f"arriving as (update servicebroker.arrivals set {_STAMP} where conversation_handle = $1 returning last_stamp) "
+        f"insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select $2, greatest(pg_current_xact_id(), (select last_stamp from sender), "
+        f"(select last_stamp from arriving)), "
+        f"{_OWN}, $3, e.priority, $6, {_OWN_BUCKET}, $4, $5 "
+        f"from servicebroker.conversation_endpoints e where e.conversation_handle = $1 "
+        f"returning message_sequence_number, {_wake(queue_id)}"
+    )
+
+
+def wake(queue_ids: Sequence[int]) -> Statement:
+    """Wake who waits for these queues, after the commit that filled them: whoever came later looks by itself.
+
+    A transaction of its own, which need not be on disk before it is heard.
+    """
+    return Statement(
+        "select set_config('synchronous_commit', 'off', true), pg_notify('servicebroker', queue_id::text) "
+        "from servicebroker.waiting_readers "
+        "where queue_id = any ($1) group by queue_id",
+        (list(queue_ids),),
+    )
+
+
+def _delivers_to(queue_id: int, version: int) -> str:
+    return (
+        f"far_queue_id = {queue_id} and exists ("
+        f"select from servicebroker.queues where queue_id = {queue_id} and is_enqueue_enabled "
+        f"and catalog_version = ${version})"
+    )
+
+
+def _wake(queue_id: int, group: str | None = None) -> str:
+    """Notify only where a reader sleeps: NOTIFY takes a lock of the whole server at commit.
+
+    With the one group that the messages belong to, a single reader is enough (api/aio/doorbell.py).
+    """
+    payload = f"'{queue_id} ' || uuid_hash({group})" if group else f"'{queue_id}'"
+    return (
+        f"case when exists (select from servicebroker.waiting_readers where queue_id = {queue_id}) "
+        f"then pg_notify('servicebroker', {payload}) end"
+    )

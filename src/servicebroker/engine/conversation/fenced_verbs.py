@@ -1,0 +1,339 @@
+"""The verbs of a restricted PostgreSQL role: each a call of a function that asks for the permissions (store/fence.sql).
+
+The methods are those of `Direct`, and so are arguments, results and errors, with these differences: what is sent goes
+into the transmission queue, and an instance that the owner has open delivers it; the time is the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from servicebroker.engine.activation.poison_detection import Disabled
+from servicebroker.engine.catalog.catalog import Labels, Queue
+from servicebroker.engine.conversation import enqueue, receive
+from servicebroker.engine.conversation.failed_messages import Tracked
+from servicebroker.engine.conversation.plain_verbs import Direct, Sent
+from servicebroker.engine.conversation.receive import ALL, Received, refuse_pipeline
+from servicebroker.model import arguments, names
+from servicebroker.model.arguments import (
+    OMITTED,
+    Body,
+    Omitted,
+    check_end,
+    check_handle,
+    check_handles,
+    check_move,
+    check_receive,
+    check_timeout,
+    stored_bodies,
+    stored_body,
+)
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import Message
+from servicebroker.model.permissions import User
+from servicebroker.store.direct import Bodies
+from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+
+_ME = "(select key from servicebroker_fence.caller)"  # who calls: only the role itself can read it
+_PIPELINE = "pipeline"
+
+
+class Fenced(Direct):
+    """The verbs of a restricted role in one database."""
+
+    has_upkeep = False
+
+    # ------------------------------------------------------------ of the instance
+
+    @staticmethod
+    def find_database(name: str, *, create: bool) -> Steps[int]:
+        """The id of the database of that name; a restricted role makes none."""
+        rows = yield _call("database", names.checked("database", name))
+        _refuse(rows[0][1])
+        return int(rows[0][0])
+
+    @staticmethod
+    def find_user(database_id: int, name: str | None) -> Steps[User]:
+        """The user that is mapped to the role, else guest. In the fence nobody works as somebody else.
+
+        Raises:
+            BrokerError: 916 without CONNECT, 15517 for the name of another.
+        """
+        rows = yield _call("principal", database_id)
+        database, principal_id, principal, refusal = rows[0]
+        _refuse(refusal)
+        if name is not None and names.checked("user", name).lower() != principal.lower():
+            raise BrokerError(15517, name)
+        return User(database_id, database, principal_id, principal)
+
+    @staticmethod
+    def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
+        """The queue is switched off; an open instance of the owner's posts the event."""
+        rows = yield _call("disable_queue", queue_id)
+        database_id, name = rows[0]
+        return None if database_id is None else Disabled(database_id, name, [])
+
+    @staticmethod
+    def wait_for(queue_ids: list[int]) -> Steps[None]:
+        """Those of the queues that the role may receive from."""
+        yield _call("wait_for", queue_ids)
+
+    @staticmethod
+    def drawn(queue_id: int) -> Steps[int | None]:
+        """The last number of arrival that a message of the queue has drawn."""
+        rows = yield _call("drawn", queue_id)
+        return None if rows[0][0] is None else int(rows[0][0])
+
+    # ------------------------------------------------------------ finding
+
+    def check_database(self) -> Steps[None]:
+        """Refuse what is asked of a database that was dropped."""
+        rows = yield _call("is_there", self.user.database_id)
+        if not rows[0][0]:
+            raise BrokerError(8442)
+
+    def find_queue(self, name: str) -> Steps[Queue]:
+        """The queue of that name, which may be remembered."""
+        key = self.user.database_id, name
+        known = self.catalog.queues.get(key) if isinstance(name, str) else None
+        if known is not None:
+            return known
+        rows = yield _call("queue", self.user.database_id, *names.split_queue_name(name))
+        queue_id, spelled, refusal = rows[0]
+        _refuse(refusal)
+        if queue_id is None:
+            raise BrokerError(15151, "find", "queue", name)
+        found = self.catalog.queues[key] = Queue(queue_id, self.user.database_id, spelled)
+        return found
+
+    def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
+        """Names by number, which may be remembered; of services those whose messages the role may receive."""
+        known = self.catalog.labels.get(self.user.database_id)
+        if known is not None and not anew:
+            return known
+        rows = yield _call("labels", self.user.database_id)
+        kinds: tuple[dict[int, str], ...] = ({}, {}, {})
+        for kind, number, name in rows:
+            kinds[kind - 1][number] = name
+        found = self.catalog.labels[self.user.database_id] = Labels(*kinds)
+        return found
+
+    # ------------------------------------------------------------ verbs
+
+    def begin_dialog(
+        self,
+        from_service: str,
+        to_service: str,
+        *,
+        broker_instance: str | UUID | None,
+        contract: str,
+        related_conversation: UUID | None,
+        related_conversation_group: UUID | None,
+        lifetime: int,
+        encryption: bool,
+    ) -> Steps[UUID]:
+        """BEGIN DIALOG."""
+        arguments.check_dialog(from_service, to_service, contract)
+        arguments.expiry(lifetime, self.settings.clock())
+        arguments.check_switch("ENCRYPTION", encryption)
+        arguments.check_relation(related_conversation, related_conversation_group)
+        rows = yield _call(
+            "begin_conversation",
+            self.user.database_id,
+            names.checked("service", from_service),
+            to_service,
+            names.checked("service contract", contract),
+            lifetime,
+            arguments.broker_instance(broker_instance),
+            related_conversation,
+            related_conversation_group,
+            encryption,
+            locks=True,
+        )
+        handle, refusal, _ = rows[0]
+        _refuse(refusal)
+        begun: UUID = handle
+        return begun
+
+    def begin_conversation_timer(self, handle: UUID, timeout: int) -> Steps[None]:
+        """BEGIN CONVERSATION TIMER."""
+        check_handle(handle)
+        check_timeout(timeout)
+        _refuse((yield self._locking("begin_conversation_timer", handle, timeout))[0][0])
+
+    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> Steps[int]:
+        """SEND."""
+        check_handle(handle)
+        names.checked("message type", message_type)
+        return (yield from self._send([handle], message_type, [stored_body(body, self.settings.maximum_body)]))[0]
+
+    def send_multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> Steps[list[int]]:
+        """SEND one message on each of these conversations; here each has a body of its own."""
+        check_handles(handles)
+        names.checked("message type", message_type)
+        return (yield from self._send(list(handles), message_type, [stored_body(body, self.settings.maximum_body)]))
+
+    def send_batch(self, handle: UUID, message_type: str, bodies: Iterable[Body]) -> Steps[int]:
+        """SEND many messages of one type."""
+        check_handle(handle)
+        names.checked("message type", message_type)
+        portions = enqueue.portions(stored_bodies(bodies, self.settings.maximum_body))
+        if len(portions) > 1:
+            yield Statement("select")  # what follows is one transaction
+        numbers: list[int] = []
+        for portion in portions:
+            numbers += yield from self._send([handle], message_type, portion)
+        return numbers[0]
+
+    def _send(self, handles: list[UUID], message_type: str, contents: Sequence[bytes | None]) -> Steps[list[int]]:
+        rows = yield _call(
+            "send_all", self.user.database_id, handles, message_type, Bodies(content or b"" for content in contents)
+        )
+        numbers, refusal = rows[0]
+        _refuse(refusal)
+        return list(numbers)
+
+    def receive(
+        self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None
+    ) -> Steps[tuple[int, Received]]:
+        """RECEIVE: the queue's number, and what was taken."""
+        check_receive(top, conversation_handle, conversation_group_id)
+        there = yield from self.find_queue(queue)
+        yield from self.find_labels()  # first: what was taken only needs names then
+        rows = yield _call(
+            "receive",
+            there.queue_id,
+            ALL if top is None else min(top, ALL),
+            conversation_handle,
+            conversation_group_id,
+        )
+        if rows:
+            _refuse(rows[0][-1])
+        taken = yield from receive.taken([row[:-1] for row in rows])
+        if taken is None:
+            yield from self._check(there, conversation_handle, conversation_group_id)
+        return there.queue_id, taken or Received((), 0)
+
+    def get_conversation_group(self, queue: str) -> Steps[UUID | None]:
+        """GET CONVERSATION GROUP."""
+        there = yield from self.find_queue(queue)
+        rows = yield _call("get_conversation_group", there.queue_id, locks=True)
+        if not rows:
+            yield from self._check(there, None, None)
+            return None
+        group, refusal, _ = rows[0]
+        _refuse(refusal)
+        found: UUID | None = group
+        return found
+
+    def _check(self, queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
+        receive.judge((yield _call("receivable", queue.queue_id, handle, group)), queue, handle, group)
+
+    def service_changes(self, queue: Queue) -> Steps[int]:
+        """How often a service of the queue was altered or dropped."""
+        return receive.counted_changes((yield _call("service_changes", queue.queue_id)), queue)
+
+    def move_conversation(self, handle: UUID, group: UUID) -> Steps[None]:
+        """MOVE CONVERSATION."""
+        check_move(handle, group)
+        _refuse((yield self._locking("move_conversation", handle, group))[0][0])
+
+    def end_conversation(self, handle: UUID, error: tuple[int, str] | None, *, cleanup: bool) -> Steps[None]:
+        """END CONVERSATION."""
+        check_end(handle, error, cleanup)
+        _refuse((yield self._locking("end_conversation", handle, *(error or (None, None)), cleanup))[0][0])
+
+    def get_transmission_status(self, handle: UUID) -> Steps[str]:
+        """GET_TRANSMISSION_STATUS; '' for a conversation that is not the role's own, too."""
+        check_handle(handle)
+        rows = yield _call("transmission_status", self.user.database_id, handle)
+        return str(rows[0][0])
+
+    def _locking(self, function: str, handle: UUID, *given: object) -> Statement:
+        return _call(function, self.user.database_id, handle, *given, locks=True)
+
+    # ------------------------------------------------------------ beside the verbs
+
+    def watched(self, deed: Any, steps: Steps[T], handles: Sequence[UUID], tell: Any, **more: Any) -> Steps[T]:
+        """The steps: the events of conversations are for who may look at all of them."""
+        return steps
+
+    def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
+        """A SEND, and the trace context of what it has sent."""
+        yield Statement("select")  # what follows is one transaction: nobody receives the message before its context
+        result = yield from steps
+        numbers = result if isinstance(result, list) else [result]
+        yield _call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
+        return result
+
+    def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
+        """The trace contexts of received messages."""
+        rows = yield _call(
+            "take_traces",
+            self.user.database_id,
+            [handle for handle, _ in messages],
+            [number for _, number in messages],
+        )
+        return [context for (context,) in rows]
+
+    def find_failures(self, message: Message) -> Steps[Tracked | None]:
+        """How often this message has failed."""
+        rows = yield _call("failures", *self._failed(message))
+        return Tracked(*rows[0]) if rows else None
+
+    def track_failure(self, queue_id: int, message: Message, known: Tracked, error: str, after: float) -> Steps[None]:
+        """The message has failed, and is to be tried again in `after` seconds."""
+        yield _call("track_failure", *self._failed(message), *known, error, float(after))
+
+    def forget_failures(self, handles: list[UUID]) -> Steps[None]:
+        """What has failed on these conversations has been dealt with."""
+        yield _call("forget_failures", self.user.database_id, handles)
+
+    def sweep_failures(self, queue_id: int) -> Steps[None]:
+        """Forget messages of the queue that are not in it any more."""
+        yield _call("sweep_failures", queue_id)
+
+    def set_aside(self, queue_id: int, message: Message, known: Tracked, error: str, traceback: str) -> Steps[None]:
+        """Keep a received message for an operator."""
+        yield _call(
+            "set_aside",
+            *self._failed(message),
+            message.message_body,
+            message.message_enqueue_time,
+            *known[:2],
+            error,
+            traceback,
+        )
+
+    def _failed(self, message: Message) -> tuple[object, ...]:
+        return (
+            self.user.database_id,
+            message.conversation_handle,
+            message.message_sequence_number,
+            message.message_type_id,
+        )
+
+
+def applied_migrations() -> Statement:
+    """The numbers of the migrations that the schema has."""
+    return _call("migrations")
+
+
+def _call(function: str, *given: object, locks: bool = False) -> Statement:
+    places = "".join(f"${place}, " for place in range(1, len(given) + 1))
+    return Statement(f"select * from servicebroker_fence.{function}({places}{_ME})", given, locks=locks)
+
+
+def _refuse(refusal: list[str] | None) -> None:
+    """Raise what a function has refused: a number, and what the text of the error names."""
+    if refusal is None:
+        return
+    number, *values = refusal
+    if number == _PIPELINE:
+        raise refuse_pipeline(f"'{values[0]}'")
+    raise BrokerError(int(number), *values)

@@ -1,0 +1,90 @@
+"""MOVE CONVERSATION (reference 02 section 7)."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from servicebroker.engine.conversation.endpoints import (
+    Endpoint,
+    find_endpoint,
+    lock_group,
+    lock_rows,
+    remove_empty_groups,
+)
+from servicebroker.engine.conversation.receive import keep_off_pipelines
+from servicebroker.engine.conversation.retention import move_to_group
+from servicebroker.model.arguments import check_move
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.states import Event, State, after
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+
+def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
+    """MOVE CONVERSATION handle TO group: another group of the same service; its messages go with it.
+
+    Both groups are locked until the transaction ends. A group that is left empty is removed.
+
+    Raises:
+        BrokerError: 8418 and 8420 missing handle or group, 8426 unknown handle, 8436 unknown group, 8438 wrong
+            state, 8439 a group of another service, 402 wrong types.
+        InstanceError: a pipeline reads the queue.
+    """
+    check_move(handle, group)
+    yield from _lock_groups(handle, group)
+    endpoint = yield from find_endpoint(handle)
+    yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs deliver by what stands in its row
+    endpoint = yield from find_endpoint(handle)
+    after(State(endpoint.state), Event.MOVE)
+    yield from _check_group(endpoint, group)
+    if group == endpoint.conversation_group_id:
+        return
+    yield from keep_off_pipelines(endpoint.queue_id)
+    yield Statement(
+        "with moved as (update servicebroker.conversation_endpoints set conversation_group_id = $2 "
+        "where conversation_handle = $1), "
+        "arriving as (update servicebroker.arrivals set last_stamp = greatest(last_stamp, pg_current_xact_id()) "
+        "where conversation_handle = $1) "
+        "update servicebroker.conversation_endpoints set far_group_id = $2, "
+        "last_stamp = greatest(last_stamp, pg_current_xact_id()) where conversation_handle = $3 and far_handle = $1",
+        (handle, group, endpoint.far_handle),
+    )
+    yield _move_messages(endpoint, group)
+    if endpoint.keeps_retained:
+        yield move_to_group(endpoint, group)
+    yield remove_empty_groups([endpoint.conversation_group_id])
+
+
+def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
+    """The locks of both groups, in one order for everybody; so nobody else may move the conversation meanwhile."""
+    yield from find_endpoint(handle)
+    yield Statement("select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.MOVE, handle))
+    left = (yield from find_endpoint(handle)).conversation_group_id
+    ordered = yield Statement("select g from unnest($1::uuid[]) g order by uuid_hash(g)", ([left, group],))
+    for (one,) in ordered:
+        yield lock_group(one)
+
+
+def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
+    rows = yield Statement(
+        "select service_id from servicebroker.conversation_groups where conversation_group_id = $1 for key share",
+        (group,),
+    )
+    if not rows:
+        raise BrokerError(8436, group)
+    if rows[0][0] != endpoint.service_id:
+        raise BrokerError(8439, group)
+
+
+def _move_messages(endpoint: Endpoint, group: UUID) -> Statement:
+    """New order of arrival, stamp and bucket: under the old ones a reader that is past them would skip the rows."""
+    queue = f"servicebroker.queue_{endpoint.queue_id}"
+    return Statement(
+        f"with numbered as materialized (select place, nextval('{queue}_order') as arrival from ("
+        f"select ctid as place from {queue} where priority = $1 and conversation_group_id = $2 "
+        "and conversation_handle = $3 order by rank, queuing_order) found) "
+        f"update {queue} set conversation_group_id = $4, queuing_order = arrival, "
+        "stamp = greatest(stamp, pg_current_xact_id()), bucket = (uuid_hash($4) & 1023)::smallint "
+        "from numbered where ctid = place",
+        (endpoint.priority, endpoint.conversation_group_id, endpoint.conversation_handle, group),
+    )

@@ -1,0 +1,141 @@
+"""SEND ON CONVERSATION (h1, h2, ...): one message on several conversations, or on none; its body is stored once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Usage
+from servicebroker.engine.conversation import enqueue, shared_bodies
+from servicebroker.engine.conversation.endpoints import Endpoint, find_endpoint, find_endpoints, lock_parking
+from servicebroker.engine.conversation.send import (
+    far_usages,
+    pass_on,
+    refuse,
+    rejected,
+)
+from servicebroker.engine.delivery.opening import lock_service
+from servicebroker.engine.delivery.transmission import discard
+from servicebroker.engine.security.authorization import authorize, conversation
+from servicebroker.model import names
+from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handles, stored_body
+from servicebroker.model.states import State
+from servicebroker.store.statements import Statement, Steps
+
+# whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
+# the peer's service; only an initiator's owner is asked about
+Verdicts = dict[tuple[Usage | None, bool, int, int | None, int], bool]
+
+
+def send_multicast(
+    catalog: Catalog,
+    handles: Sequence[UUID],
+    message_type: str = names.DEFAULT,
+    body: Body | Omitted = OMITTED,
+    *,
+    now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
+) -> Steps[list[int]]:
+    """SEND one message on each of these conversations. Returns the sequence numbers, in the order of the handles.
+
+    When one handle is refused, nothing is sent on any. What a peer refuses becomes the Error of its conversation,
+    and the others get the message.
+
+    Raises:
+        BrokerError: what `send` raises, for the first handle that breaks a rule; 402 for no handle, one given twice,
+            or too many (reference 02 section 4).
+    """
+    check_handles(handles)
+    names.checked("message type", message_type)
+    content = stored_body(body, maximum_body)
+    if catalog.user is not None:
+        yield from authorize(catalog.user, "SEND", conversation(*handles))
+    verdicts: Verdicts = {}
+    yield from _lock(catalog, handles, message_type, content, verdicts, now)
+    endpoints = yield from find_endpoints(handles)
+    near = {}
+    for handle in handles:
+        near[handle] = yield from refuse(catalog, endpoints[handle], message_type, now)
+    body_id = None if content is None else (yield from shared_bodies.store(content))
+    sent = yield from _deliver(catalog, list(endpoints.values()), message_type, content, verdicts, body_id)
+    for handle in handles:
+        if handle in sent:
+            continue
+        endpoint = endpoints[handle]
+        if endpoint.far_handle in endpoints:  # both ends of one conversation, which may have failed at the other end
+            endpoint = yield from find_endpoint(handle)
+        if endpoint.state == State.ERROR:
+            sent[handle] = yield from discard(endpoint, 1)
+        else:
+            sent[handle] = yield from pass_on(catalog, endpoint, near[handle], message_type, [content], now, body_id)
+    if body_id is not None:
+        yield shared_bodies.remove_if_unread(body_id)
+    return [sent[handle] for handle in handles]
+
+
+def _lock(
+    catalog: Catalog,
+    handles: Sequence[UUID],
+    message_type: str,
+    content: bytes | None,
+    verdicts: Verdicts,
+    now: datetime,
+) -> Steps[None]:
+    """Every lock that a SEND on any of them takes, in the one order of all who lock several endpoints."""
+    endpoints = yield from find_endpoints(handles)
+    wanted = list(handles)
+    for handle in handles:
+        endpoint = endpoints[handle]
+        yield from refuse(catalog, endpoint, message_type, now)
+        if endpoint.far_handle and not (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
+            wanted.append(endpoint.far_handle)  # the Error goes to both sides
+    for service in sorted({endpoint.far_service for endpoint in endpoints.values() if not endpoint.has_peer}):
+        yield lock_service(service)
+    if any(endpoint.is_blocked for endpoint in endpoints.values()):
+        yield lock_parking()
+    yield Statement(
+        "select from servicebroker.conversation_endpoints where conversation_handle = any ($1) "
+        "order by conversation_id, is_initiator for update",
+        (wanted,),
+    )
+
+
+def _deliver(
+    catalog: Catalog,
+    endpoints: list[Endpoint],
+    message_type: str,
+    content: bytes | None,
+    verdicts: Verdicts,
+    body_id: int | None,
+) -> Steps[dict[UUID, int]]:
+    """One statement for each queue that can take the message now. Returns the sequence numbers of what was sent."""
+    ways: dict[tuple[int, int, str, int], list[UUID]] = defaultdict(list)
+    for endpoint in endpoints:
+        if not endpoint.has_peer or endpoint.is_blocked or endpoint.peer_has_ended or endpoint.retains:
+            continue
+        if (yield from _accepted(catalog, endpoint, message_type, content, verdicts)):
+            usage = (yield from far_usages(catalog, endpoint))[message_type]
+            way = (endpoint.peer_queue_id, usage.message_type_id, usage.validation, endpoint.catalog_version)
+            ways[way].append(endpoint.conversation_handle)
+    sent: dict[UUID, int] = {}
+    for (queue_id, type_id, validation, version), together in ways.items():
+        values = (together, type_id, validation, body_id, version)
+        rows = yield Statement(enqueue.send_shared(queue_id), values)
+        sent.update((handle, number) for handle, number, _ in rows)
+    for endpoint in endpoints:
+        if endpoint.conversation_handle in sent:
+            catalog.enqueued(endpoint.far_priority, 1)
+    return sent
+
+
+def _accepted(
+    catalog: Catalog, endpoint: Endpoint, message_type: str, content: bytes | None, verdicts: Verdicts
+) -> Steps[bool]:
+    """Whether the peer takes the message; it is validated once for peers that say the same of its type."""
+    usage = (yield from far_usages(catalog, endpoint)).get(message_type)
+    key = usage, endpoint.is_initiator, endpoint.owner_id, endpoint.acts_as, endpoint.far_service_id
+    if key not in verdicts:
+        verdicts[key] = (yield from rejected(catalog, endpoint, message_type, [content])) is None
+    return verdicts[key]

@@ -1,0 +1,275 @@
+"""The verbs on the tables themselves: for who has rights on them, as the owner of the schema does.
+
+`fenced.py` has the same for restricted roles. Which of the two an instance uses is found out once, when it is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from servicebroker.engine.activation import poison_detection
+from servicebroker.engine.catalog import catalog, databases
+from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue
+from servicebroker.engine.conversation import (
+    begin,
+    end,
+    failed_messages,
+    move,
+    multicast,
+    receive,
+    send,
+    traces,
+    watching,
+)
+from servicebroker.engine.conversation.receive import Received
+from servicebroker.engine.delivery import transmission
+from servicebroker.engine.security import authorization, principals
+from servicebroker.model import names
+from servicebroker.model.arguments import OMITTED, Body, Omitted
+from servicebroker.model.messages import Message
+from servicebroker.model.permissions import User
+from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+Sent = TypeVar("Sent", int, list[int])
+
+
+class Settings(Protocol):
+    """Of an open instance: its time, and how many bytes the body of a message may have that is sent there."""
+
+    clock: Callable[[], datetime]
+    maximum_body: int
+
+
+@dataclass
+class Direct:
+    """The verbs of one principal in one database. Errors are those of the functions behind them.
+
+    Attributes:
+        user: whose permissions count.
+        catalog: what this process remembers for that principal.
+        settings: those of the instance.
+    """
+
+    user: User
+    catalog: Catalog
+    settings: Settings
+
+    has_upkeep = True  # it may look after what is due, and count
+
+    # ------------------------------------------------------------ of the instance
+
+    @staticmethod
+    def find_database(name: str, *, create: bool) -> Steps[int]:
+        """The id of the database of that name; made when it is missing and `create` is set."""
+        return databases.ensure_database(name) if create else databases.find_database(name)
+
+    @staticmethod
+    def find_user(database_id: int, name: str | None) -> Steps[User]:
+        """Who works in the database: the user of that name, or the one that the PostgreSQL role stands for."""
+        return principals.find_user(database_id, name)
+
+    @staticmethod
+    def disable_queue(queue_id: int, now: datetime) -> Steps[poison_detection.Disabled | None]:
+        """Automatic poison detection has counted five rollbacks."""
+        return poison_detection.disable_queue(queue_id, now)
+
+    @staticmethod
+    def wait_for(queue_ids: list[int]) -> Steps[None]:
+        """This session is notified of messages for these queues, and for no others.
+
+        Who comes sweeps the rows of those that died.
+        """
+        if not queue_ids:
+            yield Statement("delete from servicebroker.waiting_readers where pid = pg_backend_pid()")
+            return
+        yield Statement(
+            "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
+            "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
+            "insert into servicebroker.waiting_readers (queue_id, pid) "
+            "select queue_id, pg_backend_pid() from unnest($1::int[]) as queue_id on conflict do nothing",
+            (queue_ids,),
+        )
+
+    @staticmethod
+    def drawn(queue_id: int) -> Steps[int | None]:
+        """The last number of arrival that a message of the queue has drawn."""
+        rows = yield Statement(f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False)
+        return int(rows[0][0])
+
+    # ------------------------------------------------------------ finding
+
+    def in_broker(self, steps: Steps[T]) -> Steps[T]:
+        """A verb in the database, which may have gone."""
+        return databases.in_broker(steps, self.check_database)
+
+    def check_database(self) -> Steps[None]:
+        """Refuse what is asked of a database that was dropped."""
+        return databases.check_database(self.user.database_id)
+
+    def find_queue(self, name: str) -> Steps[Queue]:
+        """The queue of that name, which may be remembered."""
+        return catalog.find_queue(self.catalog, self.user.database_id, name)
+
+    def find_labels(self, *, anew: bool = False) -> Steps[Labels]:
+        """Names by number, which may be remembered."""
+        return catalog.find_labels(self.catalog, self.user.database_id, anew=anew)
+
+    # ------------------------------------------------------------ verbs
+
+    def begin_dialog(
+        self,
+        from_service: str,
+        to_service: str,
+        *,
+        broker_instance: str | UUID | None,
+        contract: str,
+        related_conversation: UUID | None,
+        related_conversation_group: UUID | None,
+        lifetime: int,
+        encryption: bool,
+    ) -> Steps[UUID]:
+        """BEGIN DIALOG."""
+        steps = begin.begin_dialog(
+            self.user.database_id,
+            from_service,
+            to_service,
+            broker_instance=broker_instance,
+            contract=contract,
+            related_conversation=related_conversation,
+            related_conversation_group=related_conversation_group,
+            lifetime=lifetime,
+            encryption=encryption,
+            now=self.settings.clock(),
+        )
+        return authorization.authorized(
+            steps,
+            self.user,
+            "BEGIN DIALOG",
+            authorization.queue_of(from_service),
+            authorization.contracts([contract]),
+        )
+
+    def begin_conversation_timer(self, handle: UUID, timeout: int) -> Steps[None]:
+        """BEGIN CONVERSATION TIMER."""
+        return self._on(
+            handle,
+            "BEGIN CONVERSATION TIMER",
+            begin.begin_conversation_timer(handle, timeout, now=self.settings.clock()),
+        )
+
+    def send(self, handle: UUID, message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED) -> Steps[int]:
+        """SEND."""
+        return send.send(
+            self.catalog, handle, message_type, body, now=self.settings.clock(), maximum_body=self.settings.maximum_body
+        )
+
+    def send_multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> Steps[list[int]]:
+        """SEND one message on each of these conversations."""
+        return multicast.send_multicast(
+            self.catalog,
+            handles,
+            message_type,
+            body,
+            now=self.settings.clock(),
+            maximum_body=self.settings.maximum_body,
+        )
+
+    def send_batch(self, handle: UUID, message_type: str, bodies: Iterable[Body]) -> Steps[int]:
+        """SEND many messages of one type."""
+        return send.send_batch(
+            self.catalog,
+            handle,
+            message_type,
+            bodies,
+            now=self.settings.clock(),
+            maximum_body=self.settings.maximum_body,
+        )
+
+    def receive(
+        self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None
+    ) -> Steps[tuple[int, Received]]:
+        """RECEIVE: the queue's number, and what was taken."""
+        there = yield from self.find_queue(queue)
+        return there.queue_id, (
+            yield from receive.receive(
+                self.catalog,
+                there,
+                top=top,
+                conversation_handle=conversation_handle,
+                conversation_group_id=conversation_group_id,
+                now=self.settings.clock(),
+            )
+        )
+
+    def get_conversation_group(self, queue: str) -> Steps[UUID | None]:
+        """GET CONVERSATION GROUP."""
+        there = yield from self.find_queue(queue)
+        yield from authorization.authorize(
+            self.user, "GET CONVERSATION GROUP", authorization.queue_number(there.queue_id)
+        )
+        return (yield from receive.get_conversation_group(there, now=self.settings.clock()))
+
+    def service_changes(self, queue: Queue) -> Steps[int]:
+        """How often a service of the queue was altered or dropped."""
+        return receive.service_changes(queue)
+
+    def move_conversation(self, handle: UUID, group: UUID) -> Steps[None]:
+        """MOVE CONVERSATION."""
+        return self._on(handle, "MOVE CONVERSATION", move.move_conversation(handle, group))
+
+    def end_conversation(self, handle: UUID, error: tuple[int, str] | None, *, cleanup: bool) -> Steps[None]:
+        """END CONVERSATION."""
+        yield from authorization.authorize_end(self.user, handle, cleanup=cleanup)
+        yield from end.end_conversation(handle, now=self.settings.clock(), error=error, cleanup=cleanup)
+
+    def get_transmission_status(self, handle: UUID) -> Steps[str]:
+        """GET_TRANSMISSION_STATUS."""
+        return transmission.get_transmission_status(self.user.database_id, handle)
+
+    def _on(self, handle: UUID, statement: str, steps: Steps[T]) -> Steps[T]:
+        return authorization.authorized(steps, self.user, statement, authorization.conversation(handle))
+
+    # ------------------------------------------------------------ beside the verbs
+
+    def watched(self, deed: Any, steps: Steps[T], handles: Sequence[UUID], tell: Any, **more: Any) -> Steps[T]:
+        """The steps, and the events of these conversations."""
+        return watching.watched(deed, steps, handles, tell, **more)
+
+    def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
+        """A SEND, and the trace context of what it has sent."""
+        return traces.sent(steps, handles, many, context, self.settings.clock())
+
+    def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
+        """The trace contexts of received messages."""
+        return traces.take(messages)
+
+    def find_failures(self, message: Message) -> Steps[failed_messages.Tracked | None]:
+        """How often this message has failed."""
+        return failed_messages.find_failures(message)
+
+    def track_failure(
+        self, queue_id: int, message: Message, known: failed_messages.Tracked, error: str, after: float
+    ) -> Steps[None]:
+        """The message has failed, and is to be tried again in `after` seconds."""
+        return failed_messages.track(queue_id, message, known, error, self.settings.clock(), after)
+
+    def forget_failures(self, handles: list[UUID]) -> Steps[None]:
+        """What has failed on these conversations has been dealt with."""
+        return failed_messages.forget(handles)
+
+    def sweep_failures(self, queue_id: int) -> Steps[None]:
+        """Forget messages of the queue that are not in it any more."""
+        return failed_messages.sweep(queue_id)
+
+    def set_aside(
+        self, queue_id: int, message: Message, known: failed_messages.Tracked, error: str, traceback: str
+    ) -> Steps[None]:
+        """Keep a received message for an operator."""
+        return failed_messages.set_aside(
+            self.user.database_id, queue_id, message, known, error, traceback, self.settings.clock()
+        )

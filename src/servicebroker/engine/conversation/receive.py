@@ -1,0 +1,249 @@
+"""RECEIVE: the messages of one conversation group, in order, taken from the queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Labels, Queue, find_labels
+from servicebroker.engine.conversation.endpoints import keep_lock
+from servicebroker.engine.security.authorization import authorize, queue_number
+from servicebroker.model.arguments import check_receive
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.messages import Message
+from servicebroker.model.permissions import User
+from servicebroker.store import locks
+from servicebroker.store.statements import Rows, Statement, Steps
+
+ALL = 2_147_483_647  # TOP when none is given
+
+
+class Received(NamedTuple):
+    """What was taken, for `named`, and the id of the transaction that took it."""
+
+    rows: Rows
+    transaction: int
+
+
+def receive(
+    catalog: Catalog,
+    queue: Queue,
+    *,
+    top: int | None = None,
+    conversation_handle: UUID | None = None,
+    conversation_group_id: UUID | None = None,
+    now: datetime,
+) -> Steps[Received]:
+    """RECEIVE [TOP (top)] * FROM queue [WHERE conversation_handle = | conversation_group_id =].
+
+    Without WHERE: of the groups that nobody else has locked, the one with the oldest message of the highest
+    priority. Its lock is held until the transaction ends. No messages when there is nothing to take.
+
+    Raises:
+        BrokerError: 9617 queue disabled, 8426 and 8436 unknown handle or group, 229 no permission, 402 wrong types.
+        InstanceError: a pipeline reads the queue.
+    """
+    check_receive(top, conversation_handle, conversation_group_id)
+    yield from find_labels(catalog, queue.database_id)  # first: what was taken only needs names then
+    arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
+    if catalog.user is None:
+        rows = yield Statement(f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments)
+    else:
+        rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
+    received = yield from taken(rows)
+    if received is None:
+        yield from _check(queue, conversation_handle, conversation_group_id)
+    return received or Received((), 0)
+
+
+def taken(rows: Rows) -> Steps[Received | None]:
+    """What the queue's function has returned; None where that is nothing at all.
+
+    A group that was locked under a savepoint is kept.
+    """
+    if not rows:
+        return None
+    if rows[0][0] is None:
+        return Received((), 0)
+    group, _, transaction_id, under_savepoint = rows[0][-4:]
+    if under_savepoint:
+        yield keep_lock(group)
+    return Received(rows, int.from_bytes(transaction_id, "big"))  # the driver leaves an xid8 as it came
+
+
+def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tuple[object, ...]) -> Steps[Rows]:
+    """RECEIVE of a principal that is not dbo. It takes nothing when permissions have changed since it was looked up.
+
+    Then they are looked up again; so the usual one is a single statement here too.
+    """
+    number = queue.queue_id
+    current = f"(select catalog_version from servicebroker.queues where queue_id = {number})"
+    top = f"case when {current} = $5 then $1 else 0 end"
+    while True:
+        version = catalog.receivable.get(number)
+        if version is not None:
+            rows = yield Statement(
+                f"select * from servicebroker.receive_{number}({top}, $2, $3, $4)", (*arguments, version)
+            )
+            if rows:
+                return rows
+        found = yield Statement(f"select {current}")
+        if found[0][0] in (None, version):  # the queue is gone, or there is nothing to take
+            return ()
+        yield from authorize(user, "RECEIVE", queue_number(number))
+        catalog.receivable[number] = found[0][0]
+
+
+def service_changes(queue: Queue) -> Steps[int]:
+    """How often a service of the queue was altered or dropped: a reader that waits is told when it changes.
+
+    Raises:
+        BrokerError: 15151 when the queue is dropped.
+    """
+    rows = yield Statement("select service_changes from servicebroker.queues where queue_id = $1", (queue.queue_id,))
+    return counted_changes(rows, queue)
+
+
+def counted_changes(rows: Rows, queue: Queue) -> int:
+    """The number in the only row.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
+    if not rows:
+        raise BrokerError(15151, "find", "queue", queue.name)
+    return int(rows[0][0])
+
+
+def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]:
+    """GET CONVERSATION GROUP FROM queue: the group that RECEIVE would take from, locked; None when there is none.
+
+    Raises:
+        BrokerError: 9617 queue disabled, 15151 queue dropped.
+        InstanceError: a pipeline reads the queue.
+    """
+    rows = yield Statement(
+        "select conversation_group_id, servicebroker.lock_group(conversation_group_id) "
+        f"from servicebroker.receive_{queue.queue_id}(1, $1, only_lock => true)",
+        (now,),
+        locks=True,
+    )
+    if not rows:
+        yield from _check(queue, None, None)
+        return None
+    group: UUID = rows[0][0]
+    return group
+
+
+def nameless(labels: Labels) -> Labels:
+    """These names, and '' for every number that has none: what it named was dropped."""
+    return Labels(*(defaultdict(str, names) for names in labels))
+
+
+def named(rows: Rows, labels: Labels) -> list[Message]:
+    """The rows in their order, with names for numbers. The first row says what holds for all (store/queue.sql).
+
+    Raises:
+        KeyError: a name is missing. It is younger than what we remember, or was dropped.
+    """
+    if not rows:
+        return []
+    services, contracts, types = labels
+    group, service, *_ = rows[0][-4:]
+    service_name = services[service]
+    handles = {handle: UUID(bytes=handle) for handle in {row[1] for row in rows}}
+    kinds = {
+        kind: (contracts[kind >> 32], kind >> 32, types[kind & _TYPE], kind & _TYPE)
+        for kind in {row[4] for row in rows}
+    }
+    new = tuple.__new__  # Message(...) takes twice as long
+    return [
+        new(
+            Message,
+            (  # one tuple, not put together from parts
+                0,
+                -descent,
+                place & _ORDER,
+                group,
+                handles[handle],
+                number,
+                service_name,
+                service,
+                contract,
+                contract_id,
+                message_type,
+                type_id,
+                validation,
+                body,
+                time,
+            ),
+        )
+        for descent, handle, place, number, kind, validation, body, time, _, _, _, _ in sorted(rows)
+        for contract, contract_id, message_type, type_id in (kinds[kind],)
+    ]
+
+
+_ORDER = (1 << 61) - 1
+_TYPE = (1 << 32) - 1
+
+
+def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
+    """Tell an empty queue from one that cannot be received from."""
+    rows = yield Statement(
+        "select q.is_receive_enabled, "
+        "exists (select from servicebroker.conversation_endpoints where conversation_handle = $2 and queue_id = $1), "
+        "exists (select from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
+        "        where g.conversation_group_id = $3 and s.queue_id = $1), "
+        "exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and l.mode = 'ExclusiveLock' "
+        "        and l.classid = $4 and l.objid = $1 and l.objsubid = 2 "
+        "        and l.database = (select oid from pg_database where datname = current_database())) "
+        "from servicebroker.queues q where q.queue_id = $1",
+        (queue.queue_id, handle, group, locks.PIPELINE),
+    )
+    judge(rows, queue, handle, group)
+
+
+def judge(rows: Rows, queue: Queue, handle: UUID | None, group: UUID | None) -> None:
+    """Say why nothing can be received. The row: is the queue on, are the handle and the group known, is it piped.
+
+    Raises:
+        BrokerError: 15151, 9617, 8426, 8436.
+        InstanceError: a pipeline reads the queue.
+    """
+    if not rows:
+        raise BrokerError(15151, "find", "queue", queue.name)
+    enabled, handle_known, group_known, owned = rows[0]
+    if not enabled:
+        raise BrokerError(9617, queue.name)
+    if owned:
+        raise refuse_pipeline(f"'{queue.name}'")
+    if handle is not None and not handle_known:
+        raise BrokerError(8426, handle)
+    if group is not None and not group_known:
+        raise BrokerError(8436, group)
+
+
+def keep_off_pipelines(queue_id: int) -> Steps[None]:
+    """Whoever moves messages to another place in a queue, or to another queue, says so before.
+
+    A pipeline that reads the queue has planned batches, and what was moved would be read again.
+
+    Raises:
+        InstanceError: one does.
+    """
+    rows = yield Statement(
+        "select pg_try_advisory_xact_lock_shared($1, $2), name from servicebroker.queues where queue_id = $2",
+        (locks.PIPELINE, queue_id),
+    )
+    if not rows[0][0]:
+        raise refuse_pipeline(f"'{rows[0][1]}'")
+
+
+def refuse_pipeline(queue: str) -> InstanceError:
+    """A pipeline that reads a queue is its only reader."""
+    return InstanceError(
+        f"The queue {queue} is being read by a pipeline: nobody else can RECEIVE from it, or move what is there, until "
+        "that stops."
+    )

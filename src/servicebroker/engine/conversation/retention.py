@@ -1,0 +1,88 @@
+"""RETENTION: what was received and sent stays in the queue until its conversation ends (reference 02 section 15).
+
+The rows stand in the table retained_<queue>. RECEIVE writes there by itself where the option is on, see
+`store/queue.sql`; END takes them away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.endpoints import Endpoint
+from servicebroker.engine.conversation.shared_bodies import NEW_READER, purge
+from servicebroker.store.queue import queue_functions
+from servicebroker.store.statements import Statement, Steps
+
+_MOVED = (
+    "status, priority, conversation_group_id, conversation_handle, message_sequence_number, service_id, "
+    "service_contract_id, message_type_id, validation, message_enqueue_time, is_shared, message_body"
+)
+
+
+def set_retention(queue_id: int, retention: bool) -> Steps[None]:
+    """ALTER QUEUE WITH RETENTION = ON | OFF, for what is received and sent from now on."""
+    yield Statement(
+        "update servicebroker.queues set is_retention_enabled = $2, keeps_retained = keeps_retained or $2 "
+        "where queue_id = $1",
+        (queue_id, retention),
+    )
+    for statement in queue_functions(queue_id, retention):  # noqa: UP028 # a list takes no rows
+        yield statement
+
+
+def retain_sent(
+    endpoint: Endpoint, message_type: str, first: int, contents: Sequence[bytes | None], body_id: int | None
+) -> Steps[None]:
+    """Copies, with the status 3, of what a locked endpoint has sent under the numbers from `first` on.
+
+    `body_id` is the shared body that stands for the only one of `contents`.
+    """
+    queue = f"servicebroker.retained_{endpoint.queue_id}"
+    for portion in enqueue.portions(contents if body_id is None else [None]):
+        yield Statement(
+            f"with copied as (insert into {queue} (status, priority, conversation_group_id, conversation_handle, "
+            "message_sequence_number, service_id, service_contract_id, message_type_id, validation, is_shared, "
+            "message_body) "
+            "select 3, e.priority, e.conversation_group_id, e.conversation_handle, $3 + place - 1, e.service_id, "
+            "e.service_contract_id, t.message_type_id, t.validation, $5::bigint is not null, "
+            f"case when $5 is null then body else {NEW_READER} end "
+            "from servicebroker.conversation_endpoints e "
+            "join servicebroker.message_types t on t.database_id = e.database_id and t.name = $2 "
+            "cross join unnest($4::bytea[]) with ordinality as message (body, place) "
+            "where e.conversation_handle = $1 order by place returning is_shared, message_body) "
+            "insert into servicebroker.shared_body_readers (reader, body_id) "
+            "select message_body, $5 from copied where is_shared",
+            (endpoint.conversation_handle, message_type, first, portion, body_id),
+        )
+        first += len(portion)
+
+
+def purge_queue(queue_id: int, condition: str, *parameters: object) -> Steps[None]:
+    """Delete messages, unread and retained. Unread ones first: that waits for readers, who may just retain them."""
+    for table in ("queue", "retained"):
+        yield purge(f"{table}_{queue_id}", condition, *parameters)
+
+
+def move_to_group(endpoint: Endpoint, group: UUID) -> Statement:
+    """The retained messages of a conversation follow it into another group."""
+    return Statement(
+        f"update servicebroker.retained_{endpoint.queue_id} set conversation_group_id = $2 "
+        "where conversation_handle = $1",
+        (endpoint.conversation_handle, group),
+    )
+
+
+def move_to_queue(service_id: int, old: int, new: int) -> Steps[None]:
+    """The retained messages of a service follow it to another queue, whether that retains or not."""
+    yield Statement(
+        f"with moved as (delete from servicebroker.retained_{old} where service_id = $1 returning *) "
+        f"insert into servicebroker.retained_{new} ({_MOVED}) select {_MOVED} from moved order by queuing_order",
+        (service_id,),
+    )
+    yield Statement(
+        "update servicebroker.queues set keeps_retained = true where queue_id = $2 and not keeps_retained "
+        "and (select keeps_retained from servicebroker.queues where queue_id = $1)",
+        (old, new),
+    )

@@ -1,0 +1,321 @@
+"""SEND: one statement when the way is known, else find out what holds and either deliver, park or refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Channel, Usage, Usages, find_usages
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.endpoints import (
+    Endpoint,
+    find_endpoint,
+    lock_endpoint,
+    lock_parking,
+    lock_rows,
+    state_at,
+)
+from servicebroker.engine.conversation.failure import fail_conversation
+from servicebroker.engine.conversation.retention import retain_sent
+from servicebroker.engine.conversation.validation import accepts, rejection, sender_of
+from servicebroker.engine.delivery import transmission
+from servicebroker.engine.delivery.opening import lock_service, open_target
+from servicebroker.engine.delivery.parking import park
+from servicebroker.engine.security.authorization import authorize, conversation, refused_arrival
+from servicebroker.model import names
+from servicebroker.model.arguments import (
+    MAXIMUM_BODY,
+    OMITTED,
+    Body,
+    Omitted,
+    check_handle,
+    stored_bodies,
+    stored_body,
+)
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO
+from servicebroker.model.rejection import Rejection, on_both_sides
+from servicebroker.model.states import Event, after
+from servicebroker.store.direct import Bodies
+from servicebroker.store.statements import Statement, Steps
+
+
+def send(
+    catalog: Catalog,
+    handle: UUID,
+    message_type: str = names.DEFAULT,
+    body: Body | Omitted = OMITTED,
+    *,
+    now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
+) -> Steps[int]:
+    """SEND ON CONVERSATION handle MESSAGE TYPE message_type (body). Returns the message sequence number.
+
+    `maximum_body` is in bytes.
+
+    Raises:
+        BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
+            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type (reference 02 section 4).
+    """
+    check_handle(handle)
+    names.checked("message type", message_type)
+    content = stored_body(body, maximum_body)
+    channel = catalog.channels.get(handle)
+    if channel is not None and not channel.far_queue_id:
+        return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
+    if channel is not None:
+        far = channel.far.get(message_type)
+        if _allowed(channel.near, channel.is_initiator, message_type) and (
+            far is not None and accepts(far, channel.is_initiator, content)
+        ):
+            rows = yield Statement(
+                enqueue.send(channel.far_queue_id),
+                (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
+            )
+            if rows:
+                catalog.enqueued(channel.far_priority, 1)
+                return int(rows[0][0])
+        catalog.forget(handle)
+    return (yield from _send_slowly(catalog, handle, message_type, [content], now))
+
+
+def send_batch(
+    catalog: Catalog,
+    handle: UUID,
+    message_type: str,
+    bodies: Iterable[Body],
+    *,
+    now: datetime,
+    maximum_body: int = MAXIMUM_BODY,
+) -> Steps[int]:
+    """SEND many messages of one type on one conversation, in their order. Returns the first sequence number.
+
+    The first one that the peer does not take fails the conversation, as with `send`, after those before it were
+    delivered; those behind it are dropped. Raises what `send` raises, and then none is sent.
+    """
+    check_handle(handle)
+    names.checked("message type", message_type)
+    contents = stored_bodies(bodies, maximum_body)
+    channel = catalog.channels.get(handle)
+    if channel is not None and not channel.far_queue_id:
+        return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
+    portions = enqueue.portions(contents)
+    if channel is not None and len(portions) == 1:
+        far = channel.far.get(message_type)
+        if _allowed(channel.near, channel.is_initiator, message_type) and (
+            far is not None and all(accepts(far, channel.is_initiator, content) for content in contents)
+        ):
+            rows = yield Statement(
+                enqueue.send_batch(channel.far_queue_id),
+                (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
+            )
+            if rows:
+                catalog.enqueued(channel.far_priority, len(contents))
+                return int(rows[0][0])
+        catalog.forget(handle)
+    return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+
+
+def _transmit(
+    catalog: Catalog, channel: Channel, handle: UUID, message_type: str, contents: list[bytes | None], now: datetime
+) -> Steps[int]:
+    """To a peer in another instance."""
+    portions = enqueue.portions(contents)
+    if len(portions) == 1 and _allowed(channel.near, channel.is_initiator, message_type):
+        rows = yield Statement(enqueue.TRANSMIT, (handle, message_type, portions[0], len(contents), now))
+        if rows:
+            return int(rows[0][0])
+    catalog.forget(handle)
+    return (yield from _send_slowly(catalog, handle, message_type, contents, now))
+
+
+def _transmit_all(
+    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
+) -> Steps[int]:
+    """Only the statement itself locks the endpoint, so that what arrives for it meanwhile is stored."""
+    numbers = []
+    for portion in enqueue.portions(contents):
+        rows = yield Statement(enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now))
+        if not rows:  # it ended since we looked
+            yield from refuse(catalog, (yield from lock_endpoint(handle)), message_type, now)
+            raise BrokerError(8426, handle)
+        numbers.append(int(rows[0][0]))
+    return numbers[0]
+
+
+def _send_slowly(
+    catalog: Catalog, handle: UUID, message_type: str, contents: Sequence[bytes | None], now: datetime
+) -> Steps[int]:
+    """Every rule, one after the other, under the endpoint's lock."""
+    endpoint = yield from find_endpoint(handle)
+    if catalog.user is not None:
+        yield from authorize(catalog.user, "SEND", conversation(handle))
+    looked_at = endpoint.catalog_version  # the permissions that we have looked at, or will, are no older
+    near = yield from refuse(catalog, endpoint, message_type, now)
+    if endpoint.is_remote and not endpoint.retains:
+        if catalog.user is None:
+            catalog.remember(handle, Channel(endpoint.is_initiator, 0, near, {}, 0))
+        return (yield from _transmit_all(catalog, handle, message_type, contents, now))
+    if not endpoint.has_peer:
+        yield lock_service(endpoint.far_service)
+    elif endpoint.is_blocked:
+        yield lock_parking()
+    if endpoint.has_peer and (yield from rejected(catalog, endpoint, message_type, contents)):
+        yield from lock_rows(endpoint.conversation_id)  # the Error goes to both sides
+    endpoint = yield from lock_endpoint(handle)
+    near = yield from refuse(catalog, endpoint, message_type, now)
+    return (yield from pass_on(catalog, endpoint, near, message_type, contents, now, looked_at=looked_at))
+
+
+def pass_on(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    body_id: int | None = None,
+    looked_at: int = -1,
+) -> Steps[int]:
+    """Messages that the sender's side allows, from an endpoint that is locked: delivered, parked or turned into Errors.
+
+    With RETENTION on, the own queue keeps copies of them. Returns the first sequence number. `body_id` is the shared
+    body that stands for the only one of `contents`; `looked_at` the catalog version that permissions were asked under:
+    with another one the next SEND asks again.
+    """
+    first = yield from _dispatch(catalog, endpoint, near, message_type, contents, now, body_id, looked_at)
+    if endpoint.retains:
+        yield from retain_sent(endpoint, message_type, first, contents, body_id)
+    return first
+
+
+def _dispatch(
+    catalog: Catalog,
+    endpoint: Endpoint,
+    near: Usages,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    now: datetime,
+    body_id: int | None,
+    looked_at: int,
+) -> Steps[int]:
+    handle = endpoint.conversation_handle
+    if endpoint.is_remote:
+        return (yield from park(endpoint, message_type, contents, "", body_id=body_id))
+    if not endpoint.has_peer:
+        outcome = yield from open_target(catalog, endpoint, now)
+        if outcome.refusal:
+            yield from fail_conversation(endpoint, outcome.refusal)
+            return endpoint.send_sequence
+        if outcome.waits:
+            return (yield from park(endpoint, message_type, contents, outcome.waits, body_id=body_id))
+        opened = yield from find_endpoint(handle)
+        if not (yield from transmission.deliver_waiting(catalog, opened, now)):
+            return endpoint.send_sequence
+        endpoint = yield from find_endpoint(handle)
+    if endpoint.peer_has_ended:
+        return (yield from transmission.discard(endpoint, len(contents)))
+    first = endpoint.send_sequence
+    refused = yield from rejected(catalog, endpoint, message_type, contents)
+    if refused:
+        if refused.place:
+            before = contents[: refused.place]
+            yield from _dispatch(catalog, endpoint, near, message_type, before, now, body_id, looked_at)
+        yield from fail_conversation(endpoint, *refused.rejection)
+        return first
+    far = yield from far_usages(catalog, endpoint)
+    usage = far[message_type]
+    portions = enqueue.portions(contents)
+    while portions:
+        if endpoint.is_blocked:
+            yield lock_parking()
+            endpoint = yield from find_endpoint(handle)
+            if endpoint.obstacle:
+                for portion in portions:
+                    yield from park(
+                        endpoint,
+                        message_type,
+                        portion,
+                        endpoint.obstacle,
+                        validation=usage.validation,
+                        body_id=body_id,
+                    )
+                return first
+            if not (yield from transmission.deliver_waiting(catalog, endpoint, now)):
+                return first
+        if (yield from _enqueued(endpoint, usage, portions[0], now, body_id)):
+            catalog.enqueued(endpoint.far_priority, len(portions.pop(0)))
+        else:  # the queue or the message type was altered since we looked
+            endpoint = yield from find_endpoint(handle)
+            left = [content for portion in portions for content in portion]
+            yield from _dispatch(catalog, endpoint, near, message_type, left, now, body_id, looked_at)
+            return first
+    is_checked = catalog.user is not None or endpoint.owner_id != DBO or endpoint.acts_as is not None
+    if endpoint.far_queue_id and not endpoint.retains and (endpoint.catalog_version == looked_at or not is_checked):
+        channel = Channel(
+            endpoint.is_initiator, endpoint.far_queue_id, near, far, endpoint.catalog_version, endpoint.far_priority
+        )
+        catalog.remember(handle, channel)
+    return first
+
+
+def _enqueued(endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, body_id: int | None) -> Steps[bool]:
+    """Deliver one portion. False when the peer's queue, or what stands behind its version, has changed."""
+    handle, version = endpoint.conversation_handle, endpoint.catalog_version
+    kind = (usage.message_type_id, usage.validation)
+    queue_id = endpoint.peer_queue_id
+    if body_id is None:
+        values = (handle, *kind, portion, len(portion), now, version)
+        return bool((yield Statement(enqueue.send_batch(queue_id), values)))
+    return bool((yield Statement(enqueue.send_shared(queue_id), ([handle], *kind, body_id, version))))
+
+
+def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
+    """What the peer's contract allows, with the peer's own validation letters."""
+    return find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
+
+
+def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetime) -> Steps[Usages]:
+    """Raise what the sender's own side forbids: the state, the message type and its direction, a queue that is off."""
+    after(state_at(endpoint, now), Event.SEND)
+    usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
+    if message_type not in usages:
+        rows = yield Statement(
+            "select from servicebroker.message_types where database_id = $1 and name = $2",
+            (endpoint.database_id, message_type),
+        )
+        raise BrokerError(8431 if rows else 8428, message_type)
+    if not _allowed(usages, endpoint.is_initiator, message_type):
+        raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
+    if endpoint.retains and not endpoint.is_queue_enabled:
+        rows = yield Statement("select name from servicebroker.queues where queue_id = $1", (endpoint.queue_id,))
+        raise BrokerError(9618, *rows[0])
+    return usages
+
+
+def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
+    usage = usages.get(message_type)
+    return usage is not None and usage.allows(is_initiator)
+
+
+class Refused(NamedTuple):
+    """The first of several messages that the peer does not take: how many come before it, and what the peer says."""
+
+    place: int
+    rejection: Rejection
+
+
+def rejected(
+    catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
+) -> Steps[Refused | None]:
+    """What the peer says of the first of these messages that it does not take, or of who sends them."""
+    if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
+        return Refused(0, on_both_sides(refused))
+    far = yield from far_usages(catalog, endpoint)
+    for place, content in enumerate(contents):
+        number = endpoint.send_sequence + place
+        if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
+            return Refused(place, failure)
+    return None

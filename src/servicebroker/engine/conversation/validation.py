@@ -1,0 +1,58 @@
+"""What the receiving side says of a message, with its own definition of the message type (reference 02 section 12)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Usage, Usages
+from servicebroker.engine.conversation.endpoints import Endpoint
+from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
+from servicebroker.model.xml import validation_failure
+from servicebroker.store.statements import Statement, Steps
+
+
+class Sender(NamedTuple):
+    """The side that sends, and the database whose definitions judge."""
+
+    conversation_id: UUID
+    is_initiator: bool
+    far_database_id: int
+
+
+def sender_of(endpoint: Endpoint) -> Sender:
+    """An endpoint whose peer is in this instance."""
+    return Sender(endpoint.conversation_id, endpoint.is_initiator, endpoint.far_database_id)
+
+
+def accepts(usage: Usage | None, is_initiator: bool, content: bytes | None) -> bool:
+    """Whether the receiver, who has `usage` for the message type, takes this from an initiator or a target."""
+    return (
+        usage is not None
+        and usage.allows(is_initiator)
+        and validation_failure(usage.validation, content, usage.schemas) is None
+    )
+
+
+def rejection(
+    sender: Sender, far: Usages, message_type: str, number: int, content: bytes | None
+) -> Steps[Rejection | None]:
+    """Why the peer of `sender` does not take the message with this sequence number, None when it does."""
+    usage = far.get(message_type)
+    if usage is None:
+        known = yield Statement(
+            "select from servicebroker.message_types where database_id = $1 and name = $2",
+            (sender.far_database_id, message_type),
+        )
+        return unknown_type(message_type, is_known=bool(known))
+    if not usage.allows(sender.is_initiator):
+        return wrong_direction(message_type, from_initiator=sender.is_initiator)
+    return invalid_body(
+        message_type,
+        usage.validation,
+        content,
+        sender.conversation_id,
+        number,
+        from_initiator=sender.is_initiator,
+        schemas=usage.schemas,
+    )

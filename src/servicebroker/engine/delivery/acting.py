@@ -1,0 +1,105 @@
+"""Who a conversation between two databases of this instance acts as, where a remote service binding says it.
+
+With a full binding it acts as whoever owns the certificate of the initiating service's owner in the target's database;
+otherwise as public. That is decided once, when the target's endpoint is made: what becomes of certificates later
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation.endpoints import Endpoint
+from servicebroker.engine.remote.admission import find_target, refused_keeper
+from servicebroker.engine.remote.site import Home
+from servicebroker.engine.security.session_keys import (
+    Beginning,
+    chosen,
+    find_beginnings,
+    find_certificates,
+    find_certificates_of,
+    signer,
+)
+from servicebroker.engine.security.user_certificates import NONE, Certificate
+from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY, Binding
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import PUBLIC
+from servicebroker.store.statements import Statement, Steps
+
+_UNKNOWN_OWNER = "Its database has no valid certificate of the owner of the initiating service."
+_UNKNOWN_TARGET = "Its database has no valid certificate, with its private key, that the user of the binding has too."
+
+
+class Actor(NamedTuple):
+    """Who it acts as.
+
+    Attributes:
+        principal_id: in the target's database: who acts.
+        keeper_id: there: whose certificate the binding's user has; 0 for nobody's.
+        owner_id: in the initiator's database: whose certificate proves who acts; 0 for nobody's.
+        bound_id: there: the user of the binding; 0 where nothing was proved.
+        why_public: why a full binding proves nothing.
+        waits: why messages wait instead, since another process of the instance may be able to prove it.
+    """
+
+    principal_id: int = PUBLIC
+    keeper_id: int = 0
+    owner_id: int = 0
+    bound_id: int = 0
+    why_public: str = ""
+    waits: str = ""
+
+
+def find_actor(catalog: Catalog, initiator: Endpoint, home: Home, now: datetime) -> Steps[Actor | None]:
+    """Who the conversation acts as at a service in another database; None when the binding is gone meanwhile."""
+    for beginning in (yield from find_beginnings([initiator.conversation_handle])):
+        if beginning.binding is Binding.ANONYMOUS_ON:
+            return Actor()
+        if beginning.binding is Binding.ANONYMOUS_OFF and beginning.remote_id is not None:
+            try:
+                return (yield from _proved(catalog, beginning, beginning.remote_id, home, now))
+            except BrokerError as reason:
+                return Actor(waits=reason.text) if reason.number == 28054 else Actor(why_public=reason.text)
+    return None
+
+
+def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: Home, now: datetime) -> Steps[Actor]:
+    """Both sides have the private key of their certificate, and know the other's; or why that is not so.
+
+    Raises:
+        BrokerError: the same, where it has a number; 28054 when only this process cannot open the initiator's key.
+    """
+    users = [(one.database_id, user) for user in (one.owner_id, bound_id)]
+    found = yield from find_certificates_of(users)
+    own = signer(found[users[0]], one.owner_id, now)
+    theirs = chosen(found[users[1]], bound_id, now)
+    yield from _open(catalog, one, own)
+    there = yield from find_certificates(home.database_id, [own.facts.thumbprint, theirs.facts.thumbprint])
+    known = {thumbprint: certificate for thumbprint, certificate in there.items() if certificate.facts.is_valid(now)}
+    peer, keeper = known.get(own.facts.thumbprint), known.get(theirs.facts.thumbprint)
+    if peer is None:
+        return Actor(why_public=_UNKNOWN_OWNER)
+    if keeper is None or keeper.key.encryption == NONE:
+        return Actor(why_public=_UNKNOWN_TARGET)
+    target = yield from find_target(home.database_id, home.service_id)
+    refused = yield from refused_keeper(target, keeper.owner_id)
+    if refused:
+        raise refused
+    return Actor(peer.owner_id, keeper.owner_id, one.owner_id, bound_id)
+
+
+def _open(catalog: Catalog, one: Beginning, own: Certificate) -> Steps[None]:
+    """Open the private key of the initiating service's owner, as the broker can."""
+    if one.master_key is None or one.master_key.by_service_master_key is None:
+        raise BrokerError(28050)
+    keys = catalog.keys
+    if keys is not None and keys.folder is None:
+        rows = yield Statement("select instance_id from servicebroker.instance")
+        keys.locate(rows[0][0])
+    master = None if keys is None else keys.master_key(one.master_key.by_service_master_key)
+    if keys is None or master is None:
+        raise BrokerError(28054, one.database, NO_SERVICE_MASTER_KEY)
+    if keys.private_key(own.key.private_key, master) is None:
+        raise BrokerError(9733, one.owner_id)

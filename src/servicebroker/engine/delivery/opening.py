@@ -1,0 +1,142 @@
+"""The target's side of a new conversation: found by name, and made when the first message arrives."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.catalog import Catalog, find_labels
+from servicebroker.engine.catalog.priorities import PRIORITY
+from servicebroker.engine.conversation.endpoints import Endpoint, never_opened
+from servicebroker.engine.delivery.acting import Actor, find_actor
+from servicebroker.engine.remote.missing_routes import ask
+from servicebroker.engine.remote.site import find_site, picking
+from servicebroker.engine.security.authorization import refused_arrival
+from servicebroker.model import waiting
+from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.protocol.routing import (
+    Ask,
+    Conversation,
+    Local,
+    Refused,
+    Remote,
+    classify,
+)
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+NO_TRANSPORT = RULES[9748].text.format("Service Broker")
+
+
+class Outcome(NamedTuple):
+    """Nothing set: the target endpoint exists. Else why the conversation fails, or why its messages wait."""
+
+    refusal: BrokerError | None = None
+    waits: str = ""
+
+
+def lock_service(name: str) -> Statement:
+    """Whoever may find no service of that name, and make messages wait for it, says so before it locks anything.
+
+    CREATE, ALTER and DROP SERVICE take the name's lock alone: they see all that waits, or the sender sees what
+    they did. For the other lock see `lock_parking`.
+    """
+    return Statement(
+        "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock_shared($2, hashtext($3))",
+        (locks.DELIVERY, locks.SERVICE, name),
+    )
+
+
+def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:
+    """Create the target endpoint of a conversation whose first message is about to be delivered.
+
+    The routes of the initiator's database say where (reference 03 section 2). Not finding the service is no error:
+    messages wait. The caller has called `lock_service` before it locked the initiator.
+    """
+    if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):
+        return Outcome(refusal=BrokerError(8462))
+    if initiator.obstacle:
+        return Outcome(waits=initiator.obstacle)
+    contract = yield from _contract_name(catalog, initiator)
+    located = yield from find_site([initiator.far_service], now, contract=contract, database_id=initiator.database_id)
+    own = located.find(initiator.database_id)
+    decision = classify(
+        Conversation(initiator.far_service, initiator.far_broker_instance, own.broker),
+        (yield from located.routes(catalog, own)),
+        (yield from located.routes(catalog, located.msdb)),
+        located.site_of(own),
+        now,
+        picking(located.chance),
+    )
+    destination = decision.destination
+    if isinstance(destination, Refused):
+        return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
+    if isinstance(destination, Remote):
+        return Outcome(waits=NO_TRANSPORT)
+    if isinstance(destination, Ask):
+        lacking = located.msdb if decision.through_outside and located.msdb else own
+        yield from ask(lacking.database_id, destination, now)
+        return Outcome(waits=RULES[9770].text)
+    if not isinstance(destination, Local):
+        return Outcome(waits=RULES[destination.number].text.format(initiator.far_service))
+    home = located.homes[initiator.far_service, destination.broker_instance]
+    actor = None
+    if home.is_bound and home.database_id != initiator.database_id:
+        actor = yield from find_actor(catalog, initiator, home, now)
+    if actor is not None and actor.waits:
+        return Outcome(waits=actor.waits)
+    if refused := (yield from refused_arrival(_acting(initiator, actor), home.service_id)):
+        return Outcome(refusal=_explained(refused, actor))
+    if home.contract_id is None:
+        return Outcome(refusal=BrokerError(8425, contract))
+    if not home.accepted:
+        return Outcome(refusal=BrokerError(8408, initiator.far_service, contract))
+    if not home.is_open:
+        return Outcome(waits=waiting.TARGET_QUEUE_OFF)
+    yield Statement(
+        "with target as ("
+        "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
+        "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "
+        "far_service, far_broker_instance, far_handle, far_group_id, far_queue_id, far_service_id, "
+        "far_contract_id, far_priority, principal_id, far_principal_id) "
+        f"select e.conversation_id, false, $2, $3, $4, gen_random_uuid(), $5, "
+        f"{PRIORITY.format(database='$2', contract='$4', local='$3', remote='s.name')}, "
+        "'CO', e.encryption, e.lifetime, "
+        "s.name, d.service_broker_guid::text, e.conversation_handle, e.conversation_group_id, e.queue_id, "
+        "e.service_id, e.service_contract_id, e.priority, $6::int, $7::int "
+        "from servicebroker.conversation_endpoints e "
+        "join servicebroker.services s on s.service_id = e.service_id "
+        "join servicebroker.databases d on d.database_id = e.database_id where e.conversation_handle = $1 "
+        "returning *), "
+        "grouped as (insert into servicebroker.conversation_groups "
+        "select conversation_group_id, service_id from target) "
+        "update servicebroker.conversation_endpoints e set state = case e.state when 'SO' then 'CO' else e.state end, "
+        "far_handle = t.conversation_handle, "
+        "far_group_id = t.conversation_group_id, far_queue_id = t.queue_id, far_service_id = t.service_id, "
+        "far_contract_id = t.service_contract_id, far_priority = t.priority, "
+        "principal_id = $8, far_principal_id = $9, far_broker_instance = "
+        "(select service_broker_guid::text from servicebroker.databases where database_id = $2) "
+        "from target t where e.conversation_handle = $1",
+        (
+            *(initiator.conversation_handle, home.database_id, home.service_id, home.contract_id, home.queue_id),
+            *((None,) * 4 if actor is None else (actor.keeper_id, actor.principal_id, actor.owner_id, actor.bound_id)),
+        ),
+    )
+    return Outcome()
+
+
+def _acting(initiator: Endpoint, actor: Actor | None) -> Endpoint:
+    return initiator if actor is None else initiator._replace(acts_as=actor.principal_id)
+
+
+def _explained(refused: BrokerError, actor: Actor | None) -> BrokerError:
+    if actor is not None and actor.why_public:
+        refused.hint = f"The remote service binding proves nothing, and it acts as public. {actor.why_public}"
+    return refused
+
+
+def _contract_name(catalog: Catalog, initiator: Endpoint) -> Steps[str]:
+    labels = yield from find_labels(catalog, initiator.database_id)
+    if initiator.service_contract_id not in labels.contracts:
+        labels = yield from find_labels(catalog, initiator.database_id, anew=True)
+    return labels.contracts[initiator.service_contract_id]

@@ -1,0 +1,58 @@
+"""Parking: a message that cannot be delivered now is kept in the transmission queue, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.endpoints import Endpoint
+from servicebroker.engine.conversation.enqueue import WAKE_TRANSMITTER
+from servicebroker.engine.conversation.shared_bodies import NEW_READER
+from servicebroker.store.statements import Statement, Steps
+
+
+def park(
+    endpoint: Endpoint,
+    message_type: str,
+    contents: Sequence[bytes | None],
+    status: str,
+    *,
+    validation: str | None = None,
+    is_end_of_dialog: bool = False,
+    is_conversation_error: bool = False,
+    body_id: int | None = None,
+) -> Steps[int]:
+    """Keep messages of a locked endpoint until they can be delivered. Returns the first sequence number.
+
+    `validation` is the letter under which the peer has accepted them, None when it was not asked. `body_id` is the
+    shared body that stands for the only one of `contents`.
+    """
+    for portion in enqueue.portions(contents if body_id is None else [None]):
+        yield Statement(
+            "with sender as ("
+            "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, state = 'CO', "
+            "far_queue_id = null where conversation_handle = $1 returning send_sequence - $5 as number), "
+            "message as materialized ("
+            "select number + place - 1 as number, "
+            f"case when $9::bigint is null then body else {NEW_READER} end as body "
+            "from sender, unnest($3::bytea[]) with ordinality as given (body, place)), "
+            "reader as (insert into servicebroker.shared_body_readers (reader, body_id) "
+            "select body, $9 from message where $9 is not null) "
+            "insert into servicebroker.transmission_queue (conversation_handle, message_sequence_number, "
+            "message_type_name, message_body, transmission_status, is_end_of_dialog, is_conversation_error, "
+            "validation, is_shared) "
+            "select $1, number, $2, body, $4, $6, $7, $8, $9 is not null from message "
+            f"returning {WAKE_TRANSMITTER}",
+            (
+                endpoint.conversation_handle,
+                message_type,
+                portion,
+                status,
+                len(portion),
+                is_end_of_dialog,
+                is_conversation_error,
+                validation,
+                body_id,
+            ),
+        )
+    return endpoint.send_sequence

@@ -1,0 +1,340 @@
+"""The transmission queue: messages that are sent but cannot be delivered yet, and why.
+
+A conversation is parked while messages of it wait: its sender's `far_queue_id` is empty, so that no SEND overtakes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from contextlib import suppress
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, find_usages
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.endpoints import (
+    Endpoint,
+    close_endpoints,
+    find_endpoint,
+    lock_endpoint,
+    lock_parking,
+    lock_rows,
+)
+from servicebroker.engine.conversation.failure import fail_conversation
+from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, purge
+from servicebroker.engine.conversation.validation import rejection, sender_of
+from servicebroker.engine.delivery.opening import lock_service, open_target
+from servicebroker.engine.remote.waiting_arrivals import deliver_kept, is_kept_deliverable
+from servicebroker.engine.security.authorization import refused_arrival
+from servicebroker.model.arguments import check_handle
+from servicebroker.model.errors import RULES, BrokerError
+from servicebroker.model.permissions import DBO
+from servicebroker.model.rejection import on_both_sides
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+
+def discard(endpoint: Endpoint, count: int) -> Steps[int]:
+    """Messages to a peer that has ended and cannot say so yet: they are counted and dropped."""
+    yield Statement(
+        "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $2 "
+        "where conversation_handle = $1",
+        (endpoint.conversation_handle, count),
+    )
+    return endpoint.send_sequence
+
+
+def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
+    """GET_TRANSMISSION_STATUS: why the endpoint's oldest row of sys.transmission_queue waits (reference 03 section 7).
+
+    '' when nothing waits, when it was not tried yet, and for an unknown handle.
+
+    Raises:
+        BrokerError: 8418, 402 what is no handle.
+    """
+    check_handle(handle)
+    rows = yield Statement(
+        "select coalesce("
+        "(select transmission_status from servicebroker.transmission_queue t "
+        "  where t.conversation_handle = e.conversation_handle order by message_sequence_number limit 1), "
+        "(select $3 from servicebroker.arrivals a join servicebroker.arrived_fragments f using (conversation_handle) "
+        "  where a.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence "
+        "  limit 1), '') "
+        "from servicebroker.conversation_endpoints e where conversation_handle = $1 and database_id = $2",
+        (handle, database_id, RULES[9749].text),
+    )
+    return str(rows[0][0]) if rows else ""
+
+
+def lock_delivery() -> Statement:
+    """Taken alone before parked messages are delivered, see `lock_parking`.
+
+    Whoever begins to send waits behind us: so nobody waits here for long, see api/giving_way.py.
+    """
+    return Statement("select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
+
+
+def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
+    """Deliver what waits for a service of that name, conversation by conversation."""
+    waiting = yield Statement(
+        "select e.conversation_handle from servicebroker.transmission_queue t "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 order by t.enqueue_time",
+        (service,),
+    )
+    yield from _open_all(catalog, [handle for (handle,) in waiting], now)
+
+
+def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
+    """Deliver all that waits and need not: after a queue or a broker was switched on, or a service moved.
+
+    The caller holds the lock of `lock_delivery`, and must therefore wait for no row: who holds it may be waiting
+    for us. Returns the handles that are left over, each for a transaction of `deliver_conversation` of its own.
+    """
+    yield from deliver_kept(now)
+    parked, unopened = yield from _deliverable()
+    wanted = [*parked, *unopened]
+    if not wanted:
+        return []
+    free = yield from lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
+    return [handle for handle in wanted if handle not in free]
+
+
+def oldest_writer() -> Steps[int]:
+    """The oldest transaction that runs, or the next one: all before it have ended, and are seen by who looks now."""
+    rows = yield Statement("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    return int(rows[0][0])
+
+
+def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
+    """Endpoints on which something waits and need not: those that have a peer, and those whose target is to be made.
+
+    A message that the server's own SEND has put there has no status: nobody has looked for its target yet. One that
+    waits for the answer to a request that is answered, or was never committed, is matched again. With `since`, only
+    those on which that transaction or a later one has sent: what waits for longer is not even read.
+    """
+    parked = yield Statement(
+        f"select distinct e.conversation_handle {WAY_IS_FREE} "
+        "and e.conversation_handle in "
+        "(select conversation_handle from servicebroker.transmission_queue where xact >= $1::text::xid8)",
+        (str(since),),
+    )
+    unopened = yield Statement(
+        "select e.conversation_handle from servicebroker.transmission_queue t "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
+        "where t.xact >= $2::text::xid8 and e.far_handle is null and not e.is_remote "
+        "and (t.transmission_status = '' or t.message_sequence_number = 0 and t.transmission_status = $1 "
+        "and not exists (select from servicebroker.route_requests r "
+        "where r.service_name = e.far_service and r.answered is null) "
+        "or t.message_sequence_number = 0 and exists (select from servicebroker.services s "
+        "join servicebroker.queues q on q.queue_id = s.queue_id and q.is_enqueue_enabled "
+        "join servicebroker.databases d on d.database_id = s.database_id and d.is_broker_enabled "
+        "where s.name = e.far_service)) group by 1 order by min(t.enqueue_time)",
+        (RULES[9770].text, str(since)),
+    )
+    return [handle for (handle,) in parked], [handle for (handle,) in unopened]
+
+
+def deliver_free(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
+    """`deliver_everything`, with its lock."""
+    yield lock_delivery()
+    return (yield from deliver_everything(catalog, now))
+
+
+def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
+    """The routes of a database have changed: look again at its conversations whose target was not found yet.
+
+    As for `deliver_everything`: who holds what, and what is returned.
+    """
+    rows = yield Statement(
+        "select e.conversation_handle from servicebroker.transmission_queue t "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where t.message_sequence_number = 0 and e.far_handle is null and not e.is_remote "
+        "and e.database_id = $1 order by t.enqueue_time",
+        (database_id,),
+    )
+    waiting = [handle for (handle,) in rows]
+    free = (yield from lock_free(waiting)) if waiting else set()
+    yield from _open_all(catalog, [handle for handle in waiting if handle in free], now)
+    return [handle for handle in waiting if handle not in free]
+
+
+def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[bool]:
+    """Deliver what the server's own SEND, or a process that died, has left. It waits for nobody.
+
+    With `since`, only where that transaction or a later one has sent. True when something is left over because somebody
+    is at it.
+    """
+    parked, unopened = yield from _deliverable(since)
+    wanted = [*parked, *unopened]
+    if not wanted and not (yield from is_kept_deliverable()):
+        return False
+    rows = yield Statement(
+        "select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and("
+        "pg_try_advisory_xact_lock_shared($2, hashtext(far_service))), true) "
+        "from (select distinct far_service from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($3) order by far_service) waiting",
+        (locks.DELIVERY, locks.SERVICE, unopened),
+    )
+    if not rows[0][0]:
+        return True
+    yield from deliver_kept(now)
+    free = yield from lock_free(wanted)
+    yield from _deliver_parked(catalog, [handle for handle in parked if handle in free], now)
+    yield from _open_all(catalog, [handle for handle in unopened if handle in free], now)
+    return len(free) < len(wanted)
+
+
+def deliver_conversation(catalog: Catalog, handle: UUID, now: datetime) -> Steps[None]:
+    """Deliver what waits on one conversation, once nobody else is at it. It may be gone meanwhile."""
+    with suppress(BrokerError):
+        endpoint = yield from find_endpoint(handle)
+        yield lock_parking() if endpoint.has_peer else lock_service(endpoint.far_service)
+        yield from lock_rows(endpoint.conversation_id)
+        endpoint = yield from find_endpoint(handle)
+        if not endpoint.has_peer:
+            yield from _open_all(catalog, [handle], now)
+        elif not endpoint.obstacle:
+            yield from deliver_waiting(catalog, endpoint, now)
+
+
+# endpoints whose messages wait, or may, though their way to the peer is free
+WAY_IS_FREE = (
+    "from servicebroker.conversation_endpoints e "
+    "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
+    "join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+    "join servicebroker.databases far on far.database_id = p.database_id and far.is_broker_enabled "
+    "join servicebroker.queues q on q.queue_id = p.queue_id and q.is_enqueue_enabled "
+    "where e.far_queue_id is null "
+)
+
+
+def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
+    """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
+    rows = yield Statement(
+        "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for update skip locked",
+        (handles,),
+    )
+    peers = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for update skip locked",
+        ([far for _, far in rows if far is not None],),
+    )
+    ours = {handle for (handle,) in peers}
+    return {handle for handle, far in rows if far is None or far in ours}
+
+
+def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
+    """Conversations that have a peer, all of one queue with one statement."""
+    rows = yield Statement(
+        "select w.conversation_handle, w.queue_id, bool_or("
+        "  (t.validation is null or t.validation is distinct from m.validation or m.xml_collection_id is not null "
+        "  or w.is_checked) "
+        "  and not t.is_end_of_dialog and not t.is_conversation_error) "
+        "from (select e.conversation_handle, p.queue_id, p.database_id, e.is_initiator and ("
+        "        p.far_principal_id is not null or exists (select from servicebroker.services s "
+        f"       where s.service_id = e.service_id and s.owner_id <> {DBO})) as is_checked {WAY_IS_FREE} "
+        "      and e.conversation_handle = any ($1)) w "
+        "join servicebroker.transmission_queue t on t.conversation_handle = w.conversation_handle "
+        "left join servicebroker.message_types m "
+        "  on m.database_id = w.database_id and m.name = t.message_type_name "
+        "group by w.conversation_handle, w.queue_id",
+        (handles,),
+    )
+    queues: dict[int, list[UUID]] = defaultdict(list)
+    for handle, queue_id, unsure in rows:
+        if unsure:  # the message type, its schemas or the owner's permission may have changed meanwhile
+            yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
+        else:
+            queues[queue_id].append(handle)
+    for queue_id, together in queues.items():
+        yield from _deliver(catalog, queue_id, together, now)
+
+
+def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
+    for handle in handles:
+        try:
+            endpoint = yield from lock_endpoint(handle)
+        except BrokerError:  # ended meanwhile
+            continue
+        if endpoint.has_peer or endpoint.is_remote:  # what has been sent elsewhere gets no second target
+            continue
+        outcome = yield from open_target(catalog, endpoint, now)
+        if outcome.refusal:
+            yield from fail_conversation(endpoint, outcome.refusal)
+        elif outcome.waits:
+            yield _set_status(endpoint, outcome.waits)
+        else:
+            yield from deliver_waiting(catalog, (yield from find_endpoint(handle)), now)
+
+
+def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Steps[bool]:
+    """Deliver what waits on a locked endpoint whose way is free. False when the conversation failed."""
+    waiting = yield Statement(
+        "select message_sequence_number, message_type_name, "
+        f"{MESSAGE_BODY} from servicebroker.transmission_queue "
+        "where conversation_handle = $1 and not is_end_of_dialog and not is_conversation_error "
+        "order by message_sequence_number",
+        (endpoint.conversation_handle,),
+    )
+    if not waiting and endpoint.far_queue_id:
+        return True
+    far = yield from find_usages(catalog, endpoint.far_database_id, endpoint.far_contract_id, endpoint.catalog_version)
+    refused = (yield from refused_arrival(endpoint, endpoint.far_service_id)) if endpoint.is_initiator else None
+    for number, message_type, body in waiting:
+        failure = (
+            on_both_sides(refused)
+            if refused
+            else (yield from rejection(sender_of(endpoint), far, message_type, number, body))
+        )
+        if failure:
+            yield purge(
+                "transmission_queue",
+                "conversation_handle = $1 and message_sequence_number >= $2",
+                *(endpoint.conversation_handle, number),
+            )
+            yield from _deliver(catalog, endpoint.peer_queue_id, [endpoint.conversation_handle], now)
+            yield from fail_conversation(endpoint, *failure)
+            return False
+    yield from _deliver(catalog, endpoint.peer_queue_id, [endpoint.conversation_handle], now)
+    return True
+
+
+def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
+    """What waits on locked endpoints goes to their peers in that queue, and the ends among it take effect."""
+    ends = yield Statement(
+        "select conversation_handle, is_conversation_error from servicebroker.transmission_queue "
+        "where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_error)",
+        (handles,),
+    )
+    rows = yield Statement(enqueue.deliver(queue_id), (handles,))
+    priorities: list[int] = rows[0][0] or []
+    for priority, many in Counter(priorities).items():
+        catalog.enqueued(priority, many)
+    if ends:
+        yield from _finish([handle for handle, _ in ends], [handle for handle, is_error in ends if is_error], now)
+
+
+def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
+    """EndDialogs and Errors have arrived: each peer is told, and who waited only for this is closed."""
+    yield Statement(
+        "update servicebroker.conversation_endpoints p "
+        "set state = case when e.conversation_handle = any ($2) then 'ER' else 'DI' end "
+        "from servicebroker.conversation_endpoints e "
+        "where e.conversation_handle = any ($1) and p.conversation_handle = e.far_handle "
+        "and p.state in ('SO', 'SI', 'CO')",
+        (ended, failed),
+    )
+    yield from close_endpoints(ended, now)
+
+
+def _set_status(endpoint: Endpoint, status: str) -> Statement:
+    return Statement(
+        "update servicebroker.transmission_queue set transmission_status = $2 "
+        "where conversation_handle = $1 and transmission_status <> $2",
+        (endpoint.conversation_handle, status),
+    )

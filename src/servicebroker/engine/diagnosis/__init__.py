@@ -1,0 +1,1 @@
+"""What administrators look at: findings, counts, the check of what is stored."""

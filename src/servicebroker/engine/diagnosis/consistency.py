@@ -1,0 +1,164 @@
+"""Whether what is stored holds together, as DBCC CHECKDB says of a broker. It only reads.
+
+Every check is one statement, so it sees one moment, and a running instance gives no false alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from servicebroker.engine.activation.clause import OWNER_ID
+from servicebroker.engine.catalog.alter import dropped_queues
+from servicebroker.engine.delivery.transmission import WAY_IS_FREE
+from servicebroker.engine.diagnosis.tampering import tampered
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.expected_objects import changed
+from servicebroker.store.statements import Statement, Steps
+
+MOST = 100  # findings of one kind, of one queue
+_AGES = {28021: timedelta(minutes=1)}  # so long may the background leave lying what could be delivered
+
+
+class Finding(NamedTuple):
+    """What is wrong: a number of the list of errors, and its text."""
+
+    number: int
+    text: str
+
+
+class Report(NamedTuple):
+    """What was looked at, counted by kind, and what is wrong: nothing, when all is well. At most MOST of a kind."""
+
+    analyzed: dict[str, int]
+    findings: list[Finding]
+
+
+# number of the error, and a statement for the values in its text
+_CHECKS = {
+    9680: (
+        "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints e "
+        "where not exists (select from servicebroker.conversation_groups g "
+        "where g.conversation_group_id = e.conversation_group_id)"
+    ),
+    9681: (
+        "select conversation_handle, service_contract_id from servicebroker.conversation_endpoints e where not exists "
+        "(select from servicebroker.service_contracts c where c.database_id = e.database_id "
+        "and c.service_contract_id = e.service_contract_id) and state in ('SO', 'SI', 'CO')"
+    ),
+    9682: (
+        "select conversation_handle, service_id from servicebroker.conversation_endpoints e where not exists "
+        "(select from servicebroker.services s where s.service_id = e.service_id)"
+    ),
+    9683: (
+        "select conversation_group_id, service_id from servicebroker.conversation_groups g where not exists "
+        "(select from servicebroker.services s where s.service_id = g.service_id)"
+    ),
+    9711: (
+        "select distinct conversation_handle from servicebroker.transmission_queue t where not exists "
+        "(select from servicebroker.conversation_endpoints e where e.conversation_handle = t.conversation_handle)"
+    ),
+    # where SEND would deliver to somewhere else than to the peer, or draw a number that is in use
+    9715: (
+        "select e.conversation_id, e.is_initiator::int from servicebroker.conversation_endpoints e "
+        "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+        "left join servicebroker.services s on s.service_id = e.service_id "
+        "where e.queue_id <> s.queue_id "
+        "or p.conversation_id <> e.conversation_id or p.is_initiator = e.is_initiator "
+        "or e.state = 'CO' and p.state = 'CO' and (e.far_queue_id <> p.queue_id "
+        "or (e.far_group_id, e.far_service_id, e.far_contract_id) "
+        "is distinct from (p.conversation_group_id, p.service_id, p.service_contract_id)) "
+        "or e.state = 'CO' and e.far_handle is not null and p.conversation_handle is null and e.lifetime > $1 "
+        "or exists (select from servicebroker.transmission_queue t where t.conversation_handle = e.conversation_handle "
+        "and t.message_sequence_number >= e.send_sequence)"
+    ),
+    9716: (
+        "select conversation_group_id from servicebroker.conversation_groups g where not exists "
+        "(select from servicebroker.conversation_endpoints e where e.conversation_group_id = g.conversation_group_id)"
+    ),
+    28021: (
+        f"select distinct e.conversation_handle {WAY_IS_FREE} "
+        "and exists (select from servicebroker.transmission_queue t "
+        "where t.conversation_handle = e.conversation_handle and t.enqueue_time < $1)"
+    ),
+}
+
+_OF_A_QUEUE = {
+    # a body that several messages share has gone before one of them
+    8444: (
+        "select distinct {id} from (select is_shared, message_body from servicebroker.queue_{id} "
+        "union all select is_shared, message_body from servicebroker.retained_{id}) m where is_shared and not exists "
+        "(select from servicebroker.shared_body_readers r join servicebroker.shared_bodies using (body_id) "
+        "where r.reader = m.message_body)"
+    ),
+    9705: (
+        "select distinct {id}, conversation_handle from (select conversation_handle from servicebroker.queue_{id} "
+        "union all select conversation_handle from servicebroker.retained_{id}) m where not exists "
+        "(select from servicebroker.conversation_endpoints e "
+        "where e.conversation_handle = m.conversation_handle and e.queue_id = {id})"
+    ),
+    9707: (
+        "select {id}, q.execute_as_principal_id from servicebroker.queues q where q.queue_id = {id} "
+        f"and q.execute_as_principal_id <> {OWNER_ID} and not exists (select from servicebroker.principals p "
+        "where p.database_id = q.database_id and p.principal_id = q.execute_as_principal_id)"
+    ),
+    9708: (
+        "select distinct {id}, m.conversation_group_id from servicebroker.queue_{id} m "
+        "join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where e.conversation_group_id <> m.conversation_group_id"
+    ),
+    9709: (
+        "select distinct {id}, message_type_id from servicebroker.queue_{id} m where not exists "
+        "(select from servicebroker.queues q join servicebroker.message_types t using (database_id) "
+        "where q.queue_id = {id} and t.message_type_id = m.message_type_id)"
+    ),
+}
+
+_COUNTS = {
+    "Conversation Priorities": "broker_priorities",
+    "Services": "services",
+    "Service Queues": "queues",
+    "Conversation Endpoints": "conversation_endpoints",
+    "Conversation Groups": "conversation_groups",
+    "Message Types": "message_types",
+    "Service Contracts": "service_contracts",
+}
+
+
+def check(now: datetime) -> Steps[Report]:
+    """Look at everything in the instance."""
+    counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
+    rows = yield Statement(f"select {counts}", prepared=False)
+    analyzed = dict(zip(_COUNTS, rows[0], strict=True))
+    findings: list[Finding] = []
+    for number, text in _CHECKS.items():
+        times = (now - _AGES.get(number, timedelta(0)),) if "$1" in text else ()
+        rows = yield Statement(f"{text} limit {MOST}", times, prepared=False)
+        findings += _findings(number, rows)
+    rows = yield Statement(
+        "select queue_id, to_regclass('servicebroker.queue_' || queue_id) is not null "
+        "and to_regclass('servicebroker.retained_' || queue_id) is not null "
+        "and to_regclass(format('%I.%I', postgres_schema, postgres_name)) is not null from servicebroker.queues "
+        "order by queue_id"
+    )
+    for queue_id, is_whole in rows:
+        if not is_whole:
+            findings += _findings(8444, [(queue_id,)])
+            continue
+        for number, text in _OF_A_QUEUE.items():
+            found = yield Statement(f"{text.format(id=queue_id)} limit {MOST}", prepared=False)
+            findings += _findings(number, found)
+    findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
+    findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])
+    findings += _findings(8992, [(fault,) for fault in (yield from tampered())])
+    return Report(analyzed, findings)
+
+
+def changes_of(kind: str, name: str, is_there: bool) -> str:
+    """What somebody has done to an object of the broker's, past the broker."""
+    return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
+
+
+def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Finding]:
+    return [Finding(number, BrokerError(number, *values).text) for values in rows]

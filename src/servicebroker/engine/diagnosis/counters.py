@@ -1,0 +1,210 @@
+"""What PostgreSQL holds of the broker's counters, for `servicebroker serve --metrics`. It only reads.
+
+Names and meanings are those of the objects Broker Statistics, Broker Activation and Broker/DBM Transport, where there
+is such a counter (reference 05 section 22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_statuses
+from servicebroker.engine.diagnosis.totals import ENQUEUED, RECEIVES, ROLLBACKS, SENDS, totals
+from servicebroker.engine.security.certificate_ages import WARNING, certificates_in_use
+from servicebroker.model import names
+from servicebroker.store.statements import Statement, Steps
+
+
+class Counter(NamedTuple):
+    """One counter: what it is, and a value for each combination of labels. `rises`: it only ever rises."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...]
+    values: Sequence[tuple[tuple[str, ...], float]]
+    rises: bool = False
+
+
+def counters() -> Steps[list[Counter]]:
+    """All of them."""
+    return [
+        *(yield from _verbs()),
+        *(yield from _messages()),
+        *(yield from _depths()),
+        *(yield from _poison()),
+        *(yield from _activation()),
+        *(yield from _transport()),
+        *(yield from _certificates()),
+    ]
+
+
+def _verbs() -> Steps[list[Counter]]:
+    """What the processes of applications have counted, and told some seconds ago at the latest."""
+    found = yield from totals()
+    named = (("sql_sends", SENDS), ("sql_receives", RECEIVES), ("broker_transaction_rollbacks", ROLLBACKS))
+    return [
+        *(Counter(name, f"{counter}.", (), [((), found[counter])], rises=True) for name, counter in named),
+        Counter(
+            "enqueued_sent_messages",
+            "Enqueued P1 to P10 Msgs: messages of SENDs that came into a queue of this instance.",
+            ("priority",),
+            [((str(priority),), found[counter]) for priority, counter in ENQUEUED.items()],
+            rises=True,
+        ),
+    ]
+
+
+def _messages() -> Steps[list[Counter]]:
+    """The statistics of the tables: of every process, also of transactions that were rolled back."""
+    queues = yield Statement(
+        "select d.name, q.schema_name || '.' || q.name, coalesce(s.n_tup_ins, 0), coalesce(s.n_tup_del, 0) "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "left join pg_stat_user_tables s on s.relid = to_regclass('servicebroker.queue_' || q.queue_id) "
+        "where q.queue_id >= $1 order by 1, 2",
+        (names.FIRST_USER_ID,),
+    )
+    waits = yield Statement(
+        "select coalesce(n_tup_ins, 0), coalesce(n_tup_del, 0) from pg_stat_user_tables "
+        "where relid = 'servicebroker.transmission_queue'::regclass"
+    )
+    enqueued, dequeued = waits[0] if waits else (0, 0)
+    queue = ("database", "queue")
+    return [
+        Counter(
+            "enqueued_messages",
+            "Enqueued Messages Total: messages that came into a queue.",
+            queue,
+            [((database, name), came) for database, name, came, _ in queues],
+            rises=True,
+        ),
+        Counter(
+            "dequeued_messages",
+            "Messages that left a queue, by RECEIVE or with their conversation.",
+            queue,
+            [((database, name), left) for database, name, _, left in queues],
+            rises=True,
+        ),
+        Counter(
+            "enqueued_transmissionq_messages",
+            "Enqueued TransmissionQ Msgs: messages that had to wait.",
+            (),
+            [((), enqueued)],
+            rises=True,
+        ),
+        Counter(
+            "dequeued_transmissionq_messages",
+            "Dequeued TransmissionQ Msgs: messages that wait no longer.",
+            (),
+            [((), dequeued)],
+            rises=True,
+        ),
+    ]
+
+
+def _depths() -> Steps[list[Counter]]:
+    found = yield from queue_statuses()
+    ages = yield Statement("select extract(epoch from clock_timestamp())::float8")
+    now: float = ages[0][0]
+    waiting = yield Statement(
+        "select transmission_status, count(*) from "
+        f"(select transmission_status from servicebroker.transmission_queue limit {COUNT_LIMIT}) t group by 1"
+    )
+    queue = ("database", "queue")
+    return [
+        Counter(
+            "queue_messages",
+            f"Messages in a queue, up to {COUNT_LIMIT}.",
+            queue,
+            [((one.database, one.queue), one.messages) for one in found],
+        ),
+        Counter(
+            "queue_oldest_seconds",
+            "How long the oldest message of a queue has been there.",
+            queue,
+            [((one.database, one.queue), max(0.0, now - one.oldest.timestamp())) for one in found if one.oldest],
+        ),
+        Counter(
+            "conversations",
+            f"Conversation endpoints by state, up to {COUNT_LIMIT} of a queue.",
+            (*queue, "state"),
+            [((one.database, one.queue, state), count) for one in found for state, count in one.conversations.items()],
+        ),
+        Counter(
+            "transmission_queue_messages",
+            f"Messages that wait, by the reason, up to {COUNT_LIMIT}.",
+            ("transmission_status",),
+            [((status,), count) for status, count in waiting],
+        ),
+    ]
+
+
+def _poison() -> Steps[list[Counter]]:
+    queues = yield Statement(
+        "select d.name, q.schema_name || '.' || q.name, (not q.is_receive_enabled)::int, "
+        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
+        "(select count(*) from servicebroker.set_aside_messages a where a.queue_id = q.queue_id) "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "where q.queue_id >= $1 order by 1, 2",
+        (names.FIRST_USER_ID,),
+    )
+    meanings = (
+        ("queue_off", "1 where the STATUS of a queue is OFF."),
+        ("failing_messages", "Messages that a policy has counted failures of, and that are to be tried again."),
+        ("set_aside_messages", "Messages that were set aside for an operator."),
+    )
+    return [
+        Counter(name, meaning, ("database", "queue"), [((row[0], row[1]), row[2 + place]) for row in queues])
+        for place, (name, meaning) in enumerate(meanings)
+    ]
+
+
+def _activation() -> Steps[list[Counter]]:
+    rows = yield Statement(
+        "select d.name, q.schema_name || '.' || q.name, count(*) from sys.dm_broker_activated_tasks t "
+        "join servicebroker.queues q on q.queue_id = t.queue_id "
+        "join servicebroker.databases d on d.database_id = q.database_id "
+        "group by 1, 2"
+    )
+    running = [((database, queue), count) for database, queue, count in rows]
+    return [Counter("tasks_running", "Tasks Running: activated procedures.", ("database", "queue"), running)]
+
+
+def _certificates() -> Steps[list[Counter]]:
+    """How long those in use are good: the ones of 7 days of a domain only when they are not renewed."""
+    rows = yield Statement("select clock_timestamp()")
+    now = rows[0][0]
+    found = yield from certificates_in_use(now)
+    left = [((one.database, one.user, one.name), (one.expires - now).total_seconds()) for one in found]
+    return [
+        Counter(
+            "certificate_seconds_left",
+            "How long a certificate that is in use is valid still; below 0 when it has expired.",
+            ("database", "user", "certificate"),
+            left,
+        ),
+        Counter(
+            "expiring_certificates",
+            f"Certificates in use that expire within {WARNING.days} days or have expired, or a domain does not renew.",
+            (),
+            [((), sum(one.is_expiring(now) for one in found))],
+        ),
+    ]
+
+
+def _transport() -> Steps[list[Counter]]:
+    rows = yield Statement(
+        "select coalesce(remote_user_name, ''), count(*), sum(total_bytes_sent), sum(total_bytes_received), "
+        "sum(total_fragments_sent), sum(total_fragments_received) from sys.dm_broker_connections group by 1"
+    )
+    meanings = (
+        ("open_connections", "Open Connection Count: connections with other instances."),
+        ("connection_send_bytes", "Send I/O bytes Total, of the connections that are open."),
+        ("connection_receive_bytes", "Receive I/O bytes Total, of the connections that are open."),
+        ("connection_fragment_sends", "Message Fragment Sends, of the connections that are open."),
+        ("connection_fragment_receives", "Message Fragment Receives, of the connections that are open."),
+    )
+    return [
+        Counter(name, meaning, ("peer",), [((row[0],), float(row[1 + place])) for row in rows])
+        for place, (name, meaning) in enumerate(meanings)
+    ]

@@ -1,0 +1,268 @@
+"""What `servicebroker doctor` looks at, at a bounded cost. It only reads."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.diagnosis.consistency import changes_of
+from servicebroker.engine.diagnosis.findings import (
+    LONG,
+    BlockerFacts,
+    ConnectionFacts,
+    ConversationFacts,
+    DisputeFacts,
+    Facts,
+    NeighbourFacts,
+    PeerFacts,
+    QueueFacts,
+    SessionFacts,
+    SnapshotFacts,
+    WaitFacts,
+)
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
+from servicebroker.engine.remote.domain_state import find_membership
+from servicebroker.engine.security.certificate_ages import certificates_in_use
+from servicebroker.engine.security.logins import find_connect
+from servicebroker.engine.security.role_rights import rights_of
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import read_error
+from servicebroker.store import locks
+from servicebroker.store.expected_objects import changed, is_foreign
+from servicebroker.store.statements import Statement, Steps
+
+_MOST = 100
+_OLD = 10_000  # transactions that a snapshot is behind
+_HERE = "l.database = (select oid from pg_database where datname = current_database())"
+_SESSIONS = (
+    "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
+    f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "
+    f"and l.classid::bigint = {locks.GROUP} and {_HERE}), a.usename::text from pg_stat_activity a "
+    "where a.datname = current_database() and a.pid <> pg_backend_pid() and a.xact_start is not null "
+    "and a.backend_type = 'client backend'"
+)
+
+
+def gather(now: datetime) -> Steps[Facts]:
+    """The facts about an instance."""
+    disabled = yield Statement("select name from servicebroker.databases where not is_broker_enabled order by name")
+    queues = yield from _queues()
+    waits = yield Statement(
+        "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
+        f"servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
+        "join servicebroker.conversation_endpoints using (conversation_handle) "
+        f"group by 1, 2 order by 4 limit {_MOST}"
+    )
+    sessions = yield Statement(f"{_SESSIONS} order by a.xact_start limit {_MOST}")
+    certificates = yield from certificates_in_use(now)
+    connect, membership = (yield from find_connect()), (yield from find_membership())
+    settings = yield Statement(
+        "select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')"
+    )
+    others = yield Statement(
+        f"select exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
+        f"and l.classid::bigint = {locks.BROKER}), "
+        "(select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(), "
+        "(select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end "
+        "from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)"
+    )
+    has_daemon, remote_routes, in_recovery, endpoint, encryption = others[0]
+    peers = yield Statement(
+        "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
+        "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
+        "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
+        # not of a peer whose certificate was dropped: it is let in no more
+        "where m.owner !~ '^(certificate|login) ' or exists (select from servicebroker.transport_certificates c "
+        f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MOST}"
+    )
+    disputes = yield Statement(
+        "with claims as (select owner, instance_id, name from servicebroker.transport_certificates "
+        "where instance_id is not null and not is_own union select p.owner, p.instance_id, c.name "
+        "from servicebroker.peers p join servicebroker.transport_certificates c on c.owner = p.owner and not c.is_own "
+        "where not exists (select from servicebroker.transport_certificates n "
+        "  where n.instance_id = p.instance_id and not n.is_own)) "
+        "select instance_id, array_agg(distinct name order by name) from claims "
+        "where instance_id not in (select instance_id from servicebroker.accepted_peers) "
+        f"group by instance_id having count(distinct owner) > 1 limit {_MOST}"
+    )
+    changes = yield from changed(_MOST)
+    return Facts(
+        now,
+        [name for (name,) in disabled],
+        queues,
+        [WaitFacts(*row) for row in waits],
+        [SessionFacts(*row) for row in sessions],
+        certificates,
+        dict(settings),
+        has_daemon,
+        endpoint,
+        remote_routes,
+        in_recovery,
+        connect.is_public,
+        membership,
+        (yield from _neighbours(now)),
+        tuple(changes_of(*one) for one in changes),
+        (yield from is_foreign()),
+        encryption,
+        [PeerFacts(*row) for row in peers],
+        [DisputeFacts(*row) for row in disputes],
+    )
+
+
+_LOCK_WORDS = {
+    locks.GROUP: "a conversation group",
+    locks.PIPELINE: "a pipeline",
+    locks.SERVICE: "a service",
+    locks.BEGIN: "a service or contract",
+    locks.BEGIN_IN: "a database",
+    locks.DELIVERY: "delivery",
+    locks.CATALOG: "definitions",
+    locks.MOVE: "a conversation that moves",
+    locks.MIGRATION: "the schema",
+    locks.ROUTE_REQUEST: "a request for a route",
+}
+
+
+def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
+    rights = yield from rights_of()
+    words = ", ".join(f"({number}, '{word}')" for number, word in _LOCK_WORDS.items())
+    blockers = yield Statement(
+        "select h.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), k.word, count(*), "
+        "min(w.waitstart) "
+        "from pg_locks w join pg_locks h on h.locktype = 'advisory' and h.granted and h.pid <> w.pid "
+        "  and (h.database, h.classid, h.objid, h.objsubid) = (w.database, w.classid, w.objid, w.objsubid) "
+        "  and 'ExclusiveLock' in (h.mode, w.mode) "
+        f"join (values {words}) k (class, word) on k.class = w.classid::bigint "
+        "left join pg_stat_activity a on a.pid = h.pid "
+        "where w.locktype = 'advisory' and not w.granted and w.objsubid = 2 and w.waitstart < $1 "
+        "and w.database = (select oid from pg_database where datname = current_database()) "
+        f"group by 1, 2, 3, 4 order by 6 limit {_MOST}",
+        (now - LONG,),
+    )
+    snapshots = yield Statement(
+        "select pid, usename::text, application_name, age(backend_xmin) from pg_stat_activity "
+        "where datname = current_database() and xact_start is null and age(backend_xmin) > $1 "
+        f"order by 4 desc limit {_MOST}",
+        (_OLD,),
+    )
+    connections = yield Statement(
+        "select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*) "
+        "from pg_stat_activity where backend_type = 'client backend' group by usename order by 4 desc limit 1"
+    )
+    return NeighbourFacts(
+        [(one.role, ", ".join(one.direct[:3]), len(one.direct)) for one in rights if one.direct],
+        [BlockerFacts(*row) for row in blockers],
+        [SnapshotFacts(*row) for row in snapshots],
+        ConnectionFacts(*connections[0]),
+    )
+
+
+def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
+    """The facts about one endpoint.
+
+    Raises:
+        BrokerError: 8426 no such conversation in the database.
+    """
+    rows = yield Statement(
+        "select e.state, e.far_service, e.lifetime, q.queue_id, d.name || '.' || q.schema_name || '.' || q.name, "
+        "q.is_receive_enabled, q.is_activation_enabled, e.priority, e.conversation_group_id, "
+        "p.queue_id, p.conversation_handle, coalesce(p.priority, 0), p.conversation_group_id, "
+        "coalesce(dp.name || '.' || qp.schema_name || '.' || qp.name, ''), "
+        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = e.queue_id and not w.is_monitor) "
+        "from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id) "
+        "join servicebroker.databases d on d.database_id = e.database_id "
+        "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
+        "left join servicebroker.queues qp on qp.queue_id = p.queue_id "
+        "left join servicebroker.databases dp on dp.database_id = p.database_id "
+        "where e.conversation_handle = $2 and e.database_id = $1",
+        (database_id, handle),
+    )
+    if not rows:
+        raise BrokerError(8426, handle)
+    (state, far_service, lifetime, queue_id, queue, is_on, is_activated, priority, group) = rows[0][:9]
+    peer_queue_id, peer, peer_priority, peer_group, peer_queue, readers = rows[0][9:]
+    own = yield _queued(queue_id, priority, group, handle)
+    theirs = yield _queued(peer_queue_id, peer_priority, peer_group, peer)
+    failed = yield Statement(
+        f"select message_body from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
+        f"and conversation_handle = $3 and message_type_id = {names.ERROR_ID} limit 1",
+        (priority, group, handle),
+    )
+    waits = yield Statement(
+        "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], '') "
+        f"from (select * from servicebroker.transmission_queue where conversation_handle = $1 limit {COUNT_LIMIT}) t",
+        (handle,),
+    )
+    holders = yield Statement(
+        f"{_SESSIONS} and a.pid in (select l.pid from pg_locks l where l.locktype = 'advisory' and l.granted "
+        f"and {_HERE} and l.classid::bigint = {locks.GROUP} "
+        "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
+        (group,),
+    )
+    failures = yield Statement(
+        "select failures, last_error, held_until from servicebroker.failed_messages where conversation_handle = $1",
+        (handle,),
+    )
+    (messages, oldest), (waiting, status) = own[0], waits[0]
+    count, last_error, held_until = failures[0] if failures else (0, "", None)
+    return ConversationFacts(
+        now,
+        handle,
+        state,
+        far_service,
+        lifetime,
+        queue,
+        is_on,
+        messages,
+        oldest,
+        waiting,
+        status,
+        peer_queue,
+        theirs[0][0],
+        [SessionFacts(*row) for row in holders],
+        count,
+        last_error,
+        held_until,
+        read_error(failed[0][0]) if failed else None,
+        readers,
+        is_activated,
+    )
+
+
+def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
+    """How many messages of a conversation lie in a queue, up to COUNT_LIMIT, and since when."""
+    if queue_id is None:
+        return Statement("select 0, null::timestamptz")
+    return Statement(
+        "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
+        f"from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
+        f"and conversation_handle = $3 limit {COUNT_LIMIT}) m",
+        (priority, group, handle),
+    )
+
+
+def _queues() -> Steps[list[QueueFacts]]:
+    rows = yield Statement(
+        "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
+        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q.queue_id and not w.is_monitor), "
+        f"(select count(distinct l.pid) from pg_locks l where l.locktype = 'relation' and l.granted and {_HERE} "
+        "  and l.mode = 'RowExclusiveLock' and l.relation = to_regclass('servicebroker.queue_' || q.queue_id)), "
+        "q.is_activation_enabled, q.activation_procedure, q.max_readers, "
+        f"exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
+        f"  and l.classid::bigint = {locks.ACTIVATION} and l.objid::bigint = q.queue_id), "
+        f"exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
+        f"  and l.mode = 'ExclusiveLock' and l.classid::bigint = {locks.PIPELINE} and l.objid::bigint = q.queue_id), "
+        "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id) "
+        "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "where q.queue_id >= $1 order by 1",
+        (names.FIRST_USER_ID,),
+    )
+    found = []
+    for name, is_on, queue_id, *rest in rows:
+        counted = yield Statement(
+            "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+        )
+        found.append(QueueFacts(name, is_on, *counted[0], *rest))
+    return found

@@ -1,0 +1,522 @@
+"""The judgement of `servicebroker doctor`: what facts mean, in words, and what to do. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.remote.domain_state import Membership
+from servicebroker.engine.security.certificate_ages import InUse
+from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
+from servicebroker.model.wording import counted
+
+RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
+LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
+
+# what `transmission_status` says, in part, and what to do about it
+_WAITS = (
+    ("no service by that name", "Create the service there, or create a route to the instance that has it."),
+    ("queue", "Switch the target's queue on: ALTER QUEUE ... STATUS = ON, or servicebroker poison retry."),
+    ("disabled", "Enable the broker: Database.alter(enable_broker=True)."),
+    ("route", "Look where the route leads: servicebroker route explain; create or alter it."),
+    ("certificate", "Exchange certificates: servicebroker certificate export and import, at both instances."),
+    ("ertificate", "Exchange certificates: servicebroker certificate export and import, at both instances."),
+    ("permission", "Grant the permission: Database.grant('SEND', ..., service=...)."),
+    ("transport", "Start the daemon with an endpoint: CREATE ENDPOINT, servicebroker serve."),
+    ("connect", "See that servicebroker serve runs at the address of the route, and that nothing is between."),
+    ("master key", "Create the master key of the database, or open it."),
+)
+_ELSE = "Read the status; servicebroker route explain says where the conversation should go."
+
+# what a broker error on a conversation means
+_ERRORS = {
+    -8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT at the target, then begin anew.",
+    -8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin anew.",
+    -8489: "Its lifetime is over: begin dialogs with a longer one, or see why nobody has answered.",
+    -8462: "The other side has gone without saying so: begin anew.",
+    -8470: "The other side's service was dropped.",
+    -8428: "The receiver does not know the message type: create it there under the same name.",
+    -9719: "ERROR_BROKER_CONVERSATIONS has ended it, as after a restore.",
+}
+
+
+class Finding(NamedTuple):
+    """Something is wrong, or may be: about what, in words, and what to do."""
+
+    subject: str
+    problem: str
+    advice: str
+
+
+class QueueFacts(NamedTuple):
+    """A queue of the application's. `oldest` is when its first message came; `hosted`: a monitor runs somewhere."""
+
+    name: str
+    is_on: bool
+    messages: int
+    oldest: datetime | None
+    readers: int  # sessions that wait in a RECEIVE
+    holders: int  # sessions that hold one of its groups, or have taken from it
+    is_activated: bool
+    procedure: str | None
+    max_readers: int | None
+    hosted: bool
+    is_piped: bool  # a pipeline reads it
+    failing: int
+
+
+class WaitFacts(NamedTuple):
+    """What waits in the transmission queue for one reason: to which service, how many messages, since when."""
+
+    to_service: str
+    status: str
+    messages: int
+    oldest: datetime
+
+
+class SessionFacts(NamedTuple):
+    """A session whose transaction is open, and how many conversation groups it has locked."""
+
+    pid: int
+    application: str
+    state: str
+    since: datetime
+    query: str
+    groups: int
+    role: str = ""
+
+
+class BlockerFacts(NamedTuple):
+    """A session that holds a lock of ours for which others have been waiting for a while, and what the lock is of."""
+
+    pid: int
+    role: str
+    application: str
+    lock: str
+    waiting: int
+    since: datetime
+
+
+class SnapshotFacts(NamedTuple):
+    """A session whose transaction is old, by the number of transactions since; since when it is, we may not see."""
+
+    pid: int
+    role: str
+    application: str
+    age: int
+
+
+class ConnectionFacts(NamedTuple):
+    """How many connections the server has and can have, and the role with the most."""
+
+    used: int = 0
+    possible: int = 1
+    role: str = ""
+    of_role: int = 0
+
+
+class NeighbourFacts(NamedTuple):
+    """What other roles and sessions of the PostgreSQL server do to the instance.
+
+    `trespassers` are the roles with rights on our tables, each with some of them and their number.
+    """
+
+    trespassers: Sequence[tuple[str, str, int]] = ()
+    blockers: Sequence[BlockerFacts] = ()
+    snapshots: Sequence[SnapshotFacts] = ()
+    connections: ConnectionFacts = ConnectionFacts()
+
+
+class PeerFacts(NamedTuple):
+    """What a peer has claimed or brought that is not its own (model/peers.py, `Mistrust`), how often, and lately what.
+
+    `certificate` is the name of one of its owner's.
+    """
+
+    owner: str
+    claim: str
+    times: int
+    last: datetime
+    detail: str
+    certificate: str | None
+
+
+class DisputeFacts(NamedTuple):
+    """Several claim to be this instance, and none of them was accepted: the names of their certificates."""
+
+    instance: UUID
+    certificates: list[str]
+
+
+class Facts(NamedTuple):
+    """What the configuration of an instance is, and what happens there now."""
+
+    now: datetime
+    disabled: list[str]  # databases whose broker is
+    queues: list[QueueFacts]
+    waits: list[WaitFacts]
+    sessions: list[SessionFacts]
+    certificates: list[InUse]
+    settings: dict[str, str]
+    has_daemon: bool
+    endpoint: str | None  # its state
+    remote_routes: int
+    in_recovery: bool
+    is_public: bool = False  # CONNECT on the endpoint is granted to public
+    membership: Membership | None = None
+    neighbours: NeighbourFacts = NeighbourFacts()
+    changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
+    is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them
+    encryption: str | None = None  # of the endpoint
+    peers: Sequence[PeerFacts] = ()
+    disputes: Sequence[DisputeFacts] = ()
+
+
+class ConversationFacts(NamedTuple):
+    """One endpoint of a conversation and what surrounds it."""
+
+    now: datetime
+    handle: UUID
+    state: str
+    far_service: str
+    lifetime: datetime
+    queue: str
+    is_on: bool
+    messages: int  # of this conversation, in its own queue
+    oldest: datetime | None
+    waits: int  # sent, and not delivered
+    status: str
+    peer_queue: str  # '' when the other side is not in this instance
+    peer_messages: int
+    holders: list[SessionFacts]  # of its group's lock
+    failures: int
+    last_error: str
+    held_until: datetime | None
+    error: tuple[int, str] | None  # of an Error message that nobody has received
+    readers: int
+    is_activated: bool
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """What is wrong with the instance; nothing when all is well."""
+    return [
+        *_servers(facts),
+        *_definitions(facts),
+        *(_disabled(name) for name in facts.disabled),
+        *(finding for queue in facts.queues for finding in _queue(queue, facts.now)),
+        *(_waiting(wait) for wait in facts.waits),
+        *_network(facts),
+        *(_dispute(one) for one in facts.disputes),
+        *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
+        *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
+        *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
+        *_neighbours(facts.neighbours, facts.now),
+    ]
+
+
+def judge_conversation(facts: ConversationFacts) -> list[Finding]:
+    """Why a conversation does not go on; nothing when it does."""
+    return [Finding(f"conversation {facts.handle}", *said) for said in _conversation(facts)]
+
+
+def _servers(facts: Facts) -> Iterator[Finding]:
+    for name, loss in (
+        ("fsync", "a crash of the machine can destroy the database"),
+        ("full_page_writes", "a crash of the machine can destroy the database"),
+        ("synchronous_commit", "a crash loses commits that were already answered, and messages with them"),
+    ):
+        if facts.settings.get(name) == "off":
+            yield Finding("PostgreSQL", f"{name} is off: {loss}.", f"Set {name} = on, and reload the server.")
+    if facts.in_recovery:
+        yield Finding(
+            "PostgreSQL", "The server is a standby: nothing can be sent or received.", "Connect to the primary."
+        )
+
+
+def _disabled(name: str) -> Finding:
+    return Finding(
+        f"database {name}",
+        "Its broker is disabled: what is sent from here and to here waits.",
+        "Database.alter(enable_broker=True).",
+    )
+
+
+def _queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
+    subject = f"queue {queue.name}"
+    if not queue.is_on:
+        yield Finding(
+            subject,
+            f"It is OFF, with {counted(queue.messages, 'message')}: five rollbacks in a row, or ALTER QUEUE.",
+            "servicebroker poison inspect shows the message; poison end ends its conversation, poison retry goes on.",
+        )
+    if queue.is_activated and not queue.procedure:
+        yield Finding(subject, "Its activation is on without a procedure.", "ALTER QUEUE ... PROCEDURE_NAME = ...")
+    elif queue.is_activated and queue.max_readers == 0:
+        yield Finding(subject, "Its activation is on with MAX_QUEUE_READERS = 0.", "Raise MAX_QUEUE_READERS.")
+    elif queue.is_activated and queue.is_on and not queue.hosted:
+        yield Finding(
+            subject,
+            f"Nobody runs its activation procedure {queue.procedure}.",
+            "Start servicebroker serve with the module of its procedures, or activate in your own process.",
+        )
+    if queue.failing:
+        yield Finding(
+            subject,
+            counted(
+                queue.failing,
+                "message has failed and waits for its next try.",
+                "messages have failed and wait for their next try.",
+            ),
+            "servicebroker poison list shows them and their errors.",
+        )
+    late = queue.oldest is not None and now - queue.oldest > LONG
+    watched = queue.readers or queue.holders or queue.is_piped or queue.is_activated or queue.failing
+    if queue.is_on and late and not watched and queue.oldest is not None:
+        yield Finding(
+            subject,
+            f"Nobody receives: {counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}.",
+            "Start the program that reads it, or give the queue an activation procedure.",
+        )
+
+
+def _waiting(wait: WaitFacts) -> Finding:
+    said = wait.status or "it was not tried yet."
+    return Finding(
+        f"service {wait.to_service}",
+        f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
+        f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
+        _advice(wait.status),
+    )
+
+
+def _advice(status: str) -> str:
+    return next((advice for words, advice in _WAITS if words in status), _ELSE)
+
+
+def _network(facts: Facts) -> Iterator[Finding]:
+    if facts.is_public:
+        yield Finding(
+            "endpoint",
+            "CONNECT is granted to public: whoever makes a certificate of its own is let in.",
+            "Import the certificates of the peers, then REVOKE CONNECT ON ENDPOINT::... FROM PUBLIC.",
+        )
+    if facts.membership is not None and facts.membership.account is None:
+        yield Finding(
+            "domain",
+            f"AUTHENTICATION of the endpoint is WINDOWS, and this is in no domain: {facts.membership.problem}",
+            "servicebroker domain join, or AUTHENTICATION = CERTIFICATE.",
+        )
+    if facts.endpoint == "STARTED" and facts.encryption in ("DISABLED", "SUPPORTED"):
+        yield Finding(
+            "network",
+            WITHOUT_PROOF.format(facts.encryption),
+            "ALTER ENDPOINT ... ENCRYPTION = REQUIRED, with certificates; or dialog security for the conversations.",
+        )
+    if not facts.remote_routes:
+        return
+    if not facts.has_daemon:
+        yield Finding(
+            "network",
+            f"{facts.remote_routes} routes lead to other instances, and no servicebroker serve runs here.",
+            "Start servicebroker serve.",
+        )
+    if facts.endpoint is None:
+        yield Finding(
+            "network",
+            "Routes lead to other instances, and there is no endpoint: no answer can come in.",
+            "CREATE ENDPOINT, or servicebroker serve --listen.",
+        )
+    elif facts.endpoint != "STARTED":
+        yield Finding("network", f"The endpoint is {facts.endpoint}.", "ALTER ENDPOINT ... STATE = STARTED.")
+
+
+_SAID = {
+    INSTANCE: "It claims to be an instance that is another's, {0}: {1}.",
+    ADDRESS: "It has answered at an address where another peer was, {0}: {1}.",
+    MESSAGES: "What it brought was dropped, {0}; no route names it for what that says it comes from, lately {1}.",
+    STANDING: "It has said who is the principal of a mirrored pair that it is no half of, {0}, lately {1}.",
+}
+_ROUTE = (
+    "If it is that service, or forwards for it, say where it listens: servicebroker route create NAME --database D "
+    "--service S --address TCP://host:port, of the database or of msdb where the message is only passed on."
+)
+
+
+def _peer(one: PeerFacts) -> Finding:
+    """What a peer has done that is not its own: nothing of it had any effect."""
+    said = _SAID[one.claim].format(f"{counted(one.times, 'time')} until {one.last:%Y-%m-%d %H:%M:%S} UTC", one.detail)
+    if one.certificate is None and one.owner != NOBODY:  # a member of the domain, or a stranger let in by public
+        advice = "servicebroker domain revoke, or DENY CONNECT ON ENDPOINT to its login or to public."
+        return Finding(f"peer {one.owner}", said, advice)
+    if one.certificate is None:
+        return Finding("a peer without certificate", said, "ALTER ENDPOINT ... ENCRYPTION = REQUIRED.")
+    right = {MESSAGES: _ROUTE, STANDING: "It should not."}.get(
+        one.claim, f"If it is right: servicebroker certificate accept {one.certificate}."
+    )
+    return Finding(
+        f"peer with {one.owner}",
+        said,
+        f"{right} Else let it in no more: servicebroker certificate drop {one.certificate}.",
+    )
+
+
+def _dispute(one: DisputeFacts) -> Finding:
+    return Finding(
+        f"instance {one.instance}",
+        f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, and none of them is let in.",
+        f"Say which one is: servicebroker certificate accept {' | '.join(one.certificates)}. Where both are of one "
+        "peer, drop one and import it with the same --login as the other.",
+    )
+
+
+def _definitions(facts: Facts) -> Iterator[Finding]:
+    for what in facts.changed:
+        advice = (
+            "Undo what was done to it, or restore a backup: it cannot be made anew beside what it holds."
+            if what.startswith(("the table", "the trigger", "the index", "the sequence"))
+            else "servicebroker check --mend makes views and functions anew; what it still finds comes from a backup."
+        )
+        yield Finding("schema", f"Somebody has changed the broker's own schema: {what}.", advice)
+    if facts.is_foreign:
+        yield Finding(
+            "schema",
+            "The schema was made by another PostgreSQL, or is a restored copy: whether it was changed cannot be told.",
+            "servicebroker check --mend makes views and functions anew, and records how everything is defined.",
+        )
+
+
+def _certificate(one: InUse, now: datetime) -> Finding:
+    over = f"{'has expired' if one.expires <= now else 'expires'} on {one.expires:%Y-%m-%d}"
+    if one.problem:
+        return Finding(
+            f"domain member {one.name}",
+            f"Its certificate {over}, and is not renewed: {one.problem}",
+            "See the log of servicebroker serve, and servicebroker domain show.",
+        )
+    if one.database:
+        return Finding(
+            f"certificate {one.name}",
+            f"It is that of the user {one.user} in {one.database} and {over}: without it nothing secure begins.",
+            "Make or import a new one under the same user: servicebroker certificate create or import, --database.",
+        )
+    whose = "of this instance" if one.is_own else "of a peer"
+    return Finding(
+        f"certificate {one.name}",
+        f"It is {whose} and {over}: without it no connection is let in.",
+        "Make a new one (servicebroker certificate create), export it, and import it at each peer.",
+    )
+
+
+def _neighbours(facts: NeighbourFacts, now: datetime) -> Iterator[Finding]:
+    for role, some, count in facts.trespassers:
+        yield Finding(
+            f"role {role}",
+            f"It has {counted(count, 'right')} past the verbs ({some}): with those on tables it reads, redirects and "
+            "forges what is not its own.",
+            f"servicebroker rights grant {role} --database ... --receive ... takes them, and gives it the verbs.",
+        )
+    for one in facts.blockers:
+        yield Finding(
+            f"session {one.pid}",
+            f"It ({one.role}, {one.application or 'no name'}) holds our lock of {one.lock}, for which "
+            f"{counted(one.waiting, 'session waits', 'sessions wait')}, the first for {_long(now - one.since)}.",
+            f"See what that program does. select pg_terminate_backend({one.pid}) ends it.",
+        )
+    for old in facts.snapshots:
+        yield Finding(
+            f"session {old.pid}",
+            f"It ({old.role}, {old.application or 'no name'}) has a transaction open since {old.age:,} transactions "
+            "ago: what is received meanwhile takes up space.",
+            "Grant pg_read_all_stats to the schema's owner, who is shown then since when, and its statement. "
+            f"select pg_terminate_backend({old.pid}) ends it.",
+        )
+    connections = facts.connections
+    if connections.used >= 0.9 * connections.possible:
+        yield Finding(
+            "PostgreSQL",
+            f"{connections.used} of {connections.possible} connections are in use, {connections.of_role} by the role "
+            f"{connections.role}.",
+            f"ALTER ROLE {connections.role} CONNECTION LIMIT ...; end sessions with pg_terminate_backend.",
+        )
+
+
+def _session(one: SessionFacts, now: datetime) -> Finding:
+    return Finding(f"session {one.pid}", _open(one, now), _close(one))
+
+
+def _open(one: SessionFacts, now: datetime) -> str:
+    groups = f" and holds {one.groups:,} conversation groups" if one.groups else ""
+    who = ", ".join(filter(None, (one.role, one.application or "no name", one.state)))
+    return (
+        f"Its transaction ({who}) has been open for {_long(now - one.since)}{groups}; its last statement: {one.query}"
+    )
+
+
+def _close(one: SessionFacts) -> str:
+    return (
+        f"See what that program waits for. select pg_terminate_backend({one.pid}) rolls it back: what it has received "
+        "is in its queue again."
+    )
+
+
+def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
+    if facts.error is not None:
+        code, text = facts.error
+        yield (
+            f"It has failed with {code}: {text} The Error message waits in {facts.queue}.",
+            _ERRORS.get(code, "Receive the Error and END CONVERSATION; begin anew when the cause is mended."),
+        )
+    elif facts.state == "ER":
+        yield "It has failed, and its Error was received.", "END CONVERSATION; begin anew when the cause is mended."
+    if facts.state in ("DI", "CD"):
+        yield (
+            "The other side has ended it; nothing can be sent." if facts.state == "DI" else "It is closed.",
+            (
+                "END CONVERSATION."
+                if facts.state == "DI"
+                else "Nothing is to be done: it is kept against replays for a while."
+            ),
+        )
+    if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
+        yield "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
+    if facts.waits:
+        said = facts.status or "it was not tried yet."
+        far = facts.far_service
+        what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
+        yield f"{what}: {said}", _advice(facts.status)
+    if not facts.is_on:
+        yield (
+            f"Its queue {facts.queue} is OFF.",
+            "servicebroker poison inspect shows the message at its head; poison retry switches the queue on.",
+        )
+    for holder in facts.holders:
+        if facts.now - holder.since > timedelta(seconds=5):
+            yield f"Session {holder.pid} holds its conversation group. {_open(holder, facts.now)}", _close(holder)
+    if facts.failures:
+        held = f", and is held until {facts.held_until:%H:%M:%S} UTC" if facts.held_until else ""
+        yield (
+            f"Its message has failed {counted(facts.failures, 'time')}{held}; the last time with {facts.last_error}",
+            "Mend the cause and servicebroker poison retry, or servicebroker poison end.",
+        )
+    busy = facts.holders or facts.failures or facts.readers or facts.is_activated
+    if facts.messages and facts.is_on and not busy and facts.oldest is not None and facts.now - facts.oldest > LONG:
+        yield (
+            f"Nobody receives its {counted(facts.messages, 'message')} in {facts.queue}, the oldest for "
+            f"{_long(facts.now - facts.oldest)}.",
+            "Start the program that reads the queue.",
+        )
+    if facts.peer_messages and not facts.messages and not facts.waits:
+        yield (
+            f"The other side has {counted(facts.peer_messages, 'message')} of it to receive, in {facts.peer_queue}.",
+            "Ask servicebroker doctor for the other side's handle, or see who reads that queue.",
+        )
+
+
+def _long(time: timedelta) -> str:
+    seconds = int(time.total_seconds())
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} seconds"

@@ -1,0 +1,119 @@
+"""What an administrator looks at: queues that are off, messages that fail, and what lies in a queue. It only reads."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.queue import quoted
+from servicebroker.store.statements import Statement, Steps
+
+
+class OffQueue(NamedTuple):
+    """A queue whose STATUS is OFF, and how many messages it holds (up to COUNT_LIMIT), since when (UTC)."""
+
+    database: str
+    queue: str
+    messages: int
+    oldest: datetime | None
+
+
+class FailingMessage(NamedTuple):
+    """A message that has failed and is to be tried again; times are UTC."""
+
+    database: str
+    queue: str
+    conversation_handle: UUID
+    message_sequence_number: int
+    failures: int
+    first_failed_at: datetime
+    last_failed_at: datetime
+    last_error: str
+    held_until: datetime | None
+
+
+class QueuedMessage(NamedTuple):
+    """A message in a queue, as a SELECT shows it."""
+
+    status: int
+    conversation_handle: UUID
+    message_sequence_number: int
+    service_name: str
+    message_type_name: str
+    validation: str
+    message_body: bytes | None
+    message_enqueue_time: datetime
+    failures: int
+
+
+def off_queues() -> Steps[list[OffQueue]]:
+    """The queues that nobody can receive from."""
+    rows = yield Statement(
+        "select d.name, q.schema_name || '.' || q.name, q.queue_id from servicebroker.queues q "
+        "join servicebroker.databases d using (database_id) where not q.is_receive_enabled order by 1, 2"
+    )
+    found = []
+    for database, queue, queue_id in rows:
+        counted = yield Statement(
+            "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+        )
+        found.append(OffQueue(database, queue, *counted[0]))
+    return found
+
+
+def failing_messages() -> Steps[list[FailingMessage]]:
+    """What policies have counted failures of, the longest first."""
+    rows = yield Statement(
+        "select d.name, q.schema_name || '.' || q.name, conversation_handle, message_sequence_number, failures, "
+        "first_failed_at, last_failed_at, last_error, f.held_until from servicebroker.failed_messages f "
+        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) "
+        "order by first_failed_at"
+    )
+    return [FailingMessage(*row) for row in rows]
+
+
+def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[QueuedMessage]]:
+    """What lies in a queue, also while it is off, in the order of RECEIVE within each conversation."""
+    named = yield Statement(
+        "select postgres_schema, postgres_name from servicebroker.queues where queue_id = $1", (queue_id,)
+    )
+    if not named:
+        return []
+    schema, view = named[0]
+    rows = yield Statement(
+        "select m.status, m.conversation_handle, m.message_sequence_number, m.service_name, m.message_type_name, "
+        "m.validation, m.message_body, m.message_enqueue_time, coalesce(f.failures, 0) "
+        f"from {quoted(schema)}.{quoted(view)} m left join servicebroker.failed_messages f "
+        "on f.conversation_handle = m.conversation_handle and f.message_sequence_number = m.message_sequence_number "
+        "and f.message_type_id = m.message_type_id where m.status <> 3 and ($1::uuid is null or "
+        "m.conversation_handle = $1) order by m.priority desc, m.queuing_order limit $2",
+        (handle, top),
+    )
+    return [QueuedMessage(*row) for row in rows]
+
+
+def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
+    """The queue that a conversation's messages come into, as schema and name.
+
+    Raises:
+        BrokerError: 8426 no such conversation in the database.
+    """
+    rows = yield Statement(
+        "select q.schema_name || '.' || q.name from servicebroker.conversation_endpoints e "
+        "join servicebroker.queues q using (queue_id) where e.conversation_handle = $2 and e.database_id = $1",
+        (database_id, handle),
+    )
+    if not rows:
+        raise BrokerError(8426, handle)
+    return str(rows[0][0])
+
+
+def forget_failures(queue_id: int) -> Steps[int]:
+    """All messages of the queue are tried again at once, as if they had never failed. How many those are."""
+    rows = yield Statement("delete from servicebroker.failed_messages where queue_id = $1 returning true", (queue_id,))
+    yield Statement("update servicebroker.queues set held_until = null where queue_id = $1", (queue_id,))
+    return len(rows)

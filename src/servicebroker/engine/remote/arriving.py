@@ -1,0 +1,405 @@
+"""Messages from other instances: what arrives is stored, many messages in one transaction, and only then acknowledged.
+
+Nobody is waited for: a conversation whose row somebody else holds is stored with the next batch. What arrives while
+the queue is off is kept beside it, in order, and acknowledged all the same (engine/remote/waiting_arrivals.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Usages, find_usages
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.endpoints import close_endpoints
+from servicebroker.engine.conversation.enqueue import RANK_DATA, RANK_ERROR
+from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.validation import Sender, rejection
+from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
+from servicebroker.model import names
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.rejection import Rejection
+from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
+from servicebroker.protocol.envelope import Content, Part
+from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
+from servicebroker.store import locks
+from servicebroker.store.direct import Bodies
+from servicebroker.store.statements import Statement, Steps
+
+
+class Result(NamedTuple):
+    """What became of the batches: `stored` are durable at commit, `postponed` are to be given again.
+
+    `gone` have no endpoint any more; `closed` are stored, and take no more. `failures` are refused. `queues` have more
+    to read then: `enqueue.wake` them.
+    """
+
+    stored: list[UUID]
+    postponed: list[UUID]
+    gone: set[UUID]
+    closed: list[UUID]
+    failures: dict[UUID, Failed]
+    queues: set[int]
+
+
+class Endpoint(NamedTuple):
+    """What storing has to know of an endpoint. `waits`: its queue is off, or something already waits beside it."""
+
+    conversation_handle: UUID
+    conversation_id: UUID
+    is_initiator: bool
+    database_id: int
+    service_contract_id: int
+    queue_id: int
+    state: str
+    catalog_version: int
+    waits: bool
+    failure_code: int | None  # what the peer is told
+    failure_text: str
+
+
+class Alike(NamedTuple):
+    """Messages that follow each other, from the sequence number `first` on, and are of one type.
+
+    `is_fragmented`: it is one message whose fragments are kept, and its body may be left with them.
+    """
+
+    first: int
+    message_type: str
+    content: Content
+    bodies: list[bytes | None]
+    is_fragmented: bool
+
+
+class Arrived(NamedTuple):
+    """Messages that are next in order, and what their queue keeps beside each."""
+
+    handle: UUID
+    alike: Alike
+    message_type_id: int
+    validation: str
+    rank: int
+
+
+class Plan(NamedTuple):
+    """What one batch does to its endpoint. `event` is what it means for the endpoint's state.
+
+    `failure` is why a message of the type `refused_type` is not taken.
+    """
+
+    endpoint: Endpoint
+    batch: Batch
+    messages: list[Arrived]
+    event: Event | None = None
+    failure: Rejection | None = None
+    refused_type: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether the endpoint's row is written, and not only looked at."""
+        begins = self.endpoint.state == State.STARTED_INBOUND and bool(self.messages)
+        return begins or self.event is not None or self.failure is not None
+
+
+_LIVE = (State.STARTED_INBOUND, State.CONVERSING, State.DISCONNECTED_INBOUND)  # the application reads what arrives
+_CONTROL = {
+    Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
+    Content.ERROR: (names.ERROR_ID, "X", RANK_ERROR),
+}
+
+
+def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Steps[Result]:
+    """Store what has arrived for these endpoints: of each its whole batch, or nothing.
+
+    Raises:
+        InstanceError: somebody else has stored messages of the same conversations. Roll back, and look again.
+    """
+    rows = yield _TRY_PARKING
+    if not rows[0][0]:  # a queue is being switched on, or a service moved: what waits beside queues goes first
+        return Result([], list(batches), set(), [], {}, set())
+    endpoints = yield from _lock_shared(batches)
+    found = {endpoint.conversation_handle for endpoint in endpoints}
+    gone = yield from find_gone([handle for handle in batches if handle not in found])
+    plans = []
+    for endpoint in endpoints:
+        plans.append((yield from _plan(catalog, endpoint, batches[endpoint.conversation_handle])))
+    plans = yield from _lock_changing(plans)
+    yield from _keep(plans)
+    yield from _advance(plans)
+    yield from _deliver(plans)
+    for plan in plans:
+        yield from _conclude(plan, now)
+    stored = [plan.endpoint.conversation_handle for plan in plans]
+    return Result(
+        stored,
+        [handle for handle in batches if handle not in gone.union(stored)],
+        gone,
+        [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == State.CLOSED],
+        {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
+        {plan.endpoint.queue_id for plan in plans if plan.messages or plan.failure},
+    )
+
+
+# `endpoints.lock_parking`, waiting for nobody
+_TRY_PARKING = Statement("select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+
+
+def _lock_shared(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
+    """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
+    rows = yield Statement(
+        "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
+        "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
+        "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
+        "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence), "
+        "told.failure_code, told.failure_text "
+        "from servicebroker.conversation_endpoints e "
+        "join servicebroker.queues q on q.queue_id = e.queue_id "
+        "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
+        "left join servicebroker.arrivals told using (conversation_handle) "
+        "where e.conversation_handle = any ($1) for key share of e skip locked",
+        (list(handles),),
+    )
+    return [Endpoint(*row) for row in rows]
+
+
+def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
+    """Without those whose row must be written while somebody sends on it."""
+    changing = {plan.endpoint.conversation_handle for plan in plans if plan.changes}
+    blocked = changing - (yield from lock_alone(list(changing)))
+    return [plan for plan in plans if plan.endpoint.conversation_handle not in blocked]
+
+
+def _told(plan: Plan) -> Failed | None:
+    """The error that the peer gets, now or again."""
+    if plan.failure is not None:
+        return Failed.of(plan.failure.to_sender)._replace(message_type=plan.refused_type)
+    endpoint = plan.endpoint
+    return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
+
+
+def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
+    """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them."""
+    usages = yield from find_usages(
+        catalog, endpoint.database_id, endpoint.service_contract_id, endpoint.catalog_version
+    )
+    sender = Sender(endpoint.conversation_id, not endpoint.is_initiator, endpoint.database_id)
+    taken: list[Arrived] = []
+    for alike in (yield from _in_order(endpoint, batch, usages)):
+        if alike.content is not Content.DATA:
+            event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
+            if endpoint.state in _LIVE:
+                taken.append(Arrived(endpoint.conversation_handle, alike, *_CONTROL[alike.content]))
+            happens = taken or (State(endpoint.state), event) in TRANSITIONS
+            return Plan(endpoint, batch, taken, event if happens else None)
+        if endpoint.state in _LIVE[:2]:
+            count, failure = yield from _accepted(sender, usages, alike)
+            if count:
+                usage = usages[alike.message_type]
+                some = alike._replace(bodies=alike.bodies[:count])
+                taken.append(
+                    Arrived(endpoint.conversation_handle, some, usage.message_type_id, usage.validation, RANK_DATA)
+                )
+            if failure is not None:
+                return Plan(endpoint, batch, taken, None, failure, alike.message_type)
+    return Plan(endpoint, batch, taken)
+
+
+def _in_order(endpoint: Endpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
+    """The messages of the batch that are next in order."""
+    found = []
+    for step in batch.steps:
+        if isinstance(step, Deliver):
+            number = step.number
+            for (message_type, content), group in groupby(step.parts, attrgetter("message_type", "content")):
+                bodies = [part.body for part in group]
+                found.append(Alike(number, message_type, content, bodies, is_fragmented=False))
+                number += len(bodies)
+        elif isinstance(step, Complete):
+            part = yield from _put_together(endpoint, batch, step.number, usages)
+            found.append(Alike(step.number, part.message_type, part.content, [part.body], is_fragmented=True))
+    return found
+
+
+def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, Rejection | None]]:
+    """How many of them, from the first on, are taken; and what is wrong with the next."""
+    usage = usages.get(alike.message_type)
+    has_validation = usage is not None and usage.validation != "N"
+    for place, body in enumerate(alike.bodies if has_validation else alike.bodies[:1]):  # else one speaks for all
+        failure = yield from rejection(sender, usages, alike.message_type, alike.first + place, body)
+        if failure is not None:
+            return place, failure
+    return len(alike.bodies), None
+
+
+def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
+    """A message of fragments, some of which are in the batch. Its body is left where it is unless it is looked at."""
+    new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
+    kept = yield Statement(
+        "select message_type_name, content::int from servicebroker.arrived_fragments "
+        "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
+        (endpoint.conversation_handle, number),
+    )
+    message_type, content = kept[0] if kept else next((part.message_type, part.content) for part in new.values())
+    usage = usages.get(message_type)
+    if content == Content.DATA and usage is not None and usage.validation == "N":
+        return Part(message_type, Content(content), None)
+    rows = yield Statement(
+        "select fragment, message_body from servicebroker.arrived_fragments "
+        "where conversation_handle = $1 and message_sequence_number = $2",
+        (endpoint.conversation_handle, number),
+    )
+    pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
+    return Part(message_type, Content(content), b"".join(body or b"" for _, body in sorted(pieces.items())))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _keep(plans: list[Plan]) -> Steps[None]:
+    """Fragments and what came too early; what an Error has overtaken goes."""
+    takes = [plan for plan in plans if plan.endpoint.state != State.CLOSED]
+    kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
+    keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
+    discards = [(handle, step.below) for handle, step in kept if isinstance(step, Discard)]
+    if keeps:
+        yield Statement(
+            "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
+            "fragments, message_type_name, content, message_body) "
+            "select * "
+            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[])",
+            (
+                [handle for handle, _ in keeps],
+                [step.number for _, step in keeps],
+                [step.fragment for _, step in keeps],
+                [step.fragments for _, step in keeps],
+                [step.part.message_type for _, step in keeps],
+                [int(step.part.content) for _, step in keeps],
+                Bodies(step.part.body for _, step in keeps),
+            ),
+        )
+    if discards:
+        yield Statement(
+            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, below) "
+            "where f.conversation_handle = d.handle and f.message_sequence_number < d.below",
+            ([handle for handle, _ in discards], [below for _, below in discards]),
+        )
+
+
+def _advance(plans: list[Plan]) -> Steps[None]:
+    """Count what is stored. Whoever stored the same messages before has changed the number that we expect."""
+    moving = [plan for plan in plans if plan.batch.reached != plan.batch.expected]
+    if not moving:
+        return
+    handles = [plan.endpoint.conversation_handle for plan in moving]
+    if any(plan.batch.expected == 0 for plan in moving):
+        yield Statement(
+            "insert into servicebroker.arrivals (conversation_handle) select unnest($1::uuid[]) on conflict do nothing",
+            (handles,),
+        )
+    rows = yield Statement(
+        "update servicebroker.arrivals a set receive_sequence = m.reached, "
+        "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
+        "from unnest($1::uuid[], $2::bigint[], $3::bigint[]) m (handle, expected, reached) "
+        "where a.conversation_handle = m.handle and a.receive_sequence = m.expected returning m.handle",
+        (handles, [plan.batch.expected for plan in moving], [plan.batch.reached for plan in moving]),
+    )
+    if len(rows) != len(moving):
+        raise InstanceError(
+            "Another process stores messages of the same conversations: only one may serve an instance."
+        )
+
+
+def _deliver(plans: list[Plan]) -> Steps[None]:
+    """Messages into their queues, or beside those that are off."""
+    queues: dict[int, list[Arrived]] = defaultdict(list)
+    beside: list[Arrived] = []
+    for plan in plans:
+        (beside if plan.endpoint.waits else queues[plan.endpoint.queue_id]).extend(plan.messages)
+    for queue_id, messages in queues.items():
+        if messages:
+            yield Statement(
+                enqueue.arrive(queue_id),
+                (
+                    *map(list, zip(*_runs(messages), strict=True)),
+                    Bodies(chain.from_iterable(arrived.alike.bodies for arrived in messages)),
+                ),
+            )
+    gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
+    if gone:
+        yield Statement(
+            "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
+            "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
+            ([handle for handle, _ in gone], [number for _, number in gone]),
+        )
+    whole = [
+        (arrived.handle, number, arrived.alike.message_type, int(arrived.alike.content), body)
+        for arrived in beside
+        for number, body in enumerate(arrived.alike.bodies, arrived.alike.first)
+        if not arrived.alike.is_fragmented
+    ]
+    if whole:
+        *columns, bodies = zip(*whole, strict=True)
+        yield Statement(
+            "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
+            "fragments, message_type_name, content, message_body) "
+            "select handle, number, 0, 1, type, content, body "
+            "from unnest($1::uuid[], $2::bigint[], $3::text[], $4::smallint[], $5::bytea[]) "
+            "  m (handle, number, type, content, body)",
+            (*map(list, columns), Bodies(bodies)),
+        )
+
+
+def _not_kept(plan: Plan) -> set[int]:
+    """Messages of the batch whose fragments go: they are in the queue now, or nobody takes them."""
+    complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
+    return complete - {arrived.alike.first for arrived in plan.messages if plan.endpoint.waits}
+
+
+def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:
+    """What `enqueue.arrive` takes."""
+    runs: list[tuple[object, ...]] = []
+    start = 1
+    for handle, alike, *rest in messages:
+        runs.append((handle, alike.first, len(alike.bodies), start, *rest, alike.is_fragmented))
+        start += len(alike.bodies)
+    return runs
+
+
+def _conclude(plan: Plan, now: datetime) -> Steps[None]:
+    """What the arrivals mean for the endpoint itself."""
+    endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
+    if plan.failure is not None:
+        yield tell_remote([handle], plan.failure.to_sender)
+        yield from fail_endpoints([handle], plan.failure.to_receiver)
+        return
+    if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
+        return
+    state = State.CONVERSING if endpoint.state == State.STARTED_INBOUND and plan.messages else State(endpoint.state)
+    if plan.event is not None:
+        yield from take_end(handle, state, plan.event, now)
+    elif state != endpoint.state:
+        yield set_state(handle, state)
+
+
+def take_end(handle: UUID, state: State, event: Event, now: datetime) -> Steps[None]:
+    """An EndDialog or an Error has arrived on an endpoint whose row is locked."""
+    after = TRANSITIONS.get((state, event), state)
+    if event is Event.ERROR_ARRIVED:
+        yield drop_waiting([handle])
+    if after is REMOVED:  # it has ended; a target stays, or its first message, coming late, would open it anew
+        yield from close_endpoints([handle], now)
+    elif after is not state or state is State.CONVERSING:
+        yield set_state(handle, after)
+
+
+def set_state(handle: UUID, state: State) -> Statement:
+    """The endpoint's new state."""
+    return Statement(
+        "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
+        (handle, state.value),
+    )

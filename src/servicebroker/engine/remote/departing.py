@@ -1,0 +1,318 @@
+"""Messages for other instances: from their rows in the transmission queue until these are acknowledged.
+
+A conversation is claimed before anything of it travels: from then on no service of this instance can become its
+target, and a SEND on it goes straight into the transmission queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation.endpoints import close_endpoints
+from servicebroker.engine.conversation.failure import drop_waiting, fail_with
+from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
+from servicebroker.engine.remote.missing_routes import ask
+from servicebroker.engine.remote.remote_endpoints import Remote, find_gone, lock_alone, lock_shared
+from servicebroker.engine.remote.site import Here, find_site, picking
+from servicebroker.model.messages import error_body
+from servicebroker.protocol.dialog import Acknowledged
+from servicebroker.protocol.envelope import Content, Failure, Part
+from servicebroker.protocol.routing import Ask, Conversation, Decision, RoutingTable, classify
+from servicebroker.protocol.routing import Remote as Away
+from servicebroker.store.statements import Statement, Steps
+
+
+class Snapshot(NamedTuple):
+    """What a look has seen: everything but what these transactions, and those from `end` on, may yet commit."""
+
+    end: int
+    unfinished: tuple[int, ...]
+
+
+BEGINNING = 2**63 - 1  # no transaction has that number
+
+
+class Waiting(NamedTuple):
+    """Messages up to `last` of one endpoint wait; `has_end`: the last of them is an EndDialog or Error."""
+
+    conversation_handle: UUID
+    last: int
+    has_end: bool
+
+
+class Look(NamedTuple):
+    """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled.
+
+    `routes` is another number when a route has changed. `traced`: messages have trace contexts
+    (engine/conversation/traces.py).
+    """
+
+    snapshot: Snapshot
+    waiting: list[Waiting]
+    disabled: frozenset[int]
+    routes: int
+    traced: bool
+
+
+class Leaving(NamedTuple):
+    """Messages of one endpoint that travel, in order; a body is None, too, when it is longer than what was asked for.
+
+    `sizes` are those of the bodies, in bytes.
+    """
+
+    numbers: tuple[int, ...]
+    sizes: tuple[int, ...]
+    parts: list[Part]
+
+
+NOTHING = Leaving((), (), [])
+
+
+def look(seen: Snapshot | None) -> Steps[Look]:
+    """What waits in the transmission queue and was not visible to the look that returned `seen`.
+
+    Exactly those rows, in whatever order their transactions commit; nothing after None, which begins: `page` finds
+    what waits already, and the cost of a look does not grow with that.
+    """
+    end, unfinished = seen or (BEGINNING, ())
+    rows = yield Statement(
+        "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
+        "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
+        "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
+        "array(select database_id from servicebroker.databases where not is_broker_enabled), "
+        "(select max(routes_version) from servicebroker.databases), "
+        "exists (select from servicebroker.trace_contexts), "
+        "w.conversation_handle, w.last, w.has_end "
+        "from (select pg_current_snapshot() as snapshot) now left join lateral ("
+        "select conversation_handle, max(message_sequence_number) as last, "
+        "bool_or(is_end_of_dialog or is_conversation_error) as has_end from ("
+        f"select {_FRESH} where xact >= $1::text::xid8 "
+        "union all "  # an OR would read the whole table
+        f"select {_FRESH} where xact = any ($2::text[]::xid8[]) and xact < $1::text::xid8) fresh "
+        "group by conversation_handle) w on true",
+        (str(end), [str(xact) for xact in unfinished]),
+    )
+    end, unfinished, disabled, routes, traced, *_ = rows[0]
+    waiting = [Waiting(*row[5:]) for row in rows if row[5] is not None]
+    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
+
+
+_FRESH = (
+    "conversation_handle, message_sequence_number, is_end_of_dialog, is_conversation_error "
+    "from servicebroker.transmission_queue"
+)
+
+
+def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
+    """The next endpoints of which messages wait, in the order of their handles; each costs one look into an index."""
+    rows = yield Statement(
+        "with recursive found as ("
+        "(select conversation_handle from servicebroker.transmission_queue "
+        "where conversation_handle > $1 order by conversation_handle limit 1) "
+        "union all select (select t.conversation_handle from servicebroker.transmission_queue t "
+        "where t.conversation_handle > found.conversation_handle order by t.conversation_handle limit 1) "
+        "from found where found.conversation_handle is not null) "
+        "select conversation_handle from found where conversation_handle is not null limit $2",
+        (after or UUID(int=0), count),
+    )
+    return [handle for (handle,) in rows]
+
+
+def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datetime) -> Steps[dict[UUID, Decision]]:
+    """Where each of these goes, by the routes of its database; what leads back here by those of msdb.
+
+    Chance is the conversation's identifier, so that asking again gives the same answer. The dynamic routing service is
+    asked for what no route leads to.
+    """
+    located = yield from find_site(list({departure.far_service for departure in departures}), now, here)
+    tables: dict[int, RoutingTable] = {}
+    wanted = {departure.database_id for departure in departures}
+    for database in located.databases:
+        if database.database_id in wanted:
+            tables[database.database_id] = yield from located.routes(catalog, database)
+    outside = yield from located.routes(catalog, located.msdb)
+    decisions: dict[UUID, Decision] = {}
+    for one in departures:
+        if one.database_id not in tables:  # it was dropped, and its conversations with it
+            continue
+        own = located.find(one.database_id)
+        site, chance = located.site_of(own), one.conversation_id.int % 2**53 / 2**53
+        for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
+            conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
+            decision = classify(conversation, tables[one.database_id], outside, site, now, picking(chance))
+            if isinstance(decision.destination, Away):  # else the route by which it was sent is there no more
+                break
+        if isinstance(decision.destination, Ask):
+            lacking = located.msdb if decision.through_outside and located.msdb else own
+            yield from ask(lacking.database_id, decision.destination, now)
+        decisions[one.conversation_handle] = decision
+    return decisions
+
+
+class Claim(NamedTuple):
+    """How a conversation leaves: by a route that names this broker instance, if any, and secured so."""
+
+    broker: str | None
+    security: str
+
+
+def claim(claims: Mapping[UUID, Claim]) -> Steps[set[UUID]]:
+    """These conversations go to other instances.
+
+    Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
+    next time.
+    """
+    rows = yield Statement(
+        "with free as materialized (select conversation_handle as handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and far_handle is null for no key update skip locked) "
+        "update servicebroker.conversation_endpoints e set is_remote = true, routed_broker = c.broker, "
+        'security = coalesce(e.security, c.security::"char") '
+        "from unnest($1::uuid[], $2::text[], $3::text[]) c (handle, broker, security) join free using (handle) "
+        "where e.conversation_handle = c.handle and e.far_handle is null returning e.conversation_handle",
+        (
+            list(claims),
+            [one.broker for one in claims.values()],
+            [one.security for one in claims.values()],
+        ),
+    )
+    return {handle for (handle,) in rows}
+
+
+class Reading(NamedTuple):
+    """Messages of one endpoint to read: from `first` on, one at least, and no more than so many, or so many bytes."""
+
+    first: int
+    most: int
+    room: int
+
+
+def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
+    """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
+    rows = yield Statement(
+        "select r.place, t.number, t.size, t.message_type_name, t.content, "
+        "case when t.size <= $5 then t.message_body end "
+        "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) with ordinality "
+        "  r (handle, first, most, room, place) "
+        "cross join lateral (select *, sum(size) over (order by number) - size as before from ("
+        f"select message_sequence_number as number, message_type_name, {MESSAGE_BODY} as message_body, "
+        "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, "
+        f"coalesce(octet_length({MESSAGE_BODY}), 0) as size from servicebroker.transmission_queue "
+        "where conversation_handle = r.handle and message_sequence_number >= r.first "
+        "order by message_sequence_number limit r.most) found) t "
+        "where t.before < r.room order by r.place, t.number",
+        (
+            list(wanted),
+            [one.first for one in wanted.values()],
+            [one.most for one in wanted.values()],
+            [one.room for one in wanted.values()],
+            longest,
+        ),
+    )
+    found, handles = {}, list(wanted)
+    for place, group in groupby(rows, itemgetter(0)):
+        _, numbers, sizes, types, contents, bodies = zip(*group, strict=True)
+        parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies))
+        found[handles[place - 1]] = Leaving(numbers, sizes, parts)
+    return found
+
+
+_CONTENTS = tuple(Content)  # by their numbers
+
+
+def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:
+    """`length` bytes at `offset` of one message, without reading the rest of it; None when it is gone."""
+    rows = yield Statement(
+        f"select substring({MESSAGE_BODY} from $3 for $4) from servicebroker.transmission_queue "
+        "where conversation_handle = $1 and message_sequence_number = $2",
+        (handle, number, offset + 1, length),
+    )
+    return rows[0][0] if rows else None
+
+
+class Settled(NamedTuple):
+    """`done` is committed with this transaction, and of those `ended` are over; the others are to be given again."""
+
+    done: list[UUID]
+    ended: list[UUID]
+
+
+def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settled]:
+    """The peers have committed every message below these numbers: they go, and who waited only for that is closed.
+
+    The first acknowledgement says which broker has the target: everything goes to that one from then on.
+    """
+    rows = yield Statement(  # as `remote.lock_shared`, and what they are
+        "select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for key share skip locked",
+        (list(news),),
+    )
+    free = {handle for handle, *_ in rows}
+    gone = yield from find_gone([handle for handle in news if handle not in free])
+    changing = [handle for handle, was_acknowledged, is_ending in rows if is_ending or not was_acknowledged]
+    done = free.difference(changing) | (yield from lock_alone(changing))
+    ended = yield from _remove({handle: news[handle].below for handle in done})
+    first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
+    if first:
+        yield Statement(
+            "update servicebroker.conversation_endpoints "
+            "set is_acknowledged = true, far_broker_instance = broker::text "
+            "from unnest($1::uuid[], $2::uuid[]) a (handle, broker) where conversation_handle = handle",
+            (first, [news[handle].far_broker for handle in first]),
+        )
+    over = [handle for handle, _, is_ending in rows if is_ending and handle in ended]
+    if over:
+        yield from close_endpoints(over, now)
+    return Settled([*done, *gone], over)
+
+
+def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
+    """Delete acknowledged messages. Returns the endpoints whose EndDialog or Error was among them."""
+    if not below:
+        return set()
+    rows = yield Statement(
+        "with gone as (delete from servicebroker.transmission_queue t "
+        "using unnest($1::uuid[], $2::bigint[]) a (handle, below) "
+        "where t.conversation_handle = a.handle and t.message_sequence_number < a.below "
+        "returning t.conversation_handle, t.is_end_of_dialog or t.is_conversation_error as is_end, t.is_shared, "
+        f"case when t.is_shared then t.message_body end as message_body), unread as ({READERS_GONE}) "
+        "select conversation_handle from gone where is_end",
+        (list(below), list(below.values())),
+    )
+    return {handle for (handle,) in rows}
+
+
+def fail(failures: Mapping[UUID, Failure], now: datetime) -> Steps[list[UUID]]:
+    """The peers' brokers have refused these conversations. Returns those for which that is done; the others later."""
+    free, gone = yield from lock_shared(list(failures))
+    done = yield from lock_alone(list(free))
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) and state = 'DO'",
+        (list(done),),
+    )
+    ended = [handle for (handle,) in rows]  # their application never sees the error
+    if ended:
+        yield drop_waiting(ended)
+        yield from close_endpoints(ended, now)
+    for handle in done.difference(ended):
+        yield from fail_with([handle], error_body(failures[handle].code, failures[handle].description))
+    return [*done, *gone]
+
+
+def set_statuses(texts: dict[UUID, str]) -> Statement:
+    """Why the messages of these endpoints wait; '' when they are on their way."""
+    return Statement(
+        "with free as materialized (select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for key share skip locked) "  # who ENDs now deletes what waits
+        "update servicebroker.transmission_queue t set transmission_status = s.text "
+        "from unnest($1::uuid[], $2::text[]) s (handle, text), free "
+        "where t.conversation_handle = s.handle and free.conversation_handle = s.handle "
+        "and t.transmission_status <> s.text",
+        (list(texts), list(texts.values())),
+    )

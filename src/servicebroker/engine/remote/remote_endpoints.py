@@ -1,0 +1,175 @@
+"""Endpoints whose peer is in another instance, as the broker sees them: who they are, how far both ways have come."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.security.session_keys import Keys
+from servicebroker.protocol.envelope import Content
+from servicebroker.protocol.incoming import Kept
+from servicebroker.store.statements import Statement, Steps
+
+
+class Remote(NamedTuple):
+    """One endpoint.
+
+    `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
+    the same when none waits); `receive_sequence` the next to arrive, `kept` what is kept of later ones. `failure` is
+    what the peer is told. `is_remote`: something has been, or is about to be, sent elsewhere; `routed_broker` is the
+    broker instance of the route by which, if it names one. `security` is None while it is not decided; `keys` are
+    encrypted by the master key, and that is encrypted itself.
+    """
+
+    conversation_handle: UUID
+    conversation_id: UUID
+    is_initiator: bool
+    database_id: int
+    own_broker: UUID
+    is_enabled: bool
+    own_service: str
+    far_service: str
+    far_broker: str | None
+    routed_broker: str | None
+    contract: str
+    lifetime: datetime
+    encryption: bool
+    priority: int
+    honors_priority: bool
+    state: str
+    is_remote: bool
+    is_acknowledged: bool
+    first: int
+    send_sequence: int
+    receive_sequence: int
+    failure: tuple[int, str] | None
+    kept: dict[int, Kept]
+    security: str | None = None
+    keys: Keys | None = None
+    by_service_master_key: bytes | None = None
+
+
+_SELECT = (
+    "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, d.service_broker_guid, "
+    "d.is_broker_enabled, coalesce(s.name, ''), e.far_service, e.far_broker_instance, e.routed_broker, "
+    "coalesce(c.name, ''), "
+    "e.lifetime, e.encryption, e.priority::int, d.is_honor_broker_priority_on, e.state, e.is_remote, "
+    "e.is_acknowledged, "
+    "coalesce((select min(t.message_sequence_number) from servicebroker.transmission_queue t "
+    "  where t.conversation_handle = e.conversation_handle), e.send_sequence), e.send_sequence, "
+    "coalesce(a.receive_sequence, 0), a.failure_code, a.failure_text, e.security::text, m.by_service_master_key, "
+    "k.principal_id, k.far_principal_id, k.first_key_id, k.first_key, k.second_key_id, k.second_key, k.exchange "
+    "from servicebroker.conversation_endpoints e "
+    "join servicebroker.databases d on d.database_id = e.database_id "
+    "left join servicebroker.services s on s.service_id = e.service_id "
+    "left join servicebroker.service_contracts c "
+    "  on c.database_id = e.database_id and c.service_contract_id = e.service_contract_id "
+    "left join servicebroker.arrivals a on a.conversation_handle = e.conversation_handle "
+    "left join servicebroker.conversation_keys k on k.conversation_handle = e.conversation_handle "
+    "left join servicebroker.master_keys m on m.database_id = e.database_id and k.first_key_id is not null "
+)
+
+
+def find_by_handle(handles: Sequence[UUID]) -> Steps[list[Remote]]:
+    """Those of these endpoints that have no peer in this instance."""
+    return _find(
+        Statement(_SELECT + "where e.conversation_handle = any ($1) and e.far_handle is null", (list(handles),))
+    )
+
+
+def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote]]:
+    """The endpoints of these conversations, each given with whether it is the initiator's, as far as they are here."""
+    return _find(
+        Statement(
+            _SELECT + "where (e.conversation_id, e.is_initiator) in (select * from unnest($1::uuid[], $2::boolean[])) "
+            "and e.far_handle is null",
+            ([conversation for conversation, _ in keys], [is_initiator for _, is_initiator in keys]),
+        )
+    )
+
+
+def _find(statement: Statement) -> Steps[list[Remote]]:
+    rows = yield statement
+    fragments = yield Statement(
+        "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
+        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int "
+        "from servicebroker.arrived_fragments f "
+        "where conversation_handle = any ($1) and message_sequence_number >= (select receive_sequence "
+        "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle) group by 1, 2, 3",
+        ([row[0] for row in rows],),
+    )
+    kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
+    for handle, number, count, which, size, content in fragments:
+        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content))
+    return [
+        Remote._make(
+            [
+                *row[:21],
+                None if row[21] is None else (row[21], row[22]),
+                dict(kept[row[0]]),
+                row[23],
+                None if row[25] is None else Keys._make(row[25:]),
+                row[24],
+            ]
+        )
+        for row in rows
+    ]
+
+
+def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
+    """Those that nobody ends or moves right now, kept so, and those that are gone. Nobody is waited for.
+
+    Who sends on them is not disturbed.
+    """
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for key share skip locked",
+        (list(handles),),
+    )
+    free = {handle for (handle,) in rows}
+    return free, (yield from find_gone([handle for handle in handles if handle not in free]))
+
+
+def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
+    """Those of these endpoints that are not there any more."""
+    if not handles:
+        return set()
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints where conversation_handle = any ($1)",
+        (list(handles),),
+    )
+    return set(handles) - {handle for (handle,) in rows}
+
+
+def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
+    """Those whose row nobody else writes right now, to be written."""
+    if not handles:
+        return set()
+    rows = yield Statement(
+        "select conversation_handle from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) for no key update skip locked",
+        (list(handles),),
+    )
+    return {handle for (handle,) in rows}
+
+
+def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
+    """The conversation groups of these endpoints."""
+    rows = yield Statement(
+        "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1)",
+        (handles,),
+    )
+    return dict(rows)
+
+
+def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
+    """Those of these groups that are there still."""
+    rows = yield Statement(
+        "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
+        (list(groups),),
+    )
+    return {group for (group,) in rows}

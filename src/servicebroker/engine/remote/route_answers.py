@@ -1,0 +1,77 @@
+"""What the dynamic routing service has answered: it has ended the conversation that asked it for a route."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog
+from servicebroker.engine.conversation.end import end_conversation
+from servicebroker.engine.delivery.transmission import lock_free, match_again
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import read_error
+from servicebroker.model.names import ERROR_ID
+from servicebroker.model.states import State
+from servicebroker.store import locks
+from servicebroker.store.statements import Statement, Steps
+
+
+class Answers(NamedTuple):
+    """`failures` are events 9761; `left` each want a `deliver_conversation` of their own.
+
+    `again`: somebody was at it, and is not waited for.
+    """
+
+    failures: list[BrokerError]
+    left: list[UUID]
+    again: bool = False
+
+
+def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
+    """End our side of what was answered, and match again what waited for it. Nobody is waited for."""
+    rows = yield Statement(
+        "select r.database_id, r.conversation_handle, e.state, e.queue_id, "
+        "e.state is null or pg_try_advisory_xact_lock($1, uuid_hash(e.conversation_group_id)), "
+        "pg_try_advisory_xact_lock($2, 0) "  # as `lock_delivery`
+        "from servicebroker.route_requests r "
+        "left join servicebroker.conversation_endpoints e using (conversation_handle) "
+        "where r.answered is null and coalesce(e.state, 'CD') not in ('SO', 'CO') for update of r skip locked",
+        (locks.GROUP, locks.DELIVERY),
+    )
+    if not rows:
+        return Answers([], [])
+    if not rows[0][5]:
+        return Answers([], [], again=True)
+    free = yield from lock_free([handle for _, handle, state, _, ours, _ in rows if state is not None and ours])
+    done = [row for row in rows if row[2] is None or row[1] in free]
+    failures: list[BrokerError] = []
+    for _, handle, state, queue_id, _, _ in done:
+        if state == State.ERROR:
+            failures += yield from _failures(handle, queue_id)
+        if state is not None:
+            yield from end_conversation(handle, now=now)
+    yield Statement(
+        "update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3) "
+        "and case about when 'Route' then not exists (select from servicebroker.routes o "
+        "  where o.database_id = r.database_id and o.remote_service_name = r.service_name "
+        "  and (o.lifetime is null or o.lifetime > $2)) "
+        "else not exists (select from servicebroker.remote_service_bindings b "
+        "  where b.database_id = r.database_id and b.remote_service_name = r.service_name) end "
+        "where conversation_handle = any ($1)",
+        ([row[1] for row in done], now, [row[1] for row in done if row[2] == State.ERROR]),
+    )
+    left: list[UUID] = []
+    for database_id in sorted({database_id for database_id, *_ in done}):
+        left += yield from match_again(catalog, database_id, now)
+    return Answers(failures, left, again=len(done) < len(rows))
+
+
+def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:
+    """What the Errors on a conversation say."""
+    rows = yield Statement(
+        f"select message_body from servicebroker.queue_{int(queue_id)} "
+        "where conversation_handle = $1 and message_type_id = $2",
+        (handle, ERROR_ID),
+    )
+    return [BrokerError(9761, handle, read_error(body)[1]) for (body,) in rows]

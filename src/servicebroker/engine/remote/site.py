@@ -1,0 +1,149 @@
+"""What this instance says of itself to routing: which database has which service, and whose routes count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, find_routes
+from servicebroker.engine.remote.missing_routes import ASK_AGAIN
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.routing import Address, Pick, RoutingTable, Site
+from servicebroker.store.addresses import own_addresses
+from servicebroker.store.statements import Statement, Steps
+
+
+class Here(NamedTuple):
+    """What routing has to know of the network, beside what the tables say; `forward_size` is in MB."""
+
+    addresses: frozenset[Address] = frozenset()
+    forwards: bool = False
+    unreachable: frozenset[Address] = frozenset()
+    forward_size: int = 0
+
+
+class Database(NamedTuple):
+    """A broker database; `asked` are services for which a request for a route is pending."""
+
+    database_id: int
+    routes_version: int
+    broker: str
+    is_enabled: bool
+    is_msdb: bool
+    asked: tuple[str, ...]
+
+
+class Home(NamedTuple):
+    """A service of this instance. `contract_id` is that of the contract asked for; `accepted`: the service takes it.
+
+    `is_bound`: the database that asks has a remote service binding for a service of that name.
+    """
+
+    service_id: int
+    queue_id: int
+    database_id: int
+    is_open: bool
+    contract_id: int | None
+    accepted: bool
+    is_bound: bool
+
+
+class Located(NamedTuple):
+    """What `find_site` has found; `homes` by service name and broker identifier, `chance` from 0 up to 1."""
+
+    site: Site
+    databases: Sequence[Database]
+    homes: Mapping[tuple[str, str], Home]
+    chance: float
+
+    def find(self, database_id: int) -> Database:
+        """That database.
+
+        Raises:
+            BrokerError: 8442 when it was dropped.
+        """
+        for one in self.databases:
+            if one.database_id == database_id:
+                return one
+        raise BrokerError(8442)
+
+    @property
+    def msdb(self) -> Database | None:
+        """The database whose routes decide about what arrives from outside."""
+        return next((one for one in self.databases if one.is_msdb), None)
+
+    def site_of(self, database: Database | None) -> Site:
+        """What the instance says of itself to conversations that the routes of this database decide about."""
+        return replace(self.site, asked=frozenset(database.asked)) if database and database.asked else self.site
+
+    def routes(self, catalog: Catalog, database: Database | None) -> Steps[RoutingTable]:
+        """The routes of a database."""
+        if database is None:
+            return RoutingTable(())
+        return (yield from find_routes(catalog, database.database_id, database.routes_version))
+
+
+def find_instance() -> Steps[UUID]:
+    """The identifier of this instance."""
+    rows = yield Statement("select instance_id from servicebroker.instance")
+    return UUID(str(rows[0][0]))
+
+
+def find_site(
+    services: Sequence[str],
+    now: datetime,
+    here: Here | None = None,
+    contract: str | None = None,
+    database_id: int | None = None,
+) -> Steps[Located]:
+    """Which databases have these services, and what routing asks besides. One statement.
+
+    Without `here` the stored endpoint says where the instance is reached. `database_id` is that of the database that
+    asks, where its remote service bindings matter.
+    """
+    rows = yield Statement(
+        "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
+        "lower(d.name) = 'msdb', array(select r.service_name from servicebroker.route_requests r "
+        "  where r.database_id = d.database_id and r.about = 'Route' and r.service_name = any ($1) "
+        "  and (r.answered is null or r.answered > $3)), "
+        "random(), coalesce(n.ip_address, ''), n.port, n.is_message_forwarding_enabled, "
+        "s.name, s.service_id, s.queue_id, s.database_id, q.is_enqueue_enabled, "
+        "c.service_contract_id, u.service_id is not null, "
+        "exists (select from servicebroker.remote_service_bindings b "
+        "  where b.database_id = $4 and b.remote_service_name = s.name) "
+        "from servicebroker.databases d "
+        "left join servicebroker.network_endpoints n on n.state <> 1 "  # STOPPED
+        "left join (servicebroker.services s join servicebroker.queues q on q.queue_id = s.queue_id) "
+        "  on s.database_id = d.database_id and s.name = any ($1) "
+        "left join servicebroker.service_contracts c on c.database_id = s.database_id and c.name = $2 "
+        "left join servicebroker.service_contract_usages u "
+        "  on u.service_id = s.service_id and u.service_contract_id = c.service_contract_id",
+        (list(services), contract, now - ASK_AGAIN, database_id),
+    )
+    databases = list({row[0]: Database._make([*row[:5], tuple(row[5])]) for row in rows}.values())
+    homes = {(row[10], row[2]): Home(*row[11:]) for row in rows if row[10] is not None and row[3]}
+    brokers: dict[str, list[str]] = {}
+    for service, broker in homes:
+        brokers.setdefault(service, []).append(broker)
+    enabled = frozenset(one.broker for one in databases if one.is_enabled)
+    chance, host, port, forwards = rows[0][6:10] if rows else (0.0, "", None, False)
+    if here is None:
+        here = Here() if port is None else Here(own_addresses(host, port), forwards)
+    site = Site(brokers, enabled, here.addresses, here.forwards, unreachable=here.unreachable)
+    return Located(site, databases, homes, chance)
+
+
+def picking(chance: float) -> Pick:
+    """Picks out of one number from 0 to 1: each uses up its share of it."""
+
+    def pick(count: int) -> int:
+        nonlocal chance
+        chance *= count
+        found = min(int(chance), count - 1)
+        chance -= found
+        return found
+
+    return pick

@@ -1,0 +1,59 @@
+"""What arrived from another instance while its queue was off: it waits beside the queue, and goes into it later."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.remote.arriving import set_state, take_end
+from servicebroker.model.states import Event, State
+from servicebroker.protocol.envelope import Content
+from servicebroker.store.statements import Statement, Steps
+
+_KEPT = (
+    "from servicebroker.conversation_endpoints e "
+    "join servicebroker.arrivals a using (conversation_handle) "
+    "join servicebroker.queues q on q.queue_id = e.queue_id and q.is_enqueue_enabled "
+    "join servicebroker.databases d on d.database_id = e.database_id and d.is_broker_enabled "
+    "where e.conversation_handle in (select conversation_handle from servicebroker.arrived_fragments) "
+    "and exists (select from servicebroker.arrived_fragments f "
+    "  where f.conversation_handle = e.conversation_handle and f.message_sequence_number < a.receive_sequence)"
+)
+
+
+def is_kept_deliverable() -> Steps[bool]:
+    """Whether `deliver_kept` would find something."""
+    rows = yield Statement(f"select exists (select {_KEPT})")
+    return bool(rows[0][0])
+
+
+def deliver_kept(now: datetime) -> Steps[None]:
+    """What arrived while a queue was off goes into it, now that it is on.
+
+    The caller holds the lock of `lock_delivery`. A conversation that somebody is at is left for the next time.
+    """
+    rows = yield Statement(f"select e.conversation_handle {_KEPT} for no key update of e skip locked")
+    if not rows:
+        return
+    queues = yield Statement(
+        "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
+        "where conversation_handle = any ($1) group by queue_id",
+        ([handle for (handle,) in rows],),
+    )
+    for queue_id, handles in queues:
+        yield Statement(enqueue.arrive_kept(queue_id), (handles,))
+        ended = yield Statement(
+            "with gone as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
+            "where f.conversation_handle = any ($1) and a.conversation_handle = f.conversation_handle "
+            "and f.message_sequence_number < a.receive_sequence returning f.conversation_handle, f.content) "
+            "select e.conversation_handle, e.state, max(content)::int from gone "
+            "join servicebroker.conversation_endpoints e using (conversation_handle) group by 1, 2",
+            (handles,),
+        )
+        for handle, before, content in ended:
+            state = State.CONVERSING if before == State.STARTED_INBOUND else State(before)
+            if content != Content.DATA:
+                event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
+                yield from take_end(handle, state, event, now)
+            elif state != before:
+                yield set_state(handle, state)

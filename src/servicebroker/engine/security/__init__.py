@@ -1,0 +1,1 @@
+"""Principals and their permissions; certificates and keys, as rows."""

@@ -1,0 +1,404 @@
+"""Whether a principal may do what a statement asks for: what `model/permissions.py` decides by, read and refused.
+
+dbo costs nothing: no statement is yielded. What is checked here may be revoked a moment later; who remembers the
+answer compares the catalog version of the queue, which every change of principals, owners and permissions renews.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+from servicebroker.engine.conversation.endpoints import Endpoint
+from servicebroker.engine.security.logins import PUBLIC as PUBLIC_LOGIN
+from servicebroker.engine.security.logins import find_login
+from servicebroker.model.arguments import check_handle
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.names import is_encodable, split_queue_name
+from servicebroker.model.permissions import (
+    DBO,
+    DBO_SCHEMA,
+    GUEST,
+    NEEDS,
+    NOBODY,
+    PUBLIC,
+    Entry,
+    Kind,
+    Login,
+    Need,
+    Securable,
+    User,
+    is_allowed,
+    refusal,
+)
+from servicebroker.model.states import State
+from servicebroker.store.statements import Statement, Steps
+
+T = TypeVar("T")
+
+Lookup = Callable[[User], Steps[list[Securable]]]
+
+_QUEUE = "select queue_id, owner_id, name, schema_id, schema_name from servicebroker.queues"
+
+
+class Rights(NamedTuple):
+    """What decides for one principal: who it is, with its roles, and what they were granted and denied."""
+
+    identities: frozenset[int]
+    entries: list[Entry]
+
+    def has(self, need: Need, on: Securable) -> bool:
+        """Whether the need is met."""
+        if is_allowed(self.identities, need.permission, on, self.entries):
+            return True
+        if need.or_else is None:
+            return False
+        kind, permission = need.or_else
+        around = Securable(kind, on.schema_id if kind is Kind.SCHEMA else 0, DBO, "", on.schema_id)
+        # it brings ALTER on the object, unless that was denied
+        return is_allowed(self.identities, permission, around, self.entries) and is_allowed(
+            self.identities, "ALTER", on, self.entries
+        )
+
+
+def authorize(user: User, statement: str, *objects: Lookup, subject: tuple[object, ...] = ()) -> Steps[None]:
+    """Refuse a statement that the user may not do with these objects. One that does not exist is left to the statement.
+
+    `subject` is what the refusal names, where that is none of the objects.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names, 15517 when the user was dropped.
+    """
+    if user.is_dbo:
+        return
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    found = [Securable(Kind.DATABASE, 0, DBO, user.database)]
+    for lookup in objects:
+        found += yield from lookup(user)
+    for need in NEEDS[statement]:
+        for securable in found:
+            if securable.kind is need.kind and not rights.has(need, securable):
+                raise refusal(statement, need, securable, user, subject)
+
+
+def authorize_all(user: User, wanted: Iterable[tuple[str, Securable]]) -> Steps[None]:
+    """`authorize` for several statements, each with the object that it is done with.
+
+    Raises:
+        BrokerError: as `authorize`.
+    """
+    if user.is_dbo:
+        return
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    for statement, on in wanted:
+        around = Securable(Kind.SCHEMA, on.schema_id, DBO, on.schema, on.schema_id, on.schema)
+        for need in NEEDS[statement]:
+            for securable in (on, around, Securable(Kind.DATABASE, 0, DBO, user.database)):
+                if securable.kind is need.kind and not rights.has(need, securable):
+                    raise refusal(statement, need, securable, user)
+
+
+def authorize_login(login: Login, statement: str, *subject: object, on: Securable | None = None) -> Steps[None]:
+    """Refuse what somebody may not do with the instance, or with the login `on`. Administrators are asked for nothing.
+
+    `subject` is what the refusal names.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names.
+    """
+    if login.is_administrator:
+        return
+    entries = yield from _find_server_entries(login)
+    identities = frozenset({PUBLIC_LOGIN} if login.login_id is None else {PUBLIC_LOGIN, login.login_id})
+    for need in NEEDS[statement]:
+        securable = on if on is not None and on.kind is need.kind else _INSTANCE
+        if not is_allowed(identities, need.permission, securable, entries):
+            raise refusal(statement, need, securable, User(0, "master", NOBODY, login.name), subject)
+
+
+def authorize_on_login(login: Login, statement: str, name: str) -> Steps[None]:
+    """`authorize_login` for a statement about another login, by its name.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names, 15151 there is no such login.
+    """
+    verb = statement.split()[0].lower()
+    number = yield from find_login("alter" if verb == "alter" else "find", name)
+    yield from authorize_login(login, statement, "login", name, on=Securable(Kind.LOGIN, number, NOBODY, name))
+
+
+_INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
+
+
+def _find_server_entries(login: Login) -> Steps[list[Entry]]:
+    rows = yield Statement(
+        "select class, major_id, grantee_id, permission, state::text from servicebroker.server_permissions "
+        "where grantee_id in ($1, $2)",
+        (PUBLIC_LOGIN, login.login_id),
+    )
+    return [
+        Entry(Kind(number), major, grantee, permission, state) for number, major, grantee, permission, state in rows
+    ]
+
+
+def authorized(steps: Steps[T], user: User, statement: str, *objects: Lookup) -> Steps[T]:
+    """The steps of a verb, after `authorize`."""
+    yield from authorize(user, statement, *objects)
+    return (yield from steps)
+
+
+def authorize_end(user: User, handle: UUID, *, cleanup: bool) -> Steps[None]:
+    """`authorize` for END CONVERSATION. WITH CLEANUP, a conversation that has ended is for db_owner alone."""
+    check_handle(handle)
+    if user.is_dbo:
+        return
+    yield from authorize(user, "END CONVERSATION", conversation(handle))
+    rows = yield Statement(
+        "select state from servicebroker.conversation_endpoints where conversation_handle = $1", (handle,)
+    )
+    if cleanup and rows and rows[0][0] in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+        yield from demand(user, "END ENDED CONVERSATION WITH CLEANUP", "end", handle, rows[0][0])
+
+
+def demand(user: User, statement: str, *subject: object) -> Steps[None]:
+    """Refuse what needs a permission on the database, naming the subject of the statement."""
+    if user.is_dbo:
+        return
+    (need,) = NEEDS[statement]
+    database = Securable(Kind.DATABASE, 0, DBO, user.database)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    if not rights.has(need, database):
+        raise refusal(statement, need, database, user, subject)
+
+
+def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError | None]:
+    """Why the owner of the initiating service may not send to this target service; None when it may.
+
+    In another database that is who a remote service binding has proved it to be (`engine/delivery/acting.py`); without
+    one the principal of the same PostgreSQL role, or guest, and dbo is dbo everywhere.
+    """
+    if initiator.owner_id == DBO and initiator.acts_as is None:
+        return None
+    rows = yield Statement(
+        "select s.database_id, s.owner_id, s.name, "
+        "case when $4::int is not null then $4 when s.database_id = $3 then $2 else coalesce(("
+        "select there.principal_id from servicebroker.principals here "
+        "join servicebroker.principals there on there.postgres_role = here.postgres_role "
+        f"where here.database_id = $3 and here.principal_id = $2 and there.database_id = s.database_id), {GUEST}) end "
+        "from servicebroker.services s where s.service_id = $1",
+        (service_id, initiator.owner_id, initiator.database_id, initiator.acts_as),
+    )
+    if not rows:
+        return None  # dropped: the statement that asks finds out
+    database_id, owner_id, name, principal_id = rows[0]
+    (need,) = NEEDS["ARRIVE"]
+    try:
+        rights = yield from find_rights(database_id, principal_id, initiator.far_service)
+    except BrokerError:  # who it was proved to be was dropped
+        return BrokerError(need.number, name)
+    if rights.has(need, Securable(Kind.SERVICE, service_id, owner_id, name)):
+        return None
+    return BrokerError(need.number, name)
+
+
+def find_rights(database_id: int, principal_id: int, name: str) -> Steps[Rights]:
+    """What is known of a principal. A role's members have what the role has, also through other roles.
+
+    Raises:
+        BrokerError: 15517 when there is no such principal any more.
+    """
+    rows = yield Statement(
+        "with recursive identities (id) as ("
+        f"select unnest(array[principal_id, {PUBLIC}]) from servicebroker.principals "
+        "where database_id = $1 and principal_id = $2 "
+        "union select m.role_id from servicebroker.role_members m join identities i on m.member_id = i.id "
+        "where m.database_id = $1) "
+        "select i.id, p.class, p.major_id, p.permission, p.state::text from identities i "
+        "left join servicebroker.permissions p on p.database_id = $1 and p.grantee_id = i.id",
+        (database_id, principal_id),
+    )
+    if not rows:
+        raise BrokerError(15517, name)
+    return Rights(
+        frozenset(row[0] for row in rows),
+        [
+            Entry(Kind(number), major, grantee, permission, state)
+            for grantee, number, major, permission, state in rows
+            if number is not None
+        ],
+    )
+
+
+def forget_permissions(database_id: int, kind: Kind, major_id: int) -> Statement:
+    """What was granted and denied on an object goes with it, or with its owner."""
+    return Statement(
+        "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3",
+        (database_id, kind.value, major_id),
+    )
+
+
+# ---------------------------------------------------------------- the objects of a statement
+
+
+def message_types(names: object) -> Lookup:
+    """The message types of these names."""
+    return _named(Kind.MESSAGE_TYPE, "message_types", "message_type_id", names)
+
+
+def contracts(names: object) -> Lookup:
+    """The contracts of these names."""
+    return _named(Kind.CONTRACT, "service_contracts", "service_contract_id", names)
+
+
+def service(name: object) -> Lookup:
+    """The service of this name."""
+    return _named(Kind.SERVICE, "services", "service_id", [name])
+
+
+def route(name: object) -> Lookup:
+    """The route of this name, compared without case."""
+    return _without_case(Kind.ROUTE, "routes", "route_id", name)
+
+
+def remote_service_binding(name: object) -> Lookup:
+    """The remote service binding of this name, compared without case."""
+    return _without_case(Kind.REMOTE_SERVICE_BINDING, "remote_service_bindings", "remote_service_binding_id", name)
+
+
+def certificate(name: object) -> Lookup:
+    """The certificate of this name, compared without case."""
+    return _without_case(Kind.CERTIFICATE, "certificates", "certificate_id", name)
+
+
+def _without_case(kind: Kind, table: str, column: str, name: object) -> Lookup:
+    def look(user: User) -> Steps[list[Securable]]:
+        if not _can_be_a_name(name):
+            return []
+        rows = yield Statement(
+            f"select {column}, owner_id, name from servicebroker.{table} "
+            "where database_id = $1 and lower(name) = lower($2)",
+            (user.database_id, name),
+        )
+        return [Securable(kind, *row) for row in rows]
+
+    return look
+
+
+def queue(name: object) -> Lookup:
+    """The queue of this name."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        rows = yield Statement(
+            f"{_QUEUE} where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
+            (user.database_id, *split_queue_name(name)),
+        )
+        return [Securable(Kind.QUEUE, *row) for row in rows]
+
+    return look
+
+
+def queue_number(queue_id: int) -> Lookup:
+    """The queue that was found already."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        rows = yield Statement(f"{_QUEUE} where queue_id = $1", (queue_id,))
+        return [Securable(Kind.QUEUE, *row) for row in rows]
+
+    return look
+
+
+def user_named(name: object) -> Lookup:
+    """The user of this name, compared without case."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        if not _can_be_a_name(name):
+            return []
+        rows = yield Statement(
+            "select principal_id, name from servicebroker.principals "
+            "where database_id = $1 and lower(name) = lower($2) and not is_role",
+            (user.database_id, name),
+        )
+        return [Securable(Kind.USER, number, NOBODY, own) for number, own in rows]
+
+    return look
+
+
+def schema(name: object) -> Lookup:
+    """The schema of T-SQL of this name, compared without case."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        if not _can_be_a_name(name):
+            return []
+        rows = yield Statement(
+            "select schema_id, name from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
+            f"union all select {DBO_SCHEMA}, 'dbo' where lower($2) = 'dbo'",
+            (user.database_id, name),
+        )
+        return [Securable(Kind.SCHEMA, number, DBO, own, number, own) for number, own in rows]
+
+    return look
+
+
+def queue_of(service_name: object) -> Lookup:
+    """The queue of the service of this name; a refusal names the service."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        if not _can_be_a_name(service_name):
+            return []
+        rows = yield Statement(
+            "select q.queue_id, q.owner_id, s.name, q.schema_id from servicebroker.services s "
+            "join servicebroker.queues q using (queue_id) where s.database_id = $1 and s.name = $2",
+            (user.database_id, service_name),
+        )
+        return [Securable(Kind.QUEUE, *row) for row in rows]
+
+    return look
+
+
+def conversation(*handles: UUID) -> Lookup:
+    """Service and queue of this side of each conversation; a refusal names the service.
+
+    Its look raises 8426 for the first handle that is none of this database: others are for who works there.
+    """
+
+    def look(user: User) -> Steps[list[Securable]]:
+        for handle in handles:
+            check_handle(handle)
+        rows = yield Statement(
+            "select e.conversation_handle, s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id, q.schema_id "
+            "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
+            "join servicebroker.queues q on q.queue_id = e.queue_id "
+            "where e.conversation_handle = any ($1) and e.database_id = $2",
+            (list(handles), user.database_id),
+        )
+        found = {row[0]: row[1:] for row in rows}
+        objects: dict[Securable, None] = {}  # in the order of the handles, each once
+        for handle in handles:
+            if handle not in found:
+                raise BrokerError(8426, handle)
+            service_id, service_owner, name, queue_id, queue_owner, schema_id = found[handle]
+            objects[Securable(Kind.SERVICE, service_id, service_owner, name)] = None
+            objects[Securable(Kind.QUEUE, queue_id, queue_owner, name, schema_id)] = None
+        return list(objects)
+
+    return look
+
+
+def _named(kind: Kind, table: str, column: str, names: object) -> Lookup:
+    """Those that exist; what is no name is left to the statement, which says so."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
+        given = [one[0] if isinstance(one, tuple) and one else one for one in given]  # a message type and its sender
+        rows = yield Statement(
+            f"select {column}, owner_id, name from servicebroker.{table} where database_id = $1 and name = any ($2)",
+            (user.database_id, [name for name in given if _can_be_a_name(name)]),
+        )
+        return [Securable(kind, *row) for row in rows]
+
+    return look
+
+
+def _can_be_a_name(given: object) -> bool:
+    return isinstance(given, str) and "\0" not in given and is_encodable(given)

@@ -1,0 +1,85 @@
+"""When the certificates that are in use expire: one list, for doctor, status and the metrics.
+
+In use are the one that the endpoint shows, of each peer the latest one, and of each user who has to do with
+conversations the latest one. Those of a domain live for days and are renewed by themselves: they are listed when that
+fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.network_endpoints import NetworkEndpoint, find_endpoint
+from servicebroker.engine.remote.domain_state import find_membership
+from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, shown
+from servicebroker.model.authentication import Method
+from servicebroker.store.statements import Statement, Steps
+
+WARNING = timedelta(days=30)  # so long before it expires everybody is warned
+RENEWED = timedelta(days=1)  # a certificate of a domain has been renewed long before this is left
+
+
+class InUse(NamedTuple):
+    """A certificate that is in use. `database` and `user` are '' for one of the transport.
+
+    `problem` says of one of a domain why it is not renewed; '' for every other one.
+    """
+
+    database: str
+    user: str
+    name: str
+    is_own: bool
+    expires: datetime
+    problem: str = ""
+
+    def is_expiring(self, now: datetime) -> bool:
+        """Whether it is time to do something."""
+        return self.expires <= now + WARNING
+
+
+def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
+    """Those of the transport, those of users by database, that of the domain when it is not renewed."""
+    endpoint, certificates = (yield from find_endpoint()), (yield from all_certificates())
+    takes_certificates = endpoint is None or Method.CERTIFICATE in endpoint.authentication.methods
+    found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
+    rows = yield Statement(
+        # of several the broker takes the latest that is valid (model/dialog_security.py)
+        "select distinct on (d.name, p.name) d.name, p.name, c.name, c.private_key is not null, c.expiry_date "
+        "from servicebroker.certificates c join servicebroker.databases d using (database_id) "
+        "join servicebroker.principals p on p.database_id = c.database_id and p.principal_id = c.owner_id "
+        "where exists (select from servicebroker.services s "
+        "  where s.database_id = c.database_id and s.owner_id = c.owner_id) "
+        "or exists (select from servicebroker.remote_service_bindings b "
+        "  where b.database_id = c.database_id and b.remote_principal_id = c.owner_id) "
+        "or exists (select from servicebroker.permissions g where g.database_id = c.database_id "
+        "  and g.grantee_id = c.owner_id and g.permission in ('SEND', 'CONTROL') and g.state <> 'D') "
+        "order by d.name, p.name, c.is_active_for_begin_dialog and c.start_date <= $1 desc, c.expiry_date desc",
+        (now,),
+    )
+    found += [InUse(*row) for row in rows]
+    membership = yield from find_membership()
+    if membership is not None and membership.account is not None and membership.expiry_date is not None:
+        problem = membership.problem
+        if not problem and membership.expiry_date < now + RENEWED:
+            problem = "Nobody has renewed its certificate: servicebroker serve does."
+        if problem:
+            found.append(InUse("", "", membership.account, True, membership.expiry_date, problem))
+    return found
+
+
+def _of_the_transport(
+    endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate], now: datetime
+) -> list[InUse]:
+    """The one that is shown, or would be if it was valid; the latest of each owner among the peers."""
+    own = [one for one in certificates if one.is_own and not one.by_password]
+    if endpoint is not None and endpoint.certificate_id is not None:
+        own = [one for one in own if one.certificate_id == endpoint.certificate_id]
+    chosen = shown(endpoint, certificates, now) or max(own, key=lambda one: one.facts.expiry_date, default=None)
+    latest: dict[str, Certificate] = {}
+    for one in sorted(certificates, key=lambda one: one.facts.expiry_date):
+        if not one.is_own:
+            latest[one.proved.owner] = one
+    used = [*([] if chosen is None else [chosen]), *latest.values()]
+    return [InUse("", "", one.name, one.is_own, one.facts.expiry_date) for one in used]

@@ -1,0 +1,230 @@
+"""GRANT, DENY, REVOKE and ALTER AUTHORIZATION. The caller holds the lock of `lock_catalog`.
+
+Each of them renews the catalog version of every queue: what clients remember of being allowed is looked up again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.alter import renew_versions
+from servicebroker.engine.security.authorization import Lookup, authorize, find_rights, forget_permissions
+from servicebroker.engine.security.principals import OWNED, Principal, find_owner, find_principal
+from servicebroker.model import names
+from servicebroker.model.arguments import check_switch
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import (
+    DBO,
+    DENY,
+    FIXED_PRINCIPALS,
+    GRANT,
+    GRANT_WITH_GRANT_OPTION,
+    KIND_WORDS,
+    PUBLIC,
+    Kind,
+    Securable,
+    User,
+    bringing,
+    is_allowed,
+    may_grant,
+)
+from servicebroker.store.statements import Statement, Steps
+
+_FIXED_ROLES = {one.principal_id for one in FIXED_PRINCIPALS if one.is_role and one.principal_id != PUBLIC}
+
+
+class Target(NamedTuple):
+    """What a statement is about: an object that was named, or the database, which has no lookup."""
+
+    kind: Kind
+    name: str
+    lookup: Lookup | None = None
+
+
+def grant(
+    user: User, permission: str, principal: str, target: Target, *, with_grant_option: bool = False
+) -> Steps[None]:
+    """GRANT permission ON target TO principal [WITH GRANT OPTION]. It takes back a DENY of the same.
+
+    Raises:
+        BrokerError: 4606 no such permission on such an object, 15151 unknown names or no right to grant, 4613 no
+            right to grant on the database, 4617 fixed roles, 4624 dbo, the owner or oneself, 9663 built-in object.
+    """
+    check_switch("WITH GRANT OPTION", with_grant_option)
+    given = yield from _prepare(user, permission, principal, target)
+    yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
+    yield Statement(
+        'insert into servicebroker.permissions values ($1, $2, $3, $4, $6, $5, $7::"char") '
+        "on conflict (database_id, grantee_id, class, major_id, permission, grantor_id) "
+        "do update set state = greatest(permissions.state, excluded.state)",  # W stays W
+        (
+            *given.key,
+            given.grantee_id,
+            permission,
+            user.principal_id,
+            GRANT_WITH_GRANT_OPTION if with_grant_option else GRANT,
+        ),
+    )
+    yield renew_versions()
+
+
+def deny(user: User, permission: str, principal: str, target: Target, *, cascade: bool = False) -> Steps[None]:
+    """DENY permission ON target TO principal [CASCADE: and to all to whom that has granted it].
+
+    Raises:
+        BrokerError: as `grant`; 4611 the principal may grant it to others and CASCADE was not given.
+    """
+    check_switch("CASCADE", cascade)
+    given = yield from _prepare(user, permission, principal, target)
+    holders = yield from _holders(given, cascade)
+    yield _delete(given, "true", holders)
+    yield Statement(
+        "insert into servicebroker.permissions "
+        'select $1, $2, $3, grantee, $6, $5, $7::"char" from unnest($4::int[]) grantee',
+        (*given.key, holders, permission, user.principal_id, DENY),
+    )
+    yield renew_versions()
+
+
+def revoke(
+    user: User,
+    permission: str,
+    principal: str,
+    target: Target,
+    *,
+    cascade: bool = False,
+    grant_option_for: bool = False,
+) -> Steps[None]:
+    """REVOKE [GRANT OPTION FOR] permission ON target FROM principal [CASCADE: and from all to whom that granted it].
+
+    Whoever has CONTROL revokes what anybody granted or denied, another only what it has granted itself.
+
+    Raises:
+        BrokerError: as `deny`.
+    """
+    check_switch("CASCADE", cascade)
+    check_switch("GRANT OPTION FOR", grant_option_for)
+    given = yield from _prepare(user, permission, principal, target)
+    holders = yield from _holders(given, cascade)
+    if grant_option_for:
+        yield Statement(
+            'update servicebroker.permissions set state = $7::"char" where database_id = $1 and class = $2 '
+            'and major_id = $3 and grantee_id = $4 and permission = $5 and state = $8::"char" '
+            "and ($6::int is null or grantor_id = $6)",
+            (*given.key, given.grantee_id, permission, given.only_by, GRANT, GRANT_WITH_GRANT_OPTION),
+        )
+        holders = [holder for holder in holders if holder != given.grantee_id]
+    yield _delete(given, "true", holders)
+    yield renew_versions()
+
+
+def alter_authorization(user: User, target: Target, new_owner: str) -> Steps[None]:
+    """ALTER AUTHORIZATION ON target TO new_owner. All permissions on the object are dropped.
+
+    Raises:
+        BrokerError: 15151 unknown names or no right, 15405 public or guest, 9663 built-in object.
+    """
+    if target.lookup is None:
+        raise BrokerError(402, "ALTER AUTHORIZATION", "the database", "an object of it")
+    names.checked("user", new_owner)
+    securable = yield from _find(user, target)
+    yield from authorize(user, "ALTER AUTHORIZATION", target.lookup)
+    owner_id = yield from find_owner(user, new_owner)
+    column = {Kind.CONTRACT: "service_contract_id"}.get(target.kind, f"{target.kind.name.lower()}_id")
+    yield Statement(
+        f"update servicebroker.{OWNED[target.kind]} set owner_id = $3 where database_id = $1 and {column} = $2",
+        (user.database_id, securable.major_id, owner_id),
+    )
+    yield forget_permissions(user.database_id, target.kind, securable.major_id)
+    yield renew_versions()
+
+
+class _Given(NamedTuple):
+    """The permission of a statement by `user_id`. `only_by`: whose grants it may take back, None for everybody's."""
+
+    database_id: int
+    kind: Kind
+    major_id: int
+    permission: str
+    grantee_id: int
+    user_id: int
+    only_by: int | None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.database_id, self.kind.value, self.major_id
+
+
+def _prepare(user: User, permission: str, principal: str, target: Target) -> Steps[_Given]:
+    """Refuse what cannot be granted, to whom, or by whom."""
+    if not isinstance(permission, str):
+        raise BrokerError(402, "the permission", type(permission).__name__, "str")
+    bringing(target.kind, permission)
+    # whom it echoes for is up to who looks after the database
+    securable = yield from _find(user, target, takes_built_in=permission == "SEND")
+    grantee = yield from find_principal("find", user.database_id, principal)
+    _refuse_grantee(user, grantee, securable)
+    rights = yield from find_rights(user.database_id, user.principal_id, user.name)
+    if not may_grant(rights.identities, permission, securable, rights.entries):
+        if target.kind is Kind.DATABASE:
+            raise BrokerError(4613)
+        raise BrokerError(15151, "find", KIND_WORDS[target.kind], target.name)
+    everything = is_allowed(rights.identities, "CONTROL", securable, rights.entries)
+    return _Given(
+        user.database_id,
+        target.kind,
+        securable.major_id,
+        permission,
+        grantee.principal_id,
+        user.principal_id,
+        None if everything else user.principal_id,
+    )
+
+
+def _refuse_grantee(user: User, grantee: Principal, securable: Securable) -> None:
+    if grantee.principal_id in _FIXED_ROLES:
+        raise BrokerError(4617)
+    if grantee.principal_id in (DBO, user.principal_id) or (
+        securable.kind is not Kind.DATABASE and grantee.principal_id == securable.owner_id
+    ):
+        raise BrokerError(4624)
+
+
+def _find(user: User, target: Target, *, takes_built_in: bool = False) -> Steps[Securable]:
+    if target.lookup is None:
+        return Securable(Kind.DATABASE, 0, DBO, user.database)
+    found = yield from target.lookup(user)
+    if not found:
+        raise BrokerError(15151, "find", KIND_WORDS[target.kind], target.name)
+    if found[0].is_built_in and not takes_built_in:
+        raise BrokerError(9663)
+    return found[0]
+
+
+def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
+    """The grantee, and with CASCADE all to whom it has granted or denied the permission, and they to others.
+
+    Raises:
+        BrokerError: 4611 when there may be others and CASCADE was not given.
+    """
+    rows = yield Statement(
+        "with recursive here as (select * from servicebroker.permissions "
+        "where database_id = $1 and class = $2 and major_id = $3 and permission = $5), "
+        "holders (id) as (select $4::int union select p.grantee_id from here p join holders h on p.grantor_id = h.id) "
+        'select id, exists (select from here where grantee_id = $4 and state = $6::"char") from holders '
+        "where id = $4 or $7::bool and id <> $8",
+        (*given.key, given.grantee_id, given.permission, GRANT_WITH_GRANT_OPTION, cascade, given.user_id),
+    )
+    if rows[0][1] and not cascade:
+        raise BrokerError(4611)
+    return [holder for holder, _ in rows]
+
+
+def _delete(given: _Given, condition: str, grantees: list[int]) -> Statement:
+    """What these were granted and denied; of the grantee itself only what the user may take back."""
+    return Statement(
+        "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3 "
+        f"and grantee_id = any ($4) and permission = $5 and {condition} "
+        "and ($6::int is null or grantor_id = $6 or grantee_id <> $7)",
+        (*given.key, grantees, given.permission, given.only_by, given.grantee_id),
+    )

@@ -1,0 +1,342 @@
+"""The rights of PostgreSQL roles: giving one the verbs and nothing else, taking them back, and what each can really do.
+
+What is granted and revoked are plain statements, so that they can be shown instead of run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.alter import lock_catalog, renew_versions
+from servicebroker.engine.catalog.catalog import find_queue_now
+from servicebroker.engine.catalog.databases import find_database
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.permissions import DBO, DENY, GRANT, KIND_WORDS, PUBLIC, Kind
+from servicebroker.store.queue import quoted
+from servicebroker.store.statements import Statement, Steps
+
+_OWNER = "(select nspowner from pg_namespace where nspname = 'servicebroker')"
+
+
+class Wanted(NamedTuple):
+    """What a role is to be able to do in one broker database, or not any more."""
+
+    database: str | None = None
+    send: Sequence[str] = ()
+    receive: Sequence[str] = ()
+    contracts: Sequence[str] = ()
+
+
+class RoleRights(NamedTuple):
+    """What a PostgreSQL role can do with an instance.
+
+    `as_owner` is why it can do everything, '' when it cannot. `has_verbs`: it may call the functions of the fence.
+    `direct` are rights past the verbs: on tables and sequences of ours, and on functions that ask for no permission.
+    `users` are the principals that it is in the broker databases, with what they were granted and denied.
+    """
+
+    role: str
+    as_owner: str
+    has_verbs: bool
+    direct: list[str]
+    users: dict[str, list[str]]
+
+
+# ---------------------------------------------------------------- giving and taking
+
+
+def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
+    """The statements that let a role do the verbs, as a user of the database, and take any right on our tables from it.
+
+    RECEIVE on the queues; SEND on the services, and REFERENCES on their contracts and those that are named.
+
+    Raises:
+        BrokerError: 15007 no such role, 911, 15151 unknown names, 15023 the user's name is taken, 402 names without a
+            database.
+        InstanceError: the role has the rights of the schema's owner, or we have not.
+    """
+    check_wanted(wanted)
+    yield from _check_role(role)
+    statements = [*(yield from _taking_direct(role)), *_letting_in(role)]
+    if wanted.database is None:
+        return statements
+    database_id = yield from find_database(wanted.database)
+    statements += yield from _making_user(role, database_id)
+    for kind, number, permission in (yield from _permissions(database_id, wanted)):
+        values = (database_id, kind.value, number, role, permission)
+        statements += [
+            Statement(f"delete from servicebroker.permissions where {_OF_ROLE} and state = '{DENY}'", values),
+            Statement(
+                "insert into servicebroker.permissions select $1, $2, $3, principal_id, "
+                f"{DBO}, $5, '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $4 "
+                "on conflict do nothing",
+                values,
+            ),
+        ]
+    return [*statements, renew_versions()]
+
+
+def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
+    """The statements that take these permissions back; without names all in the database; without one every right.
+
+    Raises:
+        BrokerError: 15007 no such role, 911, 15151 unknown names, 402 names without a database.
+        InstanceError: we have not the rights of the schema's owner.
+    """
+    check_wanted(wanted)
+    yield from _check_owner(role)
+    if wanted.database is None:
+        fence = "servicebroker_fence"
+        return [
+            *(yield from _taking_direct(role)),
+            Statement(f"revoke all on all functions in schema {fence} from {quoted(role)}", prepared=False),
+            Statement(f"revoke all on all tables in schema {fence} from {quoted(role)}", prepared=False),
+            Statement(f"revoke all on schema {fence} from {quoted(role)}", prepared=False),
+            Statement("delete from servicebroker.fenced_roles where postgres_role = $1", (role,)),
+        ]
+    database_id = yield from find_database(wanted.database)
+    permissions = yield from _permissions(database_id, wanted)
+    statements = [
+        Statement(
+            f"delete from servicebroker.permissions where {_OF_ROLE}",
+            (database_id, kind.value, number, role, permission),
+        )
+        for kind, number, permission in permissions
+    ]
+    if not permissions:
+        statements = [
+            Statement(
+                "delete from servicebroker.permissions where database_id = $1 and grantee_id = (select principal_id "
+                "from servicebroker.principals where database_id = $1 and postgres_role = $2)",
+                (database_id, role),
+            )
+        ]
+    return [*statements, renew_versions()]
+
+
+_OF_ROLE = (
+    "database_id = $1 and class = $2 and major_id = $3 and permission = $5 and grantee_id = (select principal_id "
+    "from servicebroker.principals where database_id = $1 and postgres_role = $4)"
+)
+
+
+def _check_owner(role: str) -> Steps[None]:
+    """Refuse who may not grant, and a role that is none."""
+    rows = yield Statement(
+        f"select pg_has_role({_OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
+        (names.checked("login", role),),
+    )
+    is_owner, is_there = rows[0]
+    if not is_owner:
+        raise InstanceError("Rights are given and taken by the PostgreSQL role that owns the schema of the instance.")
+    if not is_there:
+        hint = f"Whoever may create roles makes it: create role {quoted(role)} login."
+        raise BrokerError(15007, role, hint=hint)
+
+
+def _check_role(role: str) -> Steps[None]:
+    yield from _check_owner(role)
+    rows = yield Statement(f"select pg_has_role(oid, {_OWNER}, 'member') from pg_roles where rolname = $1", (role,))
+    if rows[0][0]:
+        raise InstanceError(
+            f"The PostgreSQL role '{role}' has, or can take, the rights of the schema's owner, as a superuser or a "
+            "member of that role: nothing restricts it. Give the application a role of its own."
+        )
+
+
+def _letting_in(role: str) -> list[Statement]:
+    to = quoted(role)
+    return [
+        Statement(f"grant usage on schema servicebroker_fence to {to}", prepared=False),
+        Statement(f"grant select on servicebroker_fence.caller to {to}", prepared=False),
+        Statement(f"grant execute on all functions in schema servicebroker_fence to {to}", prepared=False),
+        Statement("insert into servicebroker.fenced_roles (postgres_role) values ($1) on conflict do nothing", (role,)),
+    ]
+
+
+def _taking_direct(role: str) -> Steps[list[Statement]]:
+    """What the role was granted by its name in our own schemas, if anything."""
+    rows = yield Statement(
+        "select exists (select from pg_namespace n left join pg_class c on c.relnamespace = n.oid "
+        "left join pg_attribute t on t.attrelid = c.oid and t.attacl is not null "
+        "cross join lateral (select * from aclexplode(n.nspacl) union all select * from aclexplode(c.relacl) "
+        "  union all select * from aclexplode(t.attacl)) a "
+        "where n.nspname in ('servicebroker', 'sys') and a.grantee = r.oid) "
+        "or exists (select from pg_proc p cross join aclexplode(p.proacl) a "
+        "where p.pronamespace = 'servicebroker'::regnamespace and a.grantee = r.oid) "
+        "from pg_roles r where rolname = $1",
+        (role,),
+    )
+    if not rows[0][0]:
+        return []
+    what = ("all tables in schema", "all sequences in schema", "all functions in schema", "schema")
+    return [Statement(f"revoke all on {one} servicebroker, sys from {quoted(role)}", prepared=False) for one in what]
+
+
+def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
+    """A user of the role's name, where it is none yet. It may connect."""
+    rows = yield Statement(
+        "select exists (select from servicebroker.principals where database_id = $1 and postgres_role = $2), "
+        "exists (select from servicebroker.principals where database_id = $1 and lower(name) = lower($2))",
+        (database_id, role),
+    )
+    is_user, is_taken = rows[0]
+    if is_taken and not is_user:
+        raise BrokerError(15023, role)
+    made = Statement(
+        "insert into servicebroker.principals (database_id, name, is_role, postgres_role) values ($1, $2, false, $2)",
+        (database_id, role),
+    )
+    connects = Statement(
+        f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO}, 'CONNECT', "
+        f"'{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $2 on conflict do nothing",
+        (database_id, role),
+    )
+    return [connects] if is_user else [made, connects]
+
+
+def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int, str]]]:
+    """The objects by number, each with the permission."""
+    found = []
+    for queue in wanted.receive:
+        there = yield from find_queue_now("find", database_id, queue)
+        found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
+    for service in wanted.send:
+        rows = yield Statement(
+            "select s.service_id, array(select service_contract_id from servicebroker.service_contract_usages u "
+            "where u.service_id = s.service_id and service_contract_id >= $3 order by 1) "
+            "from servicebroker.services s where s.database_id = $1 and s.name = $2",
+            (database_id, names.checked("service", service), names.FIRST_USER_ID),
+        )
+        if not rows:
+            raise BrokerError(15151, "find", "service", service)
+        number, contracts = rows[0]
+        found += [(Kind.SERVICE, number, "SEND"), *((Kind.CONTRACT, one, "REFERENCES") for one in contracts)]
+    for contract in wanted.contracts:
+        rows = yield Statement(
+            "select service_contract_id from servicebroker.service_contracts where database_id = $1 and name = $2",
+            (database_id, names.checked("service contract", contract)),
+        )
+        if not rows:
+            raise BrokerError(15151, "find", "service contract", contract)
+        found.append((Kind.CONTRACT, rows[0][0], "REFERENCES"))
+    return list(dict.fromkeys(found))
+
+
+def apply(plan: Steps[list[Statement]]) -> Steps[None]:
+    """Find out the statements, and run them; definitions wait meanwhile."""
+    yield lock_catalog()
+    statements = yield from plan
+    for statement in statements:  # noqa: UP028 # a list takes no rows
+        yield statement
+
+
+def check_wanted(wanted: Wanted) -> None:
+    """Names belong into a database.
+
+    Raises:
+        BrokerError: 402.
+    """
+    if wanted.database is None and (wanted.send or wanted.receive or wanted.contracts):
+        raise BrokerError(402, "the database", "missing", "the one where the services, queues and contracts are")
+
+
+# ---------------------------------------------------------------- showing
+
+
+def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
+    """What one role can do, or every role that has anything to do with the instance, as PostgreSQL's catalogs say.
+
+    Rights that a role has through others, or as everybody, count as its own.
+
+    Raises:
+        BrokerError: 15007 no such role.
+    """
+    roles = yield Statement(
+        "select rolname::text, case when rolsuper then 'it is a superuser' "
+        f"when oid = {_OWNER} then 'it owns the schema' "
+        f"when pg_has_role(oid, {_OWNER}, 'member') then 'it is a member of ' || {_OWNER}::regrole else '' end, "
+        "has_schema_privilege(oid, 'servicebroker_fence', 'usage') "
+        "and exists (select from servicebroker.fenced_roles where postgres_role = rolname), "
+        "exists (select from servicebroker.principals where postgres_role = rolname) "
+        "from pg_roles where $1::text is null and oid >= 16384 or rolname = $1 order by 1",
+        (role,),
+    )
+    if role is not None and not roles:
+        raise BrokerError(15007, role)
+    direct = yield from _direct([name for name, as_owner, *_ in roles if not as_owner])
+    users = yield from _users()
+    return [
+        RoleRights(name, as_owner, has_verbs, direct[name], users[name])
+        for name, as_owner, has_verbs, is_user in roles
+        if role is not None or has_verbs or is_user or direct[name]
+    ]
+
+
+def _direct(roles: list[str]) -> Steps[dict[str, list[str]]]:
+    rows = yield Statement(
+        "with ours as materialized (select c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) as name "
+        "  from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "  where n.nspname in ('servicebroker', 'servicebroker_fence') and c.relkind in ('r', 'p', 'v', 'm', 'S') "
+        "  and (n.nspname, c.relname) <> ('servicebroker_fence', 'caller')), "
+        "rights as ("
+        "select r.rolname::text as role, o.name, p.name as privilege, p.place from pg_roles r cross join ours o "
+        "cross join unnest("
+        "  array['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER', 'USAGE']) "
+        "  with ordinality p (name, place) where r.rolname = any ($1) and case when o.relkind = 'S' then "
+        "    p.name in ('SELECT', 'UPDATE', 'USAGE') and has_sequence_privilege(r.oid, o.oid, p.name) "
+        "  when p.name = 'USAGE' then false "
+        "  when p.name in ('DELETE', 'TRUNCATE', 'TRIGGER') then has_table_privilege(r.oid, o.oid, p.name) "
+        "  else has_any_column_privilege(r.oid, o.oid, p.name) end), "
+        "calls as (select r.rolname::text as role, 'servicebroker.' || p.proname as name from pg_roles r, pg_proc p "
+        "  where r.rolname = any ($1) and p.pronamespace = 'servicebroker'::regnamespace and p.prosecdef "
+        "  and p.prorettype <> 'trigger'::regtype and has_schema_privilege(r.oid, p.pronamespace, 'usage') "
+        "  and has_function_privilege(r.oid, p.oid, 'execute')) "
+        "select role, string_agg(privilege, ', ' order by place) || ' on ' || name from rights group by role, name "
+        "union all select role, 'EXECUTE on ' || name from calls "
+        "union all select r.rolname::text, 'CREATE in the schema ' || n.nspname from pg_roles r, pg_namespace n "
+        "  where r.rolname = any ($1) and n.nspname in ('servicebroker', 'servicebroker_fence', 'sys', 'tsql') "
+        "  and has_schema_privilege(r.oid, n.oid, 'create') order by 1, 2",
+        (roles,),
+    )
+    found: dict[str, list[str]] = defaultdict(list)
+    for role, right in rows:
+        found[role].append(right)
+    return found
+
+
+def _users() -> Steps[dict[str, dict[str, list[str]]]]:
+    """By role: who it is in each database, and what that principal, with its roles, was granted and denied."""
+    words = ", ".join(f"({kind.value}, '{word}')" for kind, word in KIND_WORDS.items())
+    rows = yield Statement(
+        "with recursive identities (role, database_id, principal_id, id) as ("
+        "select postgres_role, database_id, principal_id, unnest(array[principal_id, "
+        f"{PUBLIC}]) from servicebroker.principals where postgres_role is not null "
+        "union select i.role, i.database_id, i.principal_id, m.role_id from identities i "
+        "join servicebroker.role_members m on m.database_id = i.database_id and m.member_id = i.id), "
+        "objects (database_id, class, id, name) as ("
+        "select database_id, 1, queue_id, schema_name || '.' || name from servicebroker.queues "
+        "union all select database_id, 15, message_type_id, name from servicebroker.message_types "
+        "union all select database_id, 16, service_contract_id, name from servicebroker.service_contracts "
+        "union all select database_id, 17, service_id, name from servicebroker.services "
+        "union all select database_id, 3, schema_id, name from servicebroker.tsql_schemas "
+        "union all select database_id, 3, 1, 'dbo' from servicebroker.databases) "
+        "select distinct i.role, d.name || ': ' || u.name, case when p.permission is not null then "
+        f"case p.state when '{DENY}' then 'DENY ' else '' end || p.permission || ' on ' || case p.class "
+        "when 0 then 'the database' else w.word || ' ' || coalesce(o.name, p.major_id::text) end "
+        "when g.principal_id is not null then 'member of ' || g.name end "
+        "from identities i join servicebroker.databases d using (database_id) "
+        "join servicebroker.principals u on u.database_id = i.database_id and u.principal_id = i.principal_id "
+        "left join servicebroker.permissions p on p.database_id = i.database_id and p.grantee_id = i.id "
+        "left join servicebroker.principals g on p.permission is null and g.database_id = i.database_id "
+        f"  and g.principal_id = i.id and g.is_role and g.principal_id <> {PUBLIC} "
+        "left join objects o on o.database_id = p.database_id and o.class = p.class and o.id = p.major_id "
+        f"left join (values {words}) w (class, word) on w.class = p.class order by 1, 2, 3",
+    )
+    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for role, user, right in rows:
+        found[role].setdefault(user, []).extend([right] if right else [])
+    return found

@@ -1,0 +1,141 @@
+"""The security of conversations, as it is stored: who has which certificates, session keys.
+
+What follows from it is decided by `model/dialog_security.py`; keys are opened and used by `broker/dialog_security.py`,
+and between databases of this instance by `engine/delivery/acting.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.security.master_keys import MasterKey
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, Certificate, certificate_of
+from servicebroker.model.dialog_security import Binding, choose
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Statement, Steps
+
+
+class Keys(NamedTuple):
+    """The session keys of a conversation, encrypted by the master key of the database; see the table."""
+
+    principal_id: int
+    far_principal_id: int
+    first_key_id: UUID
+    first_key: bytes
+    second_key_id: UUID | None = None
+    second_key: bytes | None = None
+    exchange: bytes | None = None
+
+
+class Beginning(NamedTuple):
+    """What decides on the security of a conversation that begins here.
+
+    `owner_id` owns the initiating service; `remote_id` is the user of the binding, None without one.
+    """
+
+    conversation_handle: UUID
+    database_id: int
+    database: str
+    encryption: bool
+    binding: Binding
+    owner_id: int
+    remote_id: int | None
+    master_key: MasterKey | None
+
+
+def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
+    """Those of these endpoints that are initiators and whose security is not decided."""
+    rows = yield Statement(
+        "select e.conversation_handle, e.database_id, d.name, e.encryption, b.is_anonymous_on, s.owner_id, "
+        "b.remote_principal_id, m.by_password, m.by_service_master_key "
+        "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
+        "join servicebroker.databases d on d.database_id = e.database_id "
+        "left join servicebroker.remote_service_bindings b "
+        "  on b.database_id = e.database_id and b.remote_service_name = e.far_service "
+        "left join servicebroker.master_keys m on m.database_id = e.database_id "
+        "where e.conversation_handle = any ($1) and e.is_initiator and e.security is null",
+        (list(handles),),
+    )
+    return [
+        Beginning._make([*row[:4], _BINDINGS[row[4]], *row[5:7], MasterKey(*row[7:]) if row[7] else None])
+        for row in rows
+    ]
+
+
+_BINDINGS = {None: Binding.NO_BINDING, True: Binding.ANONYMOUS_ON, False: Binding.ANONYMOUS_OFF}
+
+
+def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[Certificate]]]:
+    """The certificates of these users, each given by database and number."""
+    wanted = list(dict.fromkeys(owners))
+    rows = yield Statement(
+        SELECT.replace(" from ", ", database_id from ", 1)
+        + " where (database_id, owner_id) in (select * from unnest($1::int[], $2::int[]))",
+        ([database_id for database_id, _ in wanted], [owner_id for _, owner_id in wanted]),
+    )
+    found: dict[tuple[int, int], list[Certificate]] = {one: [] for one in wanted}
+    for row in rows:
+        found[row[-1], row[1]].append(certificate_of(row))
+    return found
+
+
+def chosen(certificates: Sequence[Certificate], owner_id: int | None, now: datetime) -> Certificate:
+    """The certificate of a user that a conversation uses which begins.
+
+    Raises:
+        BrokerError: 9731, 9767 there is none.
+    """
+    found = choose(certificates, now)
+    if isinstance(found, int):
+        raise BrokerError(found, owner_id)
+    return found
+
+
+def signer(certificates: Sequence[Certificate], owner_id: int, now: datetime) -> Certificate:
+    """The same, where its private key is needed.
+
+    Raises:
+        BrokerError: as `chosen`, 9733 it has no private key, 9737 that is under a password.
+    """
+    found = chosen(certificates, owner_id, now)
+    if found.key.encryption != BY_MASTER_KEY:
+        raise BrokerError(9733 if found.key.encryption == NONE else 9737, owner_id)
+    return found
+
+
+def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, Certificate]]:
+    """The certificates of a database with these thumbprints."""
+    rows = yield Statement(
+        SELECT + " where database_id = $1 and thumbprint = any ($2::bytea[])", (database_id, list(thumbprints))
+    )
+    found = [certificate_of(row) for row in rows]
+    return {one.facts.thumbprint: one for one in found}
+
+
+def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
+    """Keep the session keys of conversations that have none yet."""
+    for handle, one in keys.items():
+        yield Statement(
+            "insert into servicebroker.conversation_keys values ($1, $2, $3, $4, $5, $6, $7, $8) "
+            "on conflict do nothing",
+            (handle, *one),
+        )
+
+
+def save_exchange(handle: UUID, exchange: bytes) -> Statement:
+    """Our session key, wrapped and signed by other certificates than before."""
+    return Statement(
+        "update servicebroker.conversation_keys set exchange = $2 where conversation_handle = $1", (handle, exchange)
+    )
+
+
+def save_second_key(handle: UUID, key_id: UUID, key: bytes) -> Statement:
+    """The key of the target, which the initiator has learned."""
+    return Statement(
+        "update servicebroker.conversation_keys set second_key_id = $2, second_key = $3 "
+        "where conversation_handle = $1 and second_key is null",
+        (handle, key_id, key),
+    )

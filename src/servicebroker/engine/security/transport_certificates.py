@@ -1,0 +1,160 @@
+"""The certificates of the transport: those of this instance, and those of the peers that it lets in.
+
+They belong to the instance, not to a database. The tables hold no private key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from servicebroker.engine.catalog.network_endpoints import NetworkEndpoint, find_endpoint
+from servicebroker.engine.security.logins import find_login
+from servicebroker.model import names
+from servicebroker.model.certificates import Facts
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.peers import Proved
+from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.x509_certificates import instance_of, succeeds
+
+
+class Certificate(NamedTuple):
+    """A certificate of the instance; `is_own` when this instance has its private key.
+
+    `login` is who a peer with it is, None for one that is let in without; `may_connect`: it has CONNECT there.
+    `proved` is what it stands for; `claims` are the instances that an administrator has accepted to be its owner's, and
+    `accepted` says when that was last.
+    `by_password`: the private key lies under a password, so that the endpoint cannot use it.
+    """
+
+    certificate_id: int
+    name: str
+    is_own: bool
+    login: str | None
+    may_connect: bool
+    facts: Facts
+    proved: Proved
+    claims: tuple[UUID, ...] = ()
+    accepted: datetime | None = None
+    by_password: bool = False
+
+    def is_usable(self, now: datetime) -> bool:
+        """Whether the endpoint can show it."""
+        return self.is_own and not self.by_password and self.facts.is_valid(now)
+
+
+_SELECT = (
+    "select c.certificate_id, c.name, c.is_own, l.name, c.login_id is null or ("
+    "exists (select from servicebroker.endpoint_permissions p where p.login_id in (c.login_id, 2) and p.state = 'G') "
+    "and not exists (select from servicebroker.endpoint_permissions p "
+    "  where p.login_id in (c.login_id, 2) and p.state = 'D')), "
+    "c.owner, c.instance_id, array(select a.instance_id from servicebroker.accepted_peers a where a.owner = c.owner "
+    "  order by 1), c.accepted, c.by_password, "
+    "c.certificate, c.thumbprint, c.subject, c.issuer_name, c.serial_number, c.start_date, c.expiry_date "
+    "from servicebroker.transport_certificates c left join servicebroker.logins l using (login_id)"
+)
+
+
+def add_certificate(
+    name: str, facts: Facts, *, is_own: bool, login: str | None = None, by_password: bool = False
+) -> Steps[None]:
+    """CREATE CERTIFICATE: keep one under a name. `login`: who a peer with it is, and then needs CONNECT.
+
+    One that takes the place of a peer's certificate, and says so with that one's key, has the same owner.
+
+    Raises:
+        BrokerError: 15232 when the name is taken, or the same certificate is there already, 15151 no such login.
+    """
+    names.checked("certificate", name)
+    login_id = None if login is None else (yield from find_login("find", login))
+    owner = f"certificate {name}"
+    for one in (yield from all_certificates()):
+        if not is_own and not one.is_own and succeeds(facts.der, one.facts.der):
+            owner = one.proved.owner
+    rows = yield Statement(
+        "insert into servicebroker.transport_certificates (name, is_own, login_id, owner, by_password, instance_id, "
+        "certificate, thumbprint, subject, issuer_name, serial_number, start_date, expiry_date) values ($1, $2, $3, "
+        "coalesce('login ' || (select l.name from servicebroker.logins l where l.login_id = $3), $4), "
+        "$5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict do nothing returning certificate_id",
+        (name, is_own, login_id, owner, by_password, instance_of(facts.der), *facts),
+    )
+    if not rows:
+        raise BrokerError(15232, name)
+
+
+def set_by_password(certificate: Certificate, by_password: bool) -> Steps[None]:
+    """ALTER CERTIFICATE ... WITH PRIVATE KEY: what its key lies under from now on."""
+    yield Statement(
+        "update servicebroker.transport_certificates set by_password = $2 where certificate_id = $1",
+        (certificate.certificate_id, by_password),
+    )
+
+
+def drop_certificate(name: str) -> Steps[Certificate]:
+    """DROP CERTIFICATE; returns what it was. Connections that rest on it are closed by the daemon.
+
+    Raises:
+        BrokerError: 15151 when there is none of that name, 3716 when the endpoint names it.
+    """
+    found = yield from find_certificate("drop", name)
+    rows = yield Statement(
+        "delete from servicebroker.transport_certificates c where certificate_id = $1 and not exists ("
+        "select from servicebroker.network_endpoints e where e.certificate_id = c.certificate_id) returning name",
+        (found.certificate_id,),
+    )
+    if not rows:
+        raise BrokerError(3716, "certificate", name, "endpoints")
+    for table in ("peers", "accepted_peers", "mistrusted"):  # what is known of an owner goes with its last certificate
+        yield Statement(
+            f"delete from servicebroker.{table} t where t.owner = $1 and not exists (select from "
+            "servicebroker.transport_certificates c where c.owner = t.owner and not c.is_own)",
+            (found.proved.owner,),
+        )
+    return found
+
+
+def find_certificate(action: str, name: str) -> Steps[Certificate]:
+    """The certificate of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
+    rows = yield Statement(_SELECT + " where lower(c.name) = lower($1)", (names.checked("certificate", name),))
+    if not rows:
+        raise BrokerError(15151, action, "certificate", name)
+    return _certificate(rows[0])
+
+
+def all_certificates() -> Steps[list[Certificate]]:
+    """Every certificate of the instance, by name."""
+    rows = yield Statement(_SELECT + " order by c.name")
+    return [_certificate(row) for row in rows]
+
+
+class Myself(NamedTuple):
+    """What a new certificate of ours has to know: who we are, and which one is shown now."""
+
+    instance: UUID
+    endpoint: NetworkEndpoint | None
+    certificates: list[Certificate]
+
+
+def myself() -> Steps[Myself]:
+    """Who this instance is to others."""
+    rows = yield Statement("select instance_id from servicebroker.instance")
+    return Myself(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
+
+
+def shown(endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate], now: datetime) -> Certificate | None:
+    """Our certificate: the one that the endpoint names, else the oldest, as long as it can be used."""
+    usable = [one for one in certificates if one.is_usable(now)]
+    if endpoint is not None and endpoint.certificate_id is not None:
+        usable = [one for one in usable if one.certificate_id == endpoint.certificate_id]
+    return min(usable, key=lambda one: one.certificate_id, default=None)
+
+
+def _certificate(row: Sequence[Any]) -> Certificate:
+    first, owner, instance, claims, *rest, facts = row[:5], *row[5:10], row[10:]
+    return Certificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])

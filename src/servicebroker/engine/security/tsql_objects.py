@@ -1,0 +1,264 @@
+"""What T-SQL has in the schemas of a database, and who may what with it: tables, views, procedures and the like.
+
+dbo owns all of it. PostgreSQL knows tables by its own names, which is why permissions go by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from servicebroker.engine.catalog.catalog import check_schema
+from servicebroker.engine.security.authorization import Lookup, authorize, authorize_all, forget_permissions, schema
+from servicebroker.model import names
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import DBO, DBO_SCHEMA, Kind, Securable, User
+from servicebroker.store.statements import Statement, Steps
+
+
+class Use(NamedTuple):
+    """What a statement, one of `NEEDS`, does with something in a schema.
+
+    `database` is '' for the current one, `shown` what a refusal calls it where that is not `name`.
+    """
+
+    statement: str
+    schema: str
+    name: str
+    database: str = ""
+    shown: str = ""
+
+    @property
+    def defines(self) -> bool:
+        """Whether it makes, changes or drops the thing itself, as CREATE TABLE does."""
+        return " " in self.statement
+
+
+class _Found(NamedTuple):
+    is_queue: bool
+    is_module: bool
+    is_known: bool  # its schema
+    is_there: bool
+    securable: Securable
+
+
+def authorize_uses(user: User, uses: Sequence[Use]) -> Steps[None]:
+    """Refuse what the user may not do with these things of its database. What does not exist is left to the statement.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names, 208 or 2760 for a schema that the database has not.
+    """
+    if user.is_dbo or not uses:
+        return
+    found = yield from _find(user, uses)
+    for use, one in zip(uses, found, strict=True):
+        if not one.is_known:
+            raise BrokerError(2760, use.schema) if _creates(use) else BrokerError(208, f"{use.schema}.{use.name}")
+    wanted = [pair for pair in zip(uses, found, strict=True) if pair[1].is_there or _creates(pair[0])]
+    yield from authorize_all(user, [(_settled(use, one), one.securable) for use, one in wanted])
+
+
+def authorize_queues(user: User, uses: Sequence[Use]) -> Steps[None]:
+    """Refuse what the user may not do with queues that dbo does not own; dbo's modules use what else there is.
+
+    Raises:
+        BrokerError: the refusal that `NEEDS` names.
+    """
+    if user.is_dbo or not uses:
+        return
+    found = yield from _find(user, uses)
+    pairs = zip(uses, found, strict=True)
+    others = [(use.statement, one.securable) for use, one in pairs if one.is_queue and one.securable.owner_id != DBO]
+    if others:
+        yield from authorize_all(user, others)
+
+
+def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
+    """Refuse to define, change or drop what belongs to the broker, and to take its name: to everybody, dbo too.
+
+    Raises:
+        BrokerError: 2760, 3701 or 1088 in a schema of the system; 2714, 3705, 4909, 2010, 1914, 416 or 8197 of a queue;
+            2714 of a module.
+    """
+    check_schemas(uses)
+    found = yield from _find(user, uses)
+    for use, one in zip(uses, found, strict=True):
+        if one.is_queue:
+            raise _of_a_queue(use)
+        if one.is_module and _creates(use):
+            raise BrokerError(2714, use.name)
+
+
+def create_schema(user: User, name: str) -> Steps[str]:
+    """CREATE SCHEMA; returns the PostgreSQL schema, which the caller makes.
+
+    Raises:
+        BrokerError: 15247 the user may not, 2714 the name is taken, 2760 another database stands there.
+    """
+    names.checked("schema", name)
+    yield from authorize(user, "CREATE SCHEMA")
+    if name.lower() in (*names.SYSTEM_SCHEMAS, "dbo", "guest"):
+        raise BrokerError(2714, name)
+    postgres_schema = names.postgres_name(user.database, name)
+    yield from check_schema(user.database_id, name, postgres_schema)
+    rows = yield Statement(
+        "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3) "
+        "on conflict do nothing returning schema_id",
+        (user.database_id, name, postgres_schema),
+    )
+    if not rows:
+        raise BrokerError(2714, name)
+    yield Statement(
+        "update servicebroker.queues set schema_id = $3 where database_id = $1 and lower(schema_name) = lower($2)",
+        (user.database_id, name, rows[0][0]),
+    )
+    return postgres_schema
+
+
+def schema_to_drop(user: User, name: str) -> Steps[str]:
+    """The PostgreSQL schema of DROP SCHEMA, which the caller drops, unless something is in it; then `forget_schema`.
+
+    Raises:
+        BrokerError: 15151 there is none, or the user may not.
+    """
+    yield from authorize(user, "DROP SCHEMA", schema(name))
+    rows = yield Statement(
+        "select postgres_schema from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)",
+        (user.database_id, name),
+    )
+    if not rows:
+        raise BrokerError(15151, "drop", "schema", name)
+    return str(rows[0][0])
+
+
+def forget_schema(user: User, name: str) -> Steps[None]:
+    """DROP SCHEMA, with what was granted and denied on it."""
+    rows = yield Statement(
+        "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) returning schema_id",
+        (user.database_id, name),
+    )
+    yield forget_permissions(user.database_id, Kind.SCHEMA, rows[0][0])
+
+
+def authorize_type(user: User, statement: str, schema_name: str, shown: str) -> Steps[None]:
+    """Refuse CREATE TYPE and DROP TYPE, whose names are none of tables and the like.
+
+    Raises:
+        BrokerError: 2760 the schema is the system's; 262, 2760 or 218 the user may not.
+    """
+    if schema_name.lower() in names.SYSTEM_SCHEMAS:
+        raise BrokerError(2760, schema_name)
+    yield from authorize(user, statement, schema(schema_name), subject=(shown,))
+
+
+def registered(name: object) -> Lookup:
+    """What has this name in the database, `name` or `schema.name`, to grant permissions on it."""
+
+    def look(user: User) -> Steps[list[Securable]]:
+        schema, own = names.split_name("object", name)
+        ((is_queue, _, is_known, is_there, found),) = yield from _find(user, [Use("SELECT", schema, own)])
+        if is_queue or not is_there or not is_known:
+            return []
+        if found.major_id:
+            return [found]
+        rows = yield Statement(
+            "insert into servicebroker.tsql_objects (database_id, postgres_schema, postgres_name) values ($1, $2, $3) "
+            "returning object_id",
+            (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own)),
+        )
+        return [found._replace(major_id=rows[0][0])]
+
+    return look
+
+
+def forget(user: User, schema: str, name: str) -> Steps[None]:
+    """Something was dropped: what was granted and denied on it goes too."""
+    rows = yield Statement(
+        "delete from servicebroker.tsql_objects where database_id = $1 and postgres_schema = $2 and postgres_name = $3 "
+        "returning object_id",
+        (user.database_id, names.postgres_name(user.database, schema or "dbo"), names.postgres_name(name)),
+    )
+    for (object_id,) in rows:
+        yield forget_permissions(user.database_id, Kind.OBJECT, object_id)
+
+
+def check_schemas(uses: Iterable[Use]) -> None:
+    """Refuse to define, change or drop anything in a schema of the system.
+
+    Raises:
+        BrokerError: 2760, 3701 or 1088.
+    """
+    for use in uses:
+        if use.defines and use.schema.lower() in names.SYSTEM_SCHEMAS:
+            raise _of_the_system(use)
+
+
+_FIND = f"""
+select q.queue_id is not null, m.module_id is not null, s.schema_id is not null or lower(w.schema_name) = 'dbo',
+       to_regclass(format('%I.%I', w.postgres_schema, w.postgres_name)) is not null or m.module_id is not null,
+       coalesce(q.queue_id, o.object_id, 0), coalesce(q.owner_id, {DBO}), coalesce(q.name, m.name, w.name),
+       case when lower(w.schema_name) = 'dbo' then {DBO_SCHEMA} else coalesce(s.schema_id, 0) end, w.schema_name
+  from unnest($2::text[], $3::text[], $4::text[], $5::text[]) with ordinality
+       as w (schema_name, name, postgres_schema, postgres_name, place)
+  left join servicebroker.queues q
+    on q.database_id = $1 and q.postgres_schema = w.postgres_schema and q.postgres_name = w.postgres_name
+  left join servicebroker.tsql_objects o
+    on o.database_id = $1 and o.postgres_schema = w.postgres_schema and o.postgres_name = w.postgres_name
+  left join servicebroker.tsql_schemas s on s.database_id = $1 and lower(s.name) = lower(w.schema_name)
+  left join servicebroker.tsql_modules m
+    on m.database_id = $1 and lower(m.schema_name) = lower(w.schema_name) and lower(m.name) = lower(w.name)
+ order by w.place
+"""
+
+
+def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
+    schemas = [use.schema or "dbo" for use in uses]
+    rows = yield Statement(
+        _FIND,
+        (
+            user.database_id,
+            schemas,
+            [use.name for use in uses],
+            [names.postgres_name(user.database, schema) for schema in schemas],
+            [names.postgres_name(use.name) for use in uses],
+        ),
+    )
+    found = []
+    for use, (is_queue, is_module, is_known, is_there, major_id, owner_id, name, *place) in zip(
+        uses, rows, strict=True
+    ):
+        kind = Kind.QUEUE if is_queue else Kind.OBJECT
+        securable = Securable(kind, major_id, owner_id, use.shown or name, *place)
+        # a queue may stand in a schema that CREATE SCHEMA has not made
+        found.append(_Found(is_queue, is_module, is_known or is_queue, is_there, securable))
+    return found
+
+
+def _settled(use: Use, found: _Found) -> str:
+    """The statement; CREATE OR ALTER is one of the two."""
+    return use.statement.replace("CREATE OR ALTER", "ALTER" if found.is_there else "CREATE")
+
+
+def _creates(use: Use) -> bool:
+    return use.statement.startswith("CREATE") and use.statement not in ("CREATE INDEX", "CREATE TRIGGER")
+
+
+def _of_the_system(use: Use) -> BrokerError:
+    if _creates(use):
+        return BrokerError(2760, use.schema)
+    verb, kind = use.statement.split(" ", 1)
+    if verb == "DROP":
+        return BrokerError(3701, "drop", kind.lower(), f"{use.schema}.{use.name}")
+    return BrokerError(1088, f"{use.schema}.{use.name}")
+
+
+def _of_a_queue(use: Use) -> BrokerError:
+    """As what is no queue it cannot be made, changed or dropped."""
+    if _creates(use) and not use.statement.startswith("CREATE OR ALTER"):
+        return BrokerError(2714, use.name)
+    if use.statement == "DROP INDEX":
+        return BrokerError(3701, "drop", "index", use.shown or use.name)
+    if use.statement.startswith("DROP"):
+        return BrokerError(3705, use.statement, use.name, "service queue", "DROP QUEUE")
+    number = {"CREATE INDEX": 1914, "CREATE TRIGGER": 8197, "ALTER TABLE": 4909, "TRUNCATE TABLE": 416}
+    return BrokerError(number.get(use.statement, 2010), use.name)

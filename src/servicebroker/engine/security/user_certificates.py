@@ -1,0 +1,125 @@
+"""CREATE, ALTER and DROP CERTIFICATE in a broker database: who its users are in conversations with other instances."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.model import names
+from servicebroker.model.arguments import check_switch
+from servicebroker.model.certificates import Facts
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import Kind
+from servicebroker.store.statements import Statement, Steps
+
+NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
+
+
+class KeptKey(NamedTuple):
+    """A private key as it is stored: `encryption` is one of the letters above."""
+
+    encryption: str = NONE
+    private_key: bytes | None = None
+
+
+class Certificate(NamedTuple):
+    """A certificate of a database."""
+
+    certificate_id: int
+    owner_id: int
+    name: str
+    is_active_for_begin_dialog: bool
+    key: KeptKey
+    facts: Facts
+
+
+SELECT = (
+    "select certificate_id, owner_id, name, is_active_for_begin_dialog, key_encryption::text, private_key, "
+    "certificate, thumbprint, subject, issuer_name, serial_number, start_date, expiry_date "
+    "from servicebroker.certificates"
+)
+
+
+def certificate_of(row: tuple[object, ...]) -> Certificate:
+    """A row of `SELECT`."""
+    return Certificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
+
+
+def create_certificate(
+    database_id: int, name: str, owner_id: int, facts: Facts, key: KeptKey, *, is_active: bool
+) -> Steps[None]:
+    """CREATE CERTIFICATE name AUTHORIZATION owner: keep one that was made or read.
+
+    Raises:
+        BrokerError: 15232 the name is taken, or the database has the same certificate already.
+    """
+    check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
+    rows = yield Statement(
+        "insert into servicebroker.certificates (database_id, owner_id, name, is_active_for_begin_dialog, "
+        "key_encryption, private_key, certificate, thumbprint, subject, issuer_name, serial_number, start_date, "
+        'expiry_date) values ($1, $2, $3, $4, $5::"char", $6, $7, $8, $9, $10, $11, $12, $13) '
+        "on conflict do nothing returning certificate_id",
+        (database_id, owner_id, names.checked("certificate", name), is_active, *key, *facts),
+    )
+    if not rows:
+        raise BrokerError(15232, name)
+
+
+def find_certificate(action: str, database_id: int, name: str) -> Steps[Certificate]:
+    """The certificate of that name, compared without case.
+
+    Raises:
+        BrokerError: 15151 when there is none.
+    """
+    rows = yield Statement(
+        SELECT + " where database_id = $1 and lower(name) = lower($2)",
+        (database_id, names.checked("certificate", name)),
+    )
+    if not rows:
+        raise BrokerError(15151, action, "certificate", name)
+    return certificate_of(rows[0])
+
+
+def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[Certificate]]]:
+    """The certificates of a database, by the name of their owner."""
+    rows = yield Statement(
+        SELECT.replace(" from ", ", (select p.name from servicebroker.principals p where p.database_id = "
+                       "certificates.database_id and p.principal_id = owner_id) from ", 1)
+        + " where database_id = $1 order by 14, certificate_id",
+        (database_id,),
+    )  # fmt: skip
+    found: dict[str, list[Certificate]] = {}
+    for row in rows:
+        found.setdefault(str(row[-1]), []).append(certificate_of(row))
+    return found
+
+
+def alter_certificate(database_id: int, name: str, is_active: bool | None, key: KeptKey | None) -> Steps[None]:
+    """ALTER CERTIFICATE: what is given changes.
+
+    Raises:
+        BrokerError: 15151 no such certificate, 402.
+    """
+    found = yield from find_certificate("alter", database_id, name)
+    if is_active is not None:
+        check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
+    yield Statement(
+        "update servicebroker.certificates set is_active_for_begin_dialog = $2, "
+        'key_encryption = $3::"char", private_key = $4 where certificate_id = $1',
+        (
+            found.certificate_id,
+            found.is_active_for_begin_dialog if is_active is None else is_active,
+            *(found.key if key is None else key),
+        ),
+    )
+
+
+def drop_certificate(database_id: int, name: str) -> Steps[None]:
+    """DROP CERTIFICATE. Conversations that have their session keys go on.
+
+    Raises:
+        BrokerError: 15151 no such certificate.
+    """
+    found = yield from find_certificate("drop", database_id, name)
+    yield Statement("delete from servicebroker.certificates where certificate_id = $1", (found.certificate_id,))
+    yield forget_permissions(database_id, Kind.CERTIFICATE, found.certificate_id)

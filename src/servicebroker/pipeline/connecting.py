@@ -1,0 +1,83 @@
+"""From the options `instance` and `database` to a PostgreSQL that answers and a broker database in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from servicebroker.engine.catalog.databases import find_database
+from servicebroker.engine.security.principals import find_user
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.permissions import User
+from servicebroker.store.connection import connect, is_url
+from servicebroker.store.embedded import EmbeddedServer
+from servicebroker.store.running import execute, run
+from servicebroker.store.server import check_server
+
+
+class OpenInstance:
+    """A PostgreSQL that answers at `url` until `close`; that of a data folder is started or joined, never made.
+
+    Raises:
+        InstanceError: there is none.
+    """
+
+    def __init__(self, instance: str) -> None:
+        self._server = None if is_url(instance) else EmbeddedServer.join(instance)
+        self.url = self._server.url if self._server else instance
+
+    def close(self) -> None:
+        """Let it go; the last one out stops an embedded server."""
+        if self._server:
+            self._server.close()
+
+
+@dataclass
+class OpenDatabase:
+    """A broker database, on a connection of its own. `user`: the principal that the connection's role stands for."""
+
+    instance: OpenInstance
+    connection: psycopg.Connection[Any]
+    database_id: int
+    user: User
+
+    @classmethod
+    def open(cls, instance: str, database: str) -> OpenDatabase:
+        """Connect, starting the embedded server when `instance` is a data folder, and find the broker database.
+
+        Raises:
+            InstanceError: the instance cannot be reached, is not one of servicebroker, or its server is not fit
+                (`check_server`).
+            BrokerError: 911 no such database, 916 no permission to use it.
+        """
+        opened = OpenInstance(instance)
+        try:
+            connection = connect(opened.url, application_name="servicebroker pipeline")
+        except BaseException:
+            opened.close()
+            raise
+        try:
+            check_server(connection, opened.url)
+            if not has_table(connection, "queues"):
+                raise InstanceError(
+                    "This PostgreSQL database is no instance of servicebroker: open it once to make it one."
+                )
+            database_id = run(connection, find_database(database))
+            return cls(opened, connection, database_id, run(connection, find_user(database_id)))
+        except BaseException:
+            connection.close()
+            opened.close()
+            raise
+
+    def close(self) -> None:
+        """Let both go."""
+        self.connection.close()
+        self.instance.close()
+
+
+def has_table(connection: psycopg.Connection[Any], table: str) -> bool:
+    """Whether the instance has a table of that name."""
+    ((found,),) = execute(connection, "select to_regclass('servicebroker.' || $1::text) is not null", table)
+    return bool(found)

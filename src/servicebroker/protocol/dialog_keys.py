@@ -1,0 +1,46 @@
+"""The session keys of a conversation: which one seals what.
+
+The initiator makes the first key and wraps it for the target; in full security the target answers with a second one
+for what it sends. Anonymous security has one key for both directions. Whatever a broker says by itself, an
+acknowledgement or a failure, is sealed with the first key, which both have from the first message on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+from servicebroker.protocol.envelope import Header, Kind
+from servicebroker.protocol.integrity import CHECKSUM, Protection
+from servicebroker.protocol.wire_errors import CorruptedMessage
+
+
+class Session(NamedTuple):
+    """`second` is None until the target has answered with it; `has_second`: in full security it will."""
+
+    first: Protection
+    second: Protection | None = None
+    has_second: bool = False
+
+    def of(self, header: Header) -> Protection:
+        """What seals a frame with this header.
+
+        Raises:
+            CorruptedMessage: 11254, the key is not known yet.
+        """
+        if header.is_from_initiator or not self.has_second or header.kind not in (Kind.RUN, Kind.FRAGMENT):
+            return self.first
+        if self.second is None:
+            raise CorruptedMessage(11254)
+        return self.second
+
+
+UNSECURED = Session(CHECKSUM)
+
+
+def bound(header: Header, key_id: UUID) -> bytes:
+    """What a key exchange is bound to: it is good for this conversation, these services, and this direction only."""
+    parts = [key_id.bytes, header.conversation_id.bytes, header.from_broker.bytes, bytes([header.is_from_initiator])]
+    for text in (header.from_service, header.to_service):
+        parts += [len(text.encode()).to_bytes(2, "big"), text.encode()]
+    return b"".join(parts)

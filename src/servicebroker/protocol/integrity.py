@@ -1,0 +1,127 @@
+"""The integrity of what is transmitted (seed: the message's signature; here it is keyed).
+
+A dialog with a session key has its bodies encrypted and everything authenticated by AES-256-GCM. A dialog without
+security has no shared key: a digest shows corruption, and against tampering there is only TLS, hop by hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from servicebroker.model.errors import BrokerError
+from servicebroker.protocol.wire_errors import CorruptedMessage
+
+KEY_SIZE = 32  # bytes
+SALT_SIZE = 16  # bytes
+COUNTER_SIZE = 8  # bytes
+TAG_SIZE = 16  # bytes, of both kinds
+KEY_USES = 2**32  # transmissions under one salt
+SALTS = 4  # of a peer that are remembered
+_PADDING = bytes(4)  # before the counter, to the twelve bytes of a nonce
+
+
+class Protection(Protocol):
+    """Seals a payload together with the header that goes in clear beside it, and opens it again."""
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether a key is shared, so that bodies are encrypted."""
+        ...
+
+    def seal(self, header: bytes, payload: bytes) -> bytes:
+        """The payload as it travels."""
+        ...
+
+    def open(self, header: bytes, sealed: bytes) -> bytes:
+        """The payload that was sealed with exactly this header.
+
+        Raises:
+            CorruptedMessage: 11230, a bit of either was changed.
+        """
+        ...
+
+
+class Checksum:
+    """For dialogs without security: a digest against corruption."""
+
+    __slots__ = ()
+    is_secured = False
+
+    def seal(self, header: bytes, payload: bytes) -> bytes:
+        """The payload behind the digest of both."""
+        return _digest(header, payload) + payload
+
+    def open(self, header: bytes, sealed: bytes) -> bytes:
+        """See `Protection.open`."""
+        payload = sealed[TAG_SIZE:]
+        if len(sealed) < TAG_SIZE or not compare_digest(_digest(header, payload), sealed[:TAG_SIZE]):
+            raise CorruptedMessage(11230)
+        return payload
+
+
+def _digest(header: bytes, payload: bytes) -> bytes:
+    # the header's length keeps the border between the two in its place
+    return blake2b(b"%d:%b%b" % (len(header), header, payload), digest_size=TAG_SIZE).digest()
+
+
+CHECKSUM = Checksum()
+
+
+class SessionKey:
+    """For secured dialogs: a key that AES-256-GCM keys are derived from, each under a salt of its own.
+
+    `salts` gives sixteen fresh random bytes at each call. Whoever loads a key draws a salt, and counts what it seals
+    with the derived key; so no nonce comes twice however often the key is loaded, and the key never wears out.
+
+    Raises:
+        BrokerError: 28000 when the key has not `KEY_SIZE` bytes.
+    """
+
+    __slots__ = ("_key", "_opening", "_salt", "_salts", "_sealing", "_uses")
+    is_secured = True
+
+    def __init__(self, key: bytes, salts: Callable[[], bytes]) -> None:
+        if len(key) != KEY_SIZE:
+            raise BrokerError(28000, len(key), KEY_SIZE)
+        self._key = key
+        self._salts = salts
+        self._salt = b""
+        self._sealing: AESGCM | None = None
+        self._uses = 0
+        self._opening: dict[bytes, AESGCM] = {}  # by salt, the last few
+
+    def seal(self, header: bytes, payload: bytes) -> bytes:
+        """The encrypted payload behind the salt and the number of its use."""
+        if self._sealing is None or self._uses >= KEY_USES:
+            self._salt, self._uses = self._salts(), 0
+            self._sealing = self._derived(self._salt)
+        counter = self._uses.to_bytes(COUNTER_SIZE, "big")
+        self._uses += 1
+        return b"".join((self._salt, counter, self._sealing.encrypt(_PADDING + counter, payload, header)))
+
+    def open(self, header: bytes, sealed: bytes) -> bytes:
+        """See `Protection.open`."""
+        if len(sealed) < SALT_SIZE + COUNTER_SIZE + TAG_SIZE:
+            raise CorruptedMessage(11230)
+        salt, counter = sealed[:SALT_SIZE], sealed[SALT_SIZE : SALT_SIZE + COUNTER_SIZE]
+        cipher = self._opening.get(salt) or self._derived(salt)
+        try:
+            payload = cipher.decrypt(_PADDING + counter, sealed[SALT_SIZE + COUNTER_SIZE :], header)
+        except InvalidTag:
+            raise CorruptedMessage(11230) from None
+        if salt not in self._opening:
+            if len(self._opening) >= SALTS:
+                self._opening.clear()
+            self._opening[salt] = cipher
+        return payload
+
+    def _derived(self, salt: bytes) -> AESGCM:
+        return AESGCM(HKDF(SHA256(), KEY_SIZE, salt, b"servicebroker session key 1").derive(self._key))

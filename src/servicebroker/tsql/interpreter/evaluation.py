@@ -1,0 +1,123 @@
+"""The value of an expression: by `simple` where that is enough, else by the translation to SQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from servicebroker.tsql.conversion import convert
+from servicebroker.tsql.interpreter.simple import NotSimple, Value, compiled
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.syntax import Constant, Expression, Name, Operand, Variable
+from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, SqlType
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.interpreter.machine import Machine
+
+
+def evaluate(machine: Machine, expression: Expression) -> Value:
+    """The value of an expression, and its type where it has one."""
+    function = compiled(expression.text)
+    if function is not None:
+        try:
+            return function(machine)
+        except NotSimple:
+            pass
+    return machine.queries.scalar(expression.text)
+
+
+def condition(machine: Machine, expression: Expression) -> bool:
+    """Whether a condition holds; unknown is no.
+
+    Raises:
+        TsqlError: 4145 it is no condition.
+    """
+    function = compiled(expression.text)
+    if function is not None:
+        try:
+            value = function(machine)
+        except NotSimple:
+            pass
+        else:
+            if value.type is None and isinstance(value.value, bool | None):
+                return value.value is True
+            raise TsqlError(
+                4145, "An expression of non-boolean type specified in a context where a condition is expected, near "
+                f"'{expression.text[-20:]}'.", severity=15,
+            )  # fmt: skip
+    return machine.queries.condition(expression.text)
+
+
+def operand(machine: Machine, given: Operand | None) -> object:
+    """The value of a clause; a name stands for itself."""
+    match given:
+        case None:
+            return None
+        case Variable(name):
+            return machine.frame.value_of(name)
+        case Constant(value):
+            return value
+        case Name():
+            return given.own
+        case Expression():
+            return evaluate(machine, given).value
+
+
+def operand_value(machine: Machine, given: Operand) -> Value:
+    """The value of a clause, with its type."""
+    match given:
+        case Variable(name) if name.startswith("@@"):
+            return evaluate(machine, Expression(name, 0))
+        case Variable(name):
+            return Value(machine.frame.value_of(name), machine.frame.types[name])
+        case Constant(None):
+            return Value(None, None)
+        case Constant(int() as value):
+            return Value(value, INT)
+        case Constant(value):
+            return Value(value, type_of(value))
+        case Name():
+            return Value(given.own, SqlType("nvarchar", -1))
+        case Expression():
+            return evaluate(machine, given)
+
+
+def type_of(value: object) -> SqlType | None:
+    """The type of a constant."""
+    from servicebroker.tsql import types
+
+    for kind, of in ((str, types.NVARCHAR), (bytes, types.VARBINARY), (UUID, types.UNIQUEIDENTIFIER), (int, types.INT)):
+        if isinstance(value, kind):
+            return of
+    return types.FLOAT if isinstance(value, float) else types.DECIMAL
+
+
+def text(machine: Machine, given: Operand | None) -> str | None:
+    """A clause that is a name or a string."""
+    if given is None:
+        return None
+    value, source = operand_value(machine, given)
+    return None if value is None else str(convert(value, source, SqlType("nvarchar", -1)))
+
+
+def integer(machine: Machine, given: Operand | None) -> int | None:
+    """A clause that is a whole number."""
+    if given is None:
+        return None
+    value, source = operand_value(machine, given)
+    return None if value is None else int(convert(value, source, INT))
+
+
+def identifier(machine: Machine, given: Operand | None) -> UUID | None:
+    """A clause that is a uniqueidentifier, or a string that is one.
+
+    Raises:
+        TsqlError: 8169 it is none.
+    """
+    if given is None:
+        return None
+    value, source = operand_value(machine, given)
+    if value is None or isinstance(value, UUID):
+        return value
+    made = convert(value, source, UNIQUEIDENTIFIER)
+    return made if isinstance(made, UUID) else None

@@ -1,0 +1,76 @@
+"""SET option: what changes something here, what is known to change nothing, and the rest, which is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.syntax import SetOption
+
+if TYPE_CHECKING:
+    from servicebroker.tsql.interpreter.machine import Machine
+
+# they say how text, NULL and errors are treated, and this is how they are treated; or they ask for figures
+ALWAYS_ON = frozenset({"ANSI_NULLS", "ANSI_WARNINGS", "QUOTED_IDENTIFIER", "ANSI_NULL_DFLT_ON", "ARITHABORT"})
+ALWAYS_ON |= {"CONCAT_NULL_YIELDS_NULL", "ANSI_DEFAULTS"}
+ALWAYS_OFF = frozenset({"NUMERIC_ROUNDABORT", "ARITHIGNORE", "IMPLICIT_TRANSACTIONS", "ANSI_NULL_DFLT_OFF", "FMTONLY"})
+ALWAYS_OFF |= {"CURSOR_CLOSE_ON_COMMIT", "NOEXEC", "PARSEONLY", "FORCEPLAN", "REMOTE_PROC_TRANSACTIONS", "SHOWPLAN_ALL"}
+ALWAYS_OFF |= {"SHOWPLAN_TEXT", "SHOWPLAN_XML"}
+WITHOUT_EFFECT = frozenset({"STATISTICS IO", "STATISTICS TIME", "STATISTICS XML", "STATISTICS PROFILE", "LANGUAGE"})
+WITHOUT_EFFECT |= {
+    "DATEFORMAT",
+    "DATEFIRST",
+    "DEADLOCK_PRIORITY",
+    "TEXTSIZE",
+    "QUERY_GOVERNOR_COST_LIMIT",
+    "CONTEXT_INFO",
+    "ANSI_PADDING",
+}
+_LEVELS = {
+    "READ UNCOMMITTED": "read committed",
+    "READ COMMITTED": "read committed",
+}
+
+
+def set_option(machine: Machine, statement: SetOption) -> None:
+    """Do what SET says.
+
+    Raises:
+        TsqlError: 40515 for what would change something that cannot be changed here, 195 for a word that is no option.
+    """
+    for option in statement.options:
+        _set_one(machine, option, statement.value.upper(), statement)
+
+
+def _set_one(machine: Machine, option: str, value: str, statement: SetOption) -> None:
+    if option == "NOCOUNT":
+        machine.nocount = value == "ON"
+    elif option == "XACT_ABORT":
+        machine.xact_abort = value == "ON"
+    elif option == "IDENTITY_INSERT":
+        machine.queries.identity_insert(statement.value)
+    elif option == "TRANSACTION ISOLATION LEVEL":
+        if value not in _LEVELS:
+            raise unsupported(
+                f"SET TRANSACTION ISOLATION LEVEL {value}", "Use READ COMMITTED, with UPDLOCK or HOLDLOCK where rows "
+                "must stay as they are.", statement.line,
+            )  # fmt: skip
+    elif option == "ROWCOUNT":
+        if value != "0":
+            raise unsupported("SET ROWCOUNT", "Write SELECT TOP (n).", statement.line)
+    elif option == "LOCK_TIMEOUT":
+        _lock_timeout(machine, value)
+    elif option in ALWAYS_ON | ALWAYS_OFF:
+        if value != ("ON" if option in ALWAYS_ON else "OFF"):
+            raise unsupported(f"SET {option} {value}", "Leave it out.", statement.line)
+    elif option not in WITHOUT_EFFECT:
+        raise TsqlError(195, f"'{option}' is not a recognized SET option.", severity=15)
+
+
+def _lock_timeout(machine: Machine, value: str) -> None:
+    """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
+    number = int(value) if value.lstrip("-").isdecimal() else None
+    if number is None or number < -1 or number > 2**31 - 1:
+        raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
+    limit = 0 if number == -1 else max(number, 1)
+    machine.set_server_option("lock_timeout", str(limit))

@@ -1,0 +1,66 @@
+"""What PostgreSQL says of the columns of tables and views, as `Scope.columns` has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.types import SqlType, parse_type
+
+# $1: the quoted names of tables. A column of a table that T-SQL has made says its type and its spelling in a comment.
+QUERY = """
+select wanted.name, a.attname::text, t.typname::text, a.atttypmod, a.attnotnull, a.attidentity <> '',
+       a.attgenerated <> '', col_description(a.attrelid, a.attnum)
+  from unnest($1::text[]) wanted(name)
+  join pg_attribute a on a.attrelid = to_regclass(wanted.name) and a.attnum > 0 and not a.attisdropped
+  join pg_type t on t.oid = a.atttypid
+ order by wanted.name, a.attnum
+"""
+_NOTED = re.compile(r"(\w+(?:\([^)]*\))?) (.*)", re.DOTALL)
+_TYPES = {
+    "uuid": "uniqueidentifier",
+    "bytea": "varbinary(max)",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "float4": "real",
+    "float8": "float",
+    "date": "date",
+    "time": "time",
+    "timestamp": "datetime2",
+    "timestamptz": "datetime",
+    "bool": "bit",
+}
+
+
+def columns_of(
+    rows: Iterable[tuple[str, str, str, int, bool, bool, bool, str | None]],
+) -> dict[str, tuple[Column, ...]]:
+    """The columns of each table, from the rows of `QUERY`."""
+    found: dict[str, tuple[Column, ...]] = {}
+    for table, name, kind, modifier, required, identity, computed, note in rows:
+        spelled, of = _noted(note, name, kind, modifier)
+        found[table] = (*found.get(table, ()), Column(spelled, of, identity, not required, computed))
+    return found
+
+
+def _noted(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, SqlType]:
+    noted = _NOTED.fullmatch(note or "")
+    if noted is not None and noted[2].lower().rstrip("_") == name.rstrip("_"):
+        try:
+            return noted[2], parse_type(noted[1])
+        except TsqlError:
+            pass  # somebody's own comment
+    return name, _type(kind, modifier)
+
+
+def _type(kind: str, modifier: int) -> SqlType:
+    if kind == "numeric":
+        if modifier < 4:
+            return SqlType("decimal", None, 38, 10)
+        return SqlType("decimal", None, ((modifier - 4) >> 16) & 0xFFFF, (modifier - 4) & 0x7FF)
+    if kind in ("varchar", "bpchar") and modifier > 4:
+        return SqlType("nvarchar" if kind == "varchar" else "nchar", modifier - 4)
+    return parse_type(_TYPES.get(kind, "nvarchar(max)"))

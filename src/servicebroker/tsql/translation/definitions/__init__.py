@@ -1,0 +1,1 @@
+"""CREATE, ALTER and DROP, and the bodies of functions."""

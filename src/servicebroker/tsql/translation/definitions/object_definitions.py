@@ -1,0 +1,323 @@
+"""CREATE, ALTER and DROP of tables, indexes, views, sequences and schemas; TRUNCATE TABLE."""
+
+from __future__ import annotations
+
+from servicebroker.model import names
+from servicebroker.store.queue import quoted
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.tokens import NUMBER, unquoted
+from servicebroker.tsql.translation.definitions.table_columns import (
+    Elements,
+    Reader,
+    column_type_of,
+    comments,
+    condition,
+    elements,
+    ordered,
+    stamps,
+    storage,
+)
+from servicebroker.tsql.translation.queries.selects import output_columns, query
+from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
+from servicebroker.tsql.translation.queries.sources import ObjectName, object_name, table_name
+from servicebroker.tsql.translation.reading.parts import table_in
+from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.text_writer import Writer, identifier, refused, schema_of, string
+from servicebroker.tsql.types import column_type
+
+
+def definition(writer: Writer, piece: Slice) -> Translated:
+    """A definition; statements in a row, without parameters."""
+    reader = Reader(piece)
+    done = _statements(writer, reader)
+    if reader.word():
+        raise reader.wrong()
+    if writer.parameters:
+        raise TsqlError(
+            111 if piece.words[1:2] == ["VIEW"] else 128,
+            f'The name "{writer.parameters[0]}" is not permitted in this context.',
+            severity=15,
+        )
+    return Translated("; ".join(done), (), "ddl")
+
+
+def _statements(writer: Writer, reader: Reader) -> list[str]:
+    verb = reader.word()
+    reader.place = 1
+    if verb == "TRUNCATE" and reader.take("TABLE"):
+        return [f"TRUNCATE {_table(writer, reader, 'TRUNCATE TABLE')[0]} RESTART IDENTITY"]
+    if verb == "CREATE" and reader.take("TABLE"):
+        return _create_table(writer, reader)
+    if verb == "ALTER" and reader.take("TABLE"):
+        return _alter_table(writer, reader)
+    if verb == "CREATE" and reader.take("OR", "ALTER", "VIEW"):
+        return _view(writer, reader, "CREATE OR ALTER VIEW")
+    if reader.take("VIEW") and verb != "DROP":
+        return _view(writer, reader, f"{verb} VIEW")
+    if verb == "CREATE" and reader.word() in ("UNIQUE", "CLUSTERED", "NONCLUSTERED", "INDEX"):
+        return _create_index(writer, reader)
+    if verb == "CREATE" and reader.take("SCHEMA"):
+        return _create_schema(writer, reader)
+    if verb == "CREATE" and reader.take("SEQUENCE"):
+        return _create_sequence(writer, reader)
+    if verb == "DROP":
+        reader.place = 1
+        return _drop(writer, reader)
+    raise refused(f"{verb} {reader.word()}")
+
+
+def _table(writer: Writer, reader: Reader, *statements: str) -> tuple[str, ObjectName]:
+    """The next name as a table's, with which `statements` are done."""
+    own = object_name(table_in(reader.dotted()))
+    if "CREATE TABLE" in statements and own.name.startswith("#"):
+        found = writer.temporary(own.name.lower())
+        return found or TEMPORARY.format(own.name.lower().replace('"', '""')), own
+    table = table_name(writer, own)
+    writer.note(table, *statements)
+    return table, own
+
+
+def _create_table(writer: Writer, reader: Reader) -> list[str]:
+    table, own = _table(writer, reader, "CREATE TABLE")
+    found = elements(writer, table, reader.inside())
+    storage(reader)
+    if not found.columns:
+        raise TsqlError(102, "Incorrect syntax near ')'. A table needs a column.", severity=15)
+    done = []
+    is_temporary = own.name.startswith(("#", "@"))
+    if not is_temporary and own.schema.lower() in ("", "dbo"):
+        done.append(f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}")
+    kind = "TEMPORARY TABLE" if is_temporary else "TABLE"
+    done.append(f"CREATE {kind} {table} ({', '.join(found.members)})")
+    if not is_temporary:
+        done.append(f"COMMENT ON TABLE {table} IS {string(own.name)}")
+    return [*done, *comments(table, found.columns), *stamps(table, found), *_indexes(table, own, found)]
+
+
+def _indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
+    return [
+        f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})"
+        for name, unique, columns in found.indexes
+    ]
+
+
+def _index_name(own: ObjectName, name: str) -> str:
+    """Names of indexes belong to their tables in T-SQL, and to the schema in PostgreSQL."""
+    return quoted(names.postgres_name(own.name, name))
+
+
+def _alter_table(writer: Writer, reader: Reader) -> list[str]:
+    table, own = _table(writer, reader, "ALTER TABLE")
+    if reader.take("WITH", "NOCHECK"):
+        raise refused("WITH NOCHECK", "Constraints are checked when they are added.")
+    reader.take("WITH", "CHECK")
+    if reader.take("ADD"):
+        return _add(writer, reader, table, own)
+    if reader.take("ALTER", "COLUMN"):
+        return _alter_column(writer, reader, table)
+    if reader.take("DROP"):
+        return _drop_members(reader, table)
+    if reader.take("CHECK", "CONSTRAINT"):  # all constraints are checked always
+        reader.name()
+        return [f"SELECT {string(table)}::regclass"]
+    raise refused(f"ALTER TABLE ... {reader.word()}")
+
+
+def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[str]:
+    rest = reader.piece.part(reader.place, len(reader.piece.words))
+    reader.place = len(reader.piece.words)
+    found = elements(writer, table, rest)
+    if not rest.words:
+        raise reader.wrong()
+    actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
+    actions += [f"ALTER COLUMN {identifier(name)} SET DEFAULT {text}" for name, text in found.defaults]
+    done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
+    return [*done, *comments(table, found.columns), *stamps(table, found), *_indexes(table, own, found)]
+
+
+def _is_constraint(member: str) -> bool:
+    return member.startswith(("CONSTRAINT ", "PRIMARY KEY", "UNIQUE", "FOREIGN KEY", "CHECK ("))
+
+
+def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
+    name = reader.name()
+    of, _ = column_type_of(writer, reader)
+    written = column_type(of)
+    column = identifier(name)
+    actions = [f"ALTER COLUMN {column} TYPE {written} USING {column}::{written}"]
+    if reader.take("NOT", "NULL"):
+        actions.append(f"ALTER COLUMN {column} SET NOT NULL")
+    elif reader.take("NULL"):
+        actions.append(f"ALTER COLUMN {column} DROP NOT NULL")
+    return [
+        f"ALTER TABLE {table} {', '.join(actions)}",
+        f"COMMENT ON COLUMN {table}.{column} IS {string(f'{of} {name}')}",
+    ]
+
+
+def _drop_members(reader: Reader, table: str) -> list[str]:
+    actions, kind = [], "CONSTRAINT"
+    while True:
+        if reader.take("COLUMN"):
+            kind = "COLUMN"
+        elif reader.take("CONSTRAINT"):
+            kind = "CONSTRAINT"
+        exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
+        actions.append(f"DROP {kind} {exists}{identifier(reader.name())}")
+        if not reader.take(","):
+            return [f"ALTER TABLE {table} {', '.join(actions)}"]
+
+
+def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
+    view, own = _table(writer, reader, statement)
+    columns = ""
+    if reader.word() == "(":
+        columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+    while reader.take("WITH") or reader.take(","):
+        if reader.word() not in ("SCHEMABINDING", "VIEW_METADATA"):
+            raise refused(f"WITH {reader.word()} of a view")
+        reader.place += 1
+    if not reader.take("AS"):
+        raise reader.wrong()
+    rest = reader.piece.part(reader.place, len(reader.piece.words))
+    check = ""
+    if rest.words[-3:] == ["WITH", "CHECK", "OPTION"]:
+        rest, check = rest.part(0, len(rest.words) - 3), " WITH CHECK OPTION"
+    reader.place = len(reader.piece.words)
+    node = parsed(rest)
+    done = query(writer, node, outermost=False)
+    if done.outputs is not None and not columns and any(not output.name for output in done.outputs):
+        raise TsqlError(
+            4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
+        )
+    statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
+    if own.schema.lower() not in ("", "dbo"):
+        statements = []
+    if statement != "CREATE VIEW":
+        statements.append(f"DROP VIEW IF EXISTS {view}")
+    statements += [
+        f"CREATE VIEW {view}{columns} AS {done.text}{check}",
+        f"COMMENT ON VIEW {view} IS {string(own.name)}",
+    ]
+    known = output_columns(writer, node)
+    return statements + (comments(view, list(known.values())) if known and not columns else [])
+
+
+def _create_index(writer: Writer, reader: Reader) -> list[str]:
+    unique = "UNIQUE " if reader.take("UNIQUE") else ""
+    if not reader.take("CLUSTERED"):
+        reader.take("NONCLUSTERED")
+    if not reader.take("INDEX"):
+        raise refused(f"CREATE {reader.word()} INDEX")
+    name = reader.name()
+    if not reader.take("ON"):
+        raise reader.wrong()
+    table, own = _table(writer, reader, "CREATE INDEX")
+    columns = ", ".join("".join(ordered(each)) for each in reader.inside().split())
+    text = f"CREATE {unique}INDEX {_index_name(own, name)} ON {table} ({columns})"
+    if reader.take("INCLUDE"):
+        text += " INCLUDE (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+    if reader.take("WHERE"):
+        end = reader.piece.find("WITH", "ON", after=reader.place)
+        stop = end if end is not None else len(reader.piece.words)
+        wanted = reader.piece.part(reader.place, stop)
+        reader.place = stop
+        known = list((writer.table_columns(table) or {}).values())
+        text += f" WHERE {condition(writer, wanted, Elements(columns=known))}"
+    storage(reader)
+    return [text]
+
+
+def _create_schema(writer: Writer, reader: Reader) -> list[str]:
+    name = reader.name() if reader.word() != "AUTHORIZATION" else ""
+    if reader.take("AUTHORIZATION"):
+        owner = reader.name()
+        if owner.lower() != "dbo":
+            raise refused(f"AUTHORIZATION {owner} of a schema", "Schemas belong to dbo.")
+    if not name or reader.word():
+        raise refused("CREATE SCHEMA with further statements", "Write them behind it.")
+    schema = schema_of(writer.scope.database, name)
+    return [f"CREATE SCHEMA {schema}", f"COMMENT ON SCHEMA {schema} IS {string(name)}"]
+
+
+def _create_sequence(writer: Writer, reader: Reader) -> list[str]:
+    sequence, own = _table(writer, reader, "CREATE SEQUENCE")
+    text = f"CREATE SEQUENCE {sequence}"
+    least: list[str] = []
+    while reader.word():
+        if reader.take("AS"):
+            of, _ = column_type_of(writer, reader)
+            text += f" AS {'bigint' if of.name == 'decimal' else column_type(of)}"
+        elif reader.take("START", "WITH"):
+            least.append(_number(reader))
+            text += f" START WITH {least[-1]}"
+        elif reader.take("INCREMENT", "BY"):
+            text += f" INCREMENT BY {_number(reader)}"
+        elif reader.take("MINVALUE"):
+            text += f" MINVALUE {_number(reader)}"
+        elif reader.take("MAXVALUE"):
+            text += f" MAXVALUE {_number(reader)}"
+        elif reader.take("NO", "MINVALUE") or reader.take("NO", "MAXVALUE"):
+            text += f" NO {reader.word(-1)}"
+        elif reader.take("NO", "CYCLE") or reader.take("NO", "CACHE"):
+            continue
+        elif reader.take("CYCLE"):
+            text += " CYCLE"
+        elif reader.take("CACHE"):
+            text += f" CACHE {_number(reader) if reader.word() == '0' else '1'}"
+        else:
+            raise reader.wrong()
+    if least and "MINVALUE" not in text:
+        text += f" MINVALUE {min(int(least[0]), 1)}"
+    schema = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
+    return [*(schema if own.schema.lower() in ("", "dbo") else []), text]
+
+
+def _number(reader: Reader) -> str:
+    sign = "-" if reader.take("-") else ""
+    at = reader.piece.first + reader.place
+    if reader.piece.tokens.kinds[at] != NUMBER or not reader.piece.tokens.text(at).isdigit():
+        raise reader.wrong()
+    reader.place += 1
+    return sign + reader.piece.tokens.text(at)
+
+
+def _drop(writer: Writer, reader: Reader) -> list[str]:
+    kind = reader.word()
+    if kind not in ("TABLE", "VIEW", "SEQUENCE", "SCHEMA", "INDEX"):
+        raise refused(f"DROP {kind}")
+    reader.place += 1
+    exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
+    found = []
+    while True:
+        found.append(_dropped(writer, reader, kind, exists))
+        if not reader.take(","):
+            return found
+
+
+def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
+    if kind == "SCHEMA":
+        return f"DROP SCHEMA {exists}{schema_of(writer.scope.database, reader.name())}"
+    if kind != "INDEX":
+        own = object_name(table_in(reader.dotted()))
+        if exists and own.name.startswith("#") and writer.temporary(own.name.lower()) is None:
+            return "SELECT"
+        table = table_name(writer, own)
+        writer.note(table, f"DROP {kind}")
+        return f"DROP {kind} {exists}{table}"
+    place = reader.place
+    name = reader.dotted()
+    if reader.take("ON"):
+        table, own = _table(writer, reader, "DROP INDEX")
+        index = unquoted(name.text)
+    else:  # the old form: table.index
+        parts = name.part(0, len(name.words) - 2)
+        if len(name.words) < 3:
+            raise syntax_error(name.text, reader.piece.line(place))
+        own = object_name(table_in(parts))
+        table = table_name(writer, own)
+        writer.note(table, "DROP INDEX")
+        index = unquoted(name.part(len(name.words) - 1, len(name.words)).text)
+    schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
+    return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"

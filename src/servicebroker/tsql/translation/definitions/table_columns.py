@@ -1,0 +1,434 @@
+"""The elements of CREATE TABLE and ALTER TABLE ... ADD: columns and constraints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.tokens import QUOTED, VARIABLE, WORD, unquoted
+from servicebroker.tsql.translation.queries.sources import object_name, table_name
+from servicebroker.tsql.translation.reading.parts import condition_in, table_in, value_in
+from servicebroker.tsql.translation.reading.text_to_tree import Slice
+from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Writer,
+    identifier,
+    of_session,
+    refused,
+    string,
+    write_predicate,
+    write_value,
+)
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import INTEGERS, ROWVERSIONS, SqlType, column_type
+
+_TABLE_WORDS = ("CONSTRAINT", "PRIMARY", "UNIQUE", "FOREIGN", "CHECK", "INDEX", "PERIOD", "DEFAULT")
+
+
+@dataclass
+class Elements:
+    """What the elements say in PostgreSQL: members of CREATE TABLE, the columns, and statements to follow."""
+
+    members: list[str] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
+    defaults: list[tuple[str, str]] = field(default_factory=list)  # of ALTER TABLE ... ADD DEFAULT ... FOR
+    indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
+    stamped: list[str] = field(default_factory=list)  # columns of the type rowversion
+
+
+class Reader:
+    """Walks over the words of one element."""
+
+    def __init__(self, piece: Slice) -> None:
+        self.piece, self.place = piece, 0
+
+    def word(self, ahead: int = 0) -> str:
+        """The word that is ahead, "" behind the end."""
+        at = self.place + ahead
+        return self.piece.words[at] if at < len(self.piece.words) else ""
+
+    def take(self, *words: str) -> bool:
+        """Steps over these words when they come next."""
+        if tuple(self.word(ahead) for ahead in range(len(words))) != words:
+            return False
+        self.place += len(words)
+        return True
+
+    def name(self) -> str:
+        """Steps over a name."""
+        at = self.piece.first + self.place
+        if self.place >= len(self.piece.words) or self.piece.tokens.kinds[at] not in (WORD, QUOTED):
+            raise self.wrong()
+        self.place += 1
+        return unquoted(self.piece.tokens.text(at))
+
+    def quoted(self) -> str:
+        """The next word without its brackets, in lower case."""
+        at = self.piece.first + self.place
+        return unquoted(self.piece.tokens.text(at)).lower() if self.word() else ""
+
+    def dotted(self) -> Slice:
+        """Steps over a name of several parts."""
+        start = self.place
+        if self.piece.tokens.kinds[self.piece.first + self.place] != VARIABLE:
+            self.name()
+        else:
+            self.place += 1
+        while self.take("."):
+            while self.take("."):
+                pass
+            self.name()
+        return self.piece.part(start, self.place)
+
+    def inside(self) -> Slice:
+        """Steps over parentheses: what stands between them."""
+        if self.word() != "(":
+            raise self.wrong()
+        start = self.place
+        self.place = self.piece.closing(start) + 1
+        return self.piece.part(start + 1, self.place - 1)
+
+    def wrong(self) -> TsqlError:
+        """102 at the next word."""
+        at = min(self.piece.first + self.place, len(self.piece.tokens.words) - 1)
+        return syntax_error(self.piece.tokens.text(at) or self.piece.text[-20:], self.piece.line(self.place))
+
+
+def elements(writer: Writer, table: str, piece: Slice) -> Elements:
+    """The elements between the parentheses of a table of this PostgreSQL name."""
+    found = Elements()
+    pieces = [each for each in piece.split() if each.words]
+    for each in pieces:  # columns first: constraints and computed columns speak of them
+        if each.words[0] not in _TABLE_WORDS and each.words[1:2] != ["AS"]:
+            _column(writer, each, found)
+    for each in pieces:
+        if each.words[1:2] == ["AS"] and each.words[0] not in _TABLE_WORDS:
+            _computed(writer, each, found, table)
+    for each in pieces:
+        if each.words[0] in _TABLE_WORDS:
+            _constraint(writer, Reader(each), found, table)
+    return found
+
+
+def _sight(found: Elements, table: str) -> list[Source]:
+    return [Source("", {column.name.lower(): column for column in found.columns}, table)]
+
+
+def _column(writer: Writer, piece: Slice, found: Elements) -> None:
+    reader = Reader(piece)
+    name = reader.name()
+    is_stamped = reader.quoted() in ROWVERSIONS
+    of, may_be_null = column_type_of(writer, reader)
+    parts = [identifier(name), column_type(of)]
+    of_table: list[str] = []
+    identity, nullable = False, True
+    words = piece.words
+    if not may_be_null and not any(
+        words[at] == "NULL" and words[at - 1] not in ("DEFAULT", "SET") for at in piece.outside()
+    ):
+        nullable = False
+        parts.append("NOT NULL")
+    if is_stamped:
+        if found.stamped:
+            raise TsqlError(
+                2738,
+                f"A table can only have one timestamp column. Because the table already has one, the column '{name}' "
+                "cannot be added.",
+            )
+        found.stamped.append(name)
+        parts.append("NOT NULL DEFAULT tsql.next_rowversion()")
+    while reader.word():
+        label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
+        if reader.take("NULL"):
+            continue
+        if reader.take("NOT", "NULL"):
+            nullable = False
+            parts += ["NOT NULL"] if not is_stamped else []
+        elif reader.take("IDENTITY"):
+            _check_identity(name, of)
+            identity, nullable = True, False
+            parts.append(f"GENERATED BY DEFAULT AS IDENTITY{_seed(reader)}")
+            reader.take("NOT", "FOR", "REPLICATION")
+        elif reader.take("DEFAULT"):
+            parts.append(f"DEFAULT {_default(writer, reader, Column(name, of))}")
+        elif reader.take("COLLATE"):
+            _collation(reader)
+        elif reader.take("ROWGUIDCOL") or reader.take("SPARSE") or reader.take("PERSISTED"):
+            continue
+        elif reader.word() in ("PRIMARY", "UNIQUE"):
+            primary = reader.word() == "PRIMARY"
+            key = label + _key(reader, "")
+            if key.endswith(")"):  # the comma before a constraint of the table may be missing
+                of_table.append(key)
+                continue
+            nullable = nullable and not primary
+            parts.append(key)
+        elif reader.take("INDEX"):
+            found.indexes.append((reader.name(), reader.take("UNIQUE"), [identifier(name)]))
+            _clustered(reader)
+            storage(reader)
+        elif reader.take("CHECK"):
+            reader.take("NOT", "FOR", "REPLICATION")
+            found.columns.append(Column(name, of))
+            parts.append(f"{label}CHECK ({condition(writer, reader.inside(), found)})")
+            found.columns.pop()
+        elif reader.take("FOREIGN", "KEY") and reader.word() == "(":
+            of_table.append(f"{label}{_foreign_key(writer, reader)}")
+        elif reader.word() == "REFERENCES":
+            parts.append(label + _references(writer, reader))
+        else:
+            raise reader.wrong()
+    found.columns.append(Column(name, of, identity, nullable))
+    found.members += [" ".join(parts), *of_table]
+
+
+def column_type_of(writer: Writer, reader: Reader) -> tuple[SqlType, bool]:
+    """Steps over a type; whether a column of it may be NULL when nothing else is said."""
+    start = reader.place
+    if reader.word() in ("NATIONAL", "CHARACTER", "DOUBLE", "CHAR", "BINARY"):
+        while reader.word() in ("NATIONAL", "CHARACTER", "CHAR", "TEXT", "DOUBLE", "PRECISION", "BINARY", "VARYING"):
+            reader.place += 1
+    else:
+        reader.dotted()
+    if reader.word() == "(":
+        reader.inside()
+    found = writer.type_named(reader.piece.part(start, reader.place).text)
+    assert found.of is not None
+    return found.of, found.is_nullable
+
+
+def _check_identity(name: str, of: SqlType) -> None:
+    if of.name == "decimal" and not of.scale:
+        raise refused(f"IDENTITY of the type {of}", "Use bigint.")
+    if of.name not in INTEGERS - {"bit"}:
+        raise TsqlError(
+            2749,
+            f"Identity column '{name}' must be of data type int, bigint, smallint, tinyint, or decimal or numeric with a "
+            "scale of 0, unencrypted, and constrained to be nonnullable.",
+        )
+
+
+def _seed(reader: Reader) -> str:
+    if reader.word() != "(":
+        return ""
+    numbers = [each.text.replace(" ", "") for each in reader.inside().split()]
+    if len(numbers) != 2 or not all(number.lstrip("-+").isdigit() for number in numbers):
+        raise syntax_error("IDENTITY", reader.piece.line())
+    start, step = (int(number) for number in numbers)
+    if step == 0:
+        raise TsqlError(1010, "Identity increment must not be zero.")
+    least = f" MINVALUE {min(start, -(2**31))}" if step < 0 or start < 1 else ""
+    return f" (START WITH {start} INCREMENT BY {step}{least})"
+
+
+def _default(writer: Writer, reader: Reader, column: Column) -> str:
+    start = reader.place
+    if reader.word() in ("+", "-"):
+        reader.place += 1
+    if reader.word() == "(":
+        reader.inside()
+    else:
+        reader.place += 1
+        if reader.take("."):
+            reader.name()
+        if reader.word() == "(":
+            reader.inside()
+    node = value_in(reader.piece.part(start, reader.place))
+    if reader.take("FOR"):
+        column = Column(reader.name(), column.type)
+    text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
+    return f"({_with_settings(writer, text)})"
+
+
+def _with_settings(writer: Writer, text: str) -> str:
+    """A default lives longer than the session: who works in it, a default reads from a setting of the connection."""
+    for number, name in reversed([*enumerate(writer.parameters, 1)]):
+        said = of_session(writer.scope, name)
+        text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
+    writer.parameters.clear()
+    return text
+
+
+def _without_parameters(writer: Writer) -> None:
+    if writer.parameters:
+        raise TsqlError(128, f'The name "{writer.parameters[0]}" is not permitted in this context.', severity=15)
+
+
+def _collation(reader: Reader) -> None:
+    """Strings are compared as with a binary collation; one that ignores case would be another rule."""
+    name = reader.name()
+    if "_CI" in name.upper():
+        raise refused(
+            f"COLLATE {name}",
+            "Strings are compared with regard to case: leave it out, and use LOWER where case must not count.",
+        )
+
+
+def _clustered(reader: Reader) -> None:
+    """Steps over how an index is kept, which is one way here."""
+    if not reader.take("CLUSTERED"):
+        reader.take("NONCLUSTERED")
+    if reader.take("HASH") and reader.take("WITH"):
+        reader.inside()
+
+
+def _key(reader: Reader, columns: str) -> str:
+    if reader.take("PRIMARY", "KEY"):
+        word = "PRIMARY KEY"
+    elif reader.take("UNIQUE"):
+        word = "UNIQUE"
+    else:
+        raise reader.wrong()
+    _clustered(reader)
+    if reader.word() == "(":
+        columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+    storage(reader)
+    return word + columns
+
+
+def storage(reader: Reader) -> None:
+    """Steps over how SQL Server lays a table or an index out: nothing here."""
+    while True:
+        if reader.take("WITH"):
+            if reader.word() == "(":
+                reader.inside()
+            else:
+                while reader.word() and reader.word() != "ON":
+                    reader.place += 1
+        elif (reader.word() == "ON" and reader.word(1) not in ("DELETE", "UPDATE")) or reader.word() in (
+            "TEXTIMAGE_ON",
+            "FILESTREAM_ON",
+        ):
+            reader.place += 1
+            reader.name()
+        else:
+            return
+
+
+def ordered(piece: Slice) -> tuple[str, str]:
+    """A column of a key: its name, quoted, and DESC or nothing."""
+    reader = Reader(piece)
+    name = identifier(reader.name())
+    down = " DESC" if reader.take("DESC") else ""
+    reader.take("ASC")
+    if reader.word():
+        raise reader.wrong()
+    return name, down
+
+
+def _foreign_key(writer: Writer, reader: Reader) -> str:
+    columns = ", ".join(ordered(each)[0] for each in reader.inside().split())
+    return f"FOREIGN KEY ({columns}) {_references(writer, reader)}"
+
+
+def _references(writer: Writer, reader: Reader) -> str:
+    if not reader.take("REFERENCES"):
+        raise reader.wrong()
+    target = table_name(writer, object_name(table_in(reader.dotted())))
+    writer.note(target, "REFERENCES")
+    columns = ""
+    if reader.word() == "(":
+        columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
+    text = f"REFERENCES {target}{columns}"
+    while reader.word() == "ON" and reader.word(1) in ("DELETE", "UPDATE"):
+        event = reader.word(1)
+        reader.place += 2
+        if reader.take("NO", "ACTION"):
+            text += f" ON {event} NO ACTION"
+        elif reader.take("CASCADE"):
+            text += f" ON {event} CASCADE"
+        elif reader.take("SET", "NULL") or reader.take("SET", "DEFAULT"):
+            text += f" ON {event} SET {reader.word(-1)}"
+        else:
+            raise reader.wrong()
+    reader.take("NOT", "FOR", "REPLICATION")
+    return text
+
+
+def condition(writer: Writer, piece: Slice, found: Elements) -> str:
+    """A condition on the columns of a table."""
+    with writer.query(_sight(found, "")):
+        text = write_predicate(writer, condition_in(piece))
+    _without_parameters(writer)
+    return text
+
+
+def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None:
+    reader = Reader(piece)
+    name = reader.name()
+    reader.take("AS")
+    start = reader.place
+    if reader.word() == "(":
+        reader.inside()
+    end = piece.find("PERSISTED", "CONSTRAINT", "PRIMARY", "UNIQUE", after=reader.place)
+    reader.place = end if end is not None else len(piece.words)
+    node = value_in(piece.part(start, reader.place))
+    with writer.query(_sight(found, table)):
+        value = write_value(writer, node)
+    _without_parameters(writer)
+    if value.type is None:
+        raise refused(f"The computed column {name}, whose type is not known", "Write CAST(... AS type) around it.")
+    reader.take("PERSISTED")
+    label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
+    nullable = not reader.take("NOT", "NULL")
+    key = f" {label}{_key(reader, '')}" if reader.word() in ("PRIMARY", "UNIQUE") else ""
+    if reader.word():
+        raise reader.wrong()
+    of = value.type._replace(length=-1) if value.kind == "string" else value.type
+    text = converted(value, of).text
+    found.members.append(
+        f"{identifier(name)} {column_type(of)} GENERATED ALWAYS AS ({text}) STORED{'' if nullable else ' NOT NULL'}{key}"
+    )
+    found.columns.append(Column(name, of, is_nullable=nullable, is_computed=True))
+
+
+def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> None:
+    label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
+    if reader.take("FOREIGN", "KEY"):
+        found.members.append(f"{label}{_foreign_key(writer, reader)}")
+    elif reader.take("CHECK"):
+        reader.take("NOT", "FOR", "REPLICATION")
+        known_columns = found.columns or list((writer.table_columns(table) or {}).values())
+        found.members.append(f"{label}CHECK ({condition(writer, reader.inside(), Elements(columns=known_columns))})")
+    elif reader.word() in ("PRIMARY", "UNIQUE"):
+        found.members.append(label + _key(reader, ""))
+    elif reader.take("DEFAULT"):
+        known = {column.name.lower(): column for column in (writer.table_columns(table) or {}).values()}
+        place = reader.piece.find("FOR", after=reader.place)
+        if place is None:
+            raise reader.wrong()
+        name = unquoted(reader.piece.tokens.text(reader.piece.first + place + 1))
+        text = _default(writer, reader, known.get(name.lower(), Column(name, SqlType("unknown"))))
+        if reader.word(-1) == "FOR" or reader.word() == "FOR":
+            raise reader.wrong()
+        found.defaults.append((name, text))
+    elif reader.take("INDEX"):
+        name = reader.name()
+        unique = reader.take("UNIQUE")
+        _clustered(reader)
+        found.indexes.append((name, unique, ["".join(ordered(each)) for each in reader.inside().split()]))
+        storage(reader)
+    else:
+        raise reader.wrong()
+    if reader.word():
+        raise reader.wrong()
+
+
+def stamps(table: str, found: Elements) -> list[str]:
+    """Statements that have PostgreSQL write the columns of the type rowversion at every update."""
+    return [
+        f"CREATE TRIGGER tsql_rowversion BEFORE UPDATE ON {table} "
+        f"FOR EACH ROW EXECUTE FUNCTION tsql.stamp_rowversion({string(identifier(name)[1:-1])})"
+        for name in found.stamped
+    ]
+
+
+def comments(table: str, columns: list[Column]) -> list[str]:
+    """Statements that note the T-SQL type and the spelling of each column."""
+    return [
+        f"COMMENT ON COLUMN {table}.{identifier(column.name)} IS {string(f'{column.type} {column.name}')}"
+        for column in columns
+    ]

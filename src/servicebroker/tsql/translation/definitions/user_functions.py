@@ -1,0 +1,143 @@
+"""Calls of user-defined functions, as values and in FROM."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.engine.security.tsql_objects import Use
+from servicebroker.model import names
+from servicebroker.store.queue import quoted
+from servicebroker.tsql.scope import UserFunction
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Sql,
+    Writer,
+    closed_text,
+    identifier,
+    schema_of,
+    write_value,
+)
+from servicebroker.tsql.translation.values.conversions import converted
+
+
+def postgres_function(database: str, schema: str, name: str) -> str:
+    """The quoted PostgreSQL name of a function."""
+    return f"{schema_of(database, schema)}.{quoted(names.postgres_name(name))}"
+
+
+def scalar_call(writer: Writer, node: exp.Dot) -> Sql:
+    """schema.name(arguments) as a value.
+
+    Raises:
+        TsqlError: 4121 no such function, 317 it returns a table, 313 and 8144 too few or too many arguments.
+    """
+    name, shown = _name(writer, node)
+    writer.note(name, "EXECUTE")
+    function = _known(writer, name, shown)
+    if function is not None and function.returns is None:
+        raise TsqlError(
+            317, f"Table-valued function '{shown}' cannot be used as a value: write SELECT ... FROM {shown}(...)."
+        )
+    text = _call(writer, name, shown, function, list(node.expression.expressions))
+    return Sql(text, None if function is None else function.returns)
+
+
+def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]) -> str | None:
+    """schema.name(arguments) AS alias in FROM; None for something else.
+
+    Raises:
+        TsqlError: 208 no such function, or it returns a value; 313 and 8144 too few or too many arguments.
+    """
+    call = node.expression if isinstance(node, exp.Dot) else node.this
+    if not isinstance(call, exp.Anonymous) or (isinstance(node, exp.Table) and not node.db):
+        return None
+    name, shown = _name(writer, node)
+    writer.note(name, "SELECT")
+    function = _known(writer, name, shown, number=208)
+    if function is not None and function.returns is not None:
+        raise TsqlError(208, f"Invalid object name '{shown}': the function returns a value, not a table.")
+    text = _call(writer, name, shown, function, list(call.expressions))
+    known = alias.name if alias is not None and alias.name else _own(call)
+    renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
+    columns = None if function is None else {column.name.lower(): column for column in function.columns}
+    if renamed and columns is not None and len(renamed) == len(columns):
+        pairs = zip(renamed, columns.values(), strict=True)
+        columns = {new.lower(): column._replace(name=new) for new, column in pairs}
+    sources.append(Source(known.lower(), columns))
+    listed = f" ({', '.join(identifier(each) for each in renamed)})" if renamed else ""
+    return f"{text} AS {identifier(known)}{listed}"
+
+
+def _own(call: exp.Expression) -> str:
+    return call.name.removeprefix(MARK)
+
+
+def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
+    """The quoted PostgreSQL name, and the name as it was written."""
+    if isinstance(node, exp.Table):
+        parts = [part for part in (node.catalog, node.db) if part]
+        call = node.this
+    else:
+        parts = _owners(node.this)
+        call = node.expression
+        if not parts:
+            raise TsqlError(227, f'"{_own(call)}" is not a valid function, property, or field.', severity=15)
+    if len(parts) > 2:
+        raise TsqlError(7202, f"Could not find server '{parts[0]}' in sys.servers.")
+    database = parts[0] if len(parts) == 2 else writer.scope.database
+    own, name = _own(call), postgres_function(database, parts[-1], _own(call))
+    elsewhere = database if database.lower() != writer.scope.database.lower() else ""
+    writer.named[name] = Use("SELECT", parts[-1] or "dbo", own, elsewhere)
+    return name, ".".join([*parts, own])
+
+
+def _owners(node: exp.Expression) -> list[str]:
+    """The names before the last dot; none when something else stands there."""
+    if isinstance(node, exp.Identifier):
+        return [node.name]
+    if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
+        before = _owners(node.this)
+        return [*before, node.expression.name] if before else []
+    if isinstance(node, exp.Column):
+        return [part.name for part in node.parts]
+    return []
+
+
+def _known(writer: Writer, name: str, shown: str, number: int = 4121) -> UserFunction | None:
+    """What is known of a function; None when nobody can tell."""
+    functions = writer.scope.user_functions
+    found = None if functions is None else functions.get(name)
+    writer.used["function of users", name] = found
+    if found is None and functions is not None:
+        text = (
+            f"Invalid object name '{shown}'."
+            if number == 208
+            else f'Cannot find either column "{shown.split(".")[0]}" or the user-defined function or aggregate '
+            f'"{shown}", or the name is ambiguous.'
+        )
+        raise TsqlError(number, text)
+    return found
+
+
+def _call(writer: Writer, name: str, shown: str, function: UserFunction | None, arguments: list[exp.Expression]) -> str:
+    if function is None:
+        return f"{name}({', '.join(closed_text(write_value(writer, each)) for each in arguments)})"
+    if len(arguments) < len(function.parameters):
+        raise TsqlError(
+            313, f"An insufficient number of arguments were supplied for the procedure or function {shown}."
+        )
+    if len(arguments) > len(function.parameters):
+        raise TsqlError(8144, f"Procedure or function {shown} has too many arguments specified.", state=2)
+    texts = []
+    for each, of, default in zip(arguments, function.parameters, function.defaults, strict=True):
+        if isinstance(each, exp.Column) and not each.table and each.name.upper() == "DEFAULT":
+            if default is None:
+                raise TsqlError(
+                    313, f"An insufficient number of arguments were supplied for the procedure or function {shown}."
+                )
+            texts.append(default)
+        else:
+            texts.append(closed_text(converted(write_value(writer, each), of)))
+    return f"{name}({', '.join(texts)})"

@@ -1,0 +1,1 @@
+"""XML and JSON: documents made, read and changed."""

@@ -1,0 +1,79 @@
+"""FOR JSON PATH and AUTO: the document is put together as text."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.documents.shared import options_of, rows_of
+from servicebroker.tsql.translation.queries.selects import Output, output_name
+from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.text_writer import Writer, refused, string
+from servicebroker.tsql.types import NVARCHAR, SqlType
+
+_KNOWN = frozenset({"PATH", "AUTO", "ROOT", "INCLUDE_NULL_VALUES", "WITHOUT_ARRAY_WRAPPER"})
+
+
+def for_json(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
+    """The query as one document: a scalar query, null without rows.
+
+    Raises:
+        TsqlError: 13605 for a column without a name; 40515 for AUTO over several tables.
+    """
+    options = options_of(clause, _KNOWN, "FOR JSON")
+    if "AUTO" in options and node.args.get("joins"):
+        raise refused("FOR JSON AUTO over several tables", "Use FOR JSON PATH.")
+    rows = rows_of(writer, node)
+    expressions = node.expressions if isinstance(node, exp.Select) else []
+    members = []
+    for number, output in enumerate(rows.outputs):
+        if not output.name:
+            raise TsqlError(
+                13605,
+                "Column expressions and data sources without names or aliases cannot be formatted as JSON text using FOR JSON clause. Add alias to the unnamed column or table.",
+            )
+        raw = len(expressions) == len(rows.outputs) and _is_json(expressions[number])
+        members.append((output.name.split("."), _value(f"c{number}", output, raw)))
+    nulls = "INCLUDE_NULL_VALUES" in options
+    text = f"string_agg({_object(members, nulls)}, ',')"
+    if "WITHOUT_ARRAY_WRAPPER" not in options:
+        text = f"'[' || {text} || ']'"
+    if "ROOT" in options:
+        text = f"{string('{' + json.dumps(options['ROOT'] or 'root') + ':')} || {text} || '}}'"
+    return f"SELECT {text} FROM {rows.text}", NVARCHAR
+
+
+def _is_json(node: exp.Expression) -> bool:
+    """Whether the value is JSON already: a nested FOR JSON, or JSON_QUERY."""
+    _, inside = output_name(node)
+    if isinstance(inside, exp.Anonymous):
+        return inside.name.lower() == MARK + "json_query"
+    return isinstance(inside, exp.Subquery) and "JSON" in str(
+        inside.this.args.get("for_") and inside.this.args["for_"].args.get("kind")
+    )
+
+
+def _value(field: str, output: Output, raw: bool) -> str:
+    if raw:
+        return field
+    if output.type is not None and output.type.name == "bit":
+        return f"CASE {field} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
+    return f"tsql.json_text({field})"
+
+
+def _object(members: list[tuple[list[str], str]], nulls: bool) -> str:
+    parts = []
+    for (nested, name), group in groupby(members, key=lambda member: (len(member[0]) > 1, member[0][0])):
+        several = list(group)
+        key = string(json.dumps(name, ensure_ascii=False) + ":")
+        if nested:
+            inside = _object([(path[1:], text) for path, text in several], nulls)
+            parts.append(f"{key} || nullif({inside}, '{{}}')")
+        else:
+            parts += [
+                f"{key} || {f'coalesce({text}, {chr(39)}null{chr(39)})' if nulls else text}" for _, text in several
+            ]
+    return f"'{{' || concat_ws(',', {', '.join(parts)}) || '}}'"

@@ -1,0 +1,204 @@
+"""FOR XML RAW, AUTO and PATH: the document is put together as text."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.documents.shared import options_of, rows_of
+from servicebroker.tsql.translation.queries.selects import Output
+from servicebroker.tsql.translation.text_writer import Writer, string
+from servicebroker.tsql.types import NVARCHAR, XML, SqlType
+
+_KNOWN = frozenset(
+    {"RAW", "AUTO", "PATH", "ROOT", "TYPE", "ELEMENTS", "ELEMENTS XSINIL", "ELEMENTS ABSENT", "BINARY BASE64"}
+)
+_INLINE = frozenset({"", "*", "text()", "node()", "data()"})
+_NIL = "http://www.w3.org/2001/XMLSchema-instance"
+
+
+def for_xml(writer: Writer, node: exp.Expression, clause: exp.Expression) -> tuple[str, SqlType]:
+    """The query as one document: a scalar query, null without rows.
+
+    Raises:
+        TsqlError: 40515 for EXPLICIT and schemas, 6800 for AUTO without a table.
+    """
+    options = options_of(clause, _KNOWN, "FOR XML")
+    rows = rows_of(writer, node)
+    elements = any(option.startswith("ELEMENTS") for option in options) or "PATH" in options
+    paths = [_path(each, elements, is_path="PATH" in options) for each in rows.outputs]
+    members = [(path, f"c{number}", each) for number, (path, each) in enumerate(zip(paths, rows.outputs, strict=True))]
+    nil = "ELEMENTS XSINIL" in options
+    declared = _declared(writer, nil)
+    root = (options["ROOT"] or "root") if "ROOT" in options else ""
+    on_top = "" if root else declared
+    if "AUTO" in options:
+        text, source = _nested(_levels(node, members), rows.text, on_top, nil)
+    else:
+        name = _row_name(options)
+        row = _element(name, members, on_top, nil) if name else _content(members, nil)
+        text, source = f"string_agg({row}, '')", rows.text
+    if root:
+        text = f"{string(f'<{_name(root)}{declared}>')} || {text} || {string(f'</{_name(root)}>')}"
+    return f"SELECT {text} FROM {source}", XML if "TYPE" in options else NVARCHAR
+
+
+Member = tuple[list[str], str, Output]
+
+
+def _row_name(options: dict[str, str]) -> str:
+    given = options["RAW" if "RAW" in options else "PATH"] or "row"
+    return "" if given == "''" else _name(given)
+
+
+# ---------------------------------------------------------------- AUTO
+
+
+def _levels(node: exp.Expression, members: list[Member]) -> list[tuple[str, list[Member]]]:
+    """The columns of each table under its name, in the order in which the list of SELECT comes to the tables.
+
+    What comes from no table stands with the column before it.
+    """
+    names = _table_names(node)
+    found: dict[str, list[Member]] = {}
+    source = next((each.source for _, _, each in members if each.source in names), next(iter(names)))
+    for member in members:
+        source = member[2].source if member[2].source in names else source
+        found.setdefault(source, []).append(member)
+    return [(names[source], several) for source, several in found.items()]
+
+
+def _table_names(node: exp.Expression) -> dict[str, str]:
+    """The tables of a query by their names in lower case; the element is called as FROM calls the table."""
+    first = node
+    while isinstance(first, exp.SetOperation):
+        first = first.this
+    from_ = first.args.get("from_")
+    if from_ is None:
+        raise TsqlError(6800, "FOR XML AUTO requires at least one table for generating XML tags. Use FOR XML RAW or add a "
+                        "FROM clause with a table name.")  # fmt: skip
+    tables = [from_.this, *(join.this for join in [*(first.args.get("joins") or []), *_inner_joins(from_.this)])]
+    return {table.alias_or_name.lower(): _name(_called(table)) for table in tables}
+
+
+def _inner_joins(table: exp.Expression) -> list[exp.Expression]:
+    return list(table.args.get("joins") or [])
+
+
+def _called(table: exp.Expression) -> str:
+    if isinstance(table, exp.Table) and not table.alias:
+        return ".".join(part.name for part in table.parts)
+    return table.alias_or_name
+
+
+def _nested(levels: list[tuple[str, list[Member]]], rows: str, declared: str, nil: bool) -> tuple[str, str]:
+    """The document and where it is read from: rows that follow each other with the same outer columns share them."""
+    *outer, (name, members) = levels
+    leaf = _element(name, members, "" if outer else declared, nil)
+    if not outer:
+        return f"string_agg({leaf}, '')", rows
+    opened = [_opening(name, members, "" if place else declared, nil) for place, (name, members) in enumerate(outer)]
+    numbered = f"SELECT row_number() OVER () AS place, document.* FROM {rows}"
+    texts = ", ".join(f"{text} AS opened{level}" for level, text in enumerate(opened))
+    source = f"SELECT place, {texts}, {leaf} AS inside FROM ({numbered}) document"
+    changes = [
+        f"opened{level} IS DISTINCT FROM lag(opened{level}) OVER (ORDER BY place)" for level in range(len(outer))
+    ]
+    begins = ", ".join(f"{' OR '.join(changes[: level + 1])} AS begins{level}" for level in range(len(outer)))
+    source = f"SELECT *, {begins} FROM ({source}) document"
+    groups = ", ".join(
+        f"count(*) FILTER (WHERE begins{level}) OVER (ORDER BY place) AS group{level}" for level in range(len(outer))
+    )
+    source = f"SELECT *, {groups} FROM ({source}) document"
+    for level in range(len(outer) - 1, -1, -1):
+        kept = "".join(
+            f"min(opened{above}) AS opened{above}, min(group{above}) AS group{above}, " for above in range(level)
+        )
+        inside = f"min(opened{level}) || string_agg(inside, '' ORDER BY place) || {string(f'</{outer[level][0]}>')}"
+        source = f"SELECT {kept}min(place) AS place, {inside} AS inside FROM ({source}) document GROUP BY group{level}"
+    return "string_agg(inside, '' ORDER BY place)", f"({source}) document"
+
+
+def _declared(writer: Writer, nil: bool) -> str:
+    found = dict(sorted(writer.namespaces.items()))
+    if nil:
+        found["xsi"] = _NIL
+    return "".join(f' xmlns{":" if prefix else ""}{prefix}="{_escaped(uri)}"' for prefix, uri in found.items())
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+
+
+def _path(output: Output, elements: bool, *, is_path: bool) -> list[str]:
+    if not is_path:
+        if not output.name:
+            raise TsqlError(
+                6809,
+                "Unnamed tables cannot be used as XML identifiers as well as unnamed columns cannot be used for attribute names.",
+            )
+        return [output.name if elements else f"@{output.name}"]
+    return output.name.split("/") if output.name not in _INLINE else [output.name]
+
+
+def _name(text: str) -> str:
+    """A name of XML: signs that it cannot have are written as _x0020_."""
+    found = re.sub(r"[^\w.:\-]", lambda sign: f"_x{ord(sign[0]):04X}_", text)
+    return found if re.match(r"[^\W\d]", found) else f"_x{ord(found[0]):04X}_{found[1:]}"
+
+
+def _element(name: str, members: list[Member], declared: str, nil: bool) -> str:
+    """An element of which attributes come first."""
+    start, rest = _start(name, members, declared)
+    if not rest:
+        return f"{start} || '/>'"
+    return f"{start} || coalesce('>' || nullif({_content(rest, nil)}, '') || {string(f'</{name}>')}, '/>')"
+
+
+def _opening(name: str, members: list[Member], declared: str, nil: bool) -> str:
+    """An element that others stand in: up to where they come."""
+    start, rest = _start(name, members, declared)
+    return f"({start} || '>' || {_content(rest, nil)})" if rest else f"({start} || '>')"
+
+
+def _start(name: str, members: list[Member], declared: str) -> tuple[str, list[Member]]:
+    """The name and the attributes of an element; the members that are none."""
+    attributes = [member for member in members if member[0][0].startswith("@")]
+    parts = [string(f"<{name}{declared}")]
+    parts += [
+        f"coalesce({string(f' {_name(path[0][1:])}=' + chr(34))} || tsql.xml_attribute(tsql.xml_text({field})) || '\"', '')"
+        for path, field, _ in attributes
+    ]
+    return " || ".join(parts), [member for member in members if not member[0][0].startswith("@")]
+
+
+def _content(members: list[Member], nil: bool) -> str:
+    parts = []
+    for inner, group in groupby(members, key=lambda member: (len(member[0]) > 1, member[0][0])):
+        several = list(group)
+        if not inner[0]:
+            parts += [_leaf(path[0], field, output, nil) for path, field, output in several]
+        else:
+            below = [(path[1:], field, output) for path, field, output in several]
+            fields = ", ".join(field for _, field, _ in below)
+            parts.append(
+                f"CASE WHEN num_nonnulls({fields}) = 0 THEN '' ELSE {_element(_name(inner[1]), below, '', nil)} END"
+            )
+    return "(" + (" || ".join(parts) or "''") + ")"
+
+
+def _leaf(name: str, field: str, output: Output, nil: bool) -> str:
+    inside = field if output.type == XML else f"tsql.xml_escaped(tsql.xml_text({field}))"
+    if name.startswith("@"):
+        raise TsqlError(
+            6852,
+            f"Attribute-centric column '{name}' must not come after a non-attribute-centric sibling in XML hierarchy in FOR XML PATH.",
+        )
+    if name in _INLINE:
+        return f"coalesce({inside}, '')"
+    whole = f"{string(f'<{_name(name)}>')} || {inside} || {string(f'</{_name(name)}>')}"
+    otherwise = string(f'<{_name(name)} xsi:nil="true"/>') if nil else "''"
+    return f"coalesce({whole}, {otherwise})"

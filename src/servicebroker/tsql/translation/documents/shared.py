@@ -1,0 +1,69 @@
+"""What FOR XML and FOR JSON share: their options, and the rows of the query under them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.translation.queries.selects import Output, query
+from servicebroker.tsql.translation.text_writer import Writer, refused
+
+_MODES = frozenset({"RAW", "AUTO", "PATH"})
+
+
+class UnknownColumns(TsqlError):
+    """A star hides columns that are not known: those of PostgreSQL's own views, or of tables nobody has looked up."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            40515,
+            f"A star in {where} over a table whose columns are not known is not supported here. Name the columns.",
+        )
+
+
+class Rows(NamedTuple):
+    """The query: its columns, and its text with these named c0, c1, ..."""
+
+    outputs: list[Output]
+    text: str
+
+
+def options_of(clause: exp.Expression, known: frozenset[str], what: str) -> dict[str, str]:
+    """The options of the clause by their names; the value in parentheses, "" where there is none.
+
+    Raises:
+        TsqlError: 40515 for one that is not known, 102 without a mode, or with two.
+    """
+    given: dict[str, str] = {}
+    for each in clause.expressions:
+        said = each.this if isinstance(each, exp.QueryOption) else each
+        value = ""
+        if isinstance(said, exp.XMLKeyValueOption):
+            value = said.expression.name if said.args.get("expression") is not None else ""
+            if said.args.get("expression") is not None and not value:
+                value = "''"
+            said = said.this
+        name = said.name.upper()
+        if name not in known:
+            raise refused(f"{what} {name}")
+        given[name] = value
+    if len(_MODES & given.keys()) != 1:
+        raise syntax_error(what, 0)
+    return given
+
+
+def rows_of(writer: Writer, node: exp.Expression) -> Rows:
+    """The rows that become the document.
+
+    Raises:
+        UnknownColumns: 40515 where a star hides the columns.
+    """
+    plain = node.copy()
+    plain.set("for_", None)
+    done = query(writer, plain, outermost=False)
+    if done.outputs is None:
+        raise UnknownColumns("a query with FOR XML or FOR JSON")
+    names = ", ".join(f"c{number}" for number in range(len(done.outputs)))
+    return Rows(done.outputs, f"({done.text}) AS document ({names})")

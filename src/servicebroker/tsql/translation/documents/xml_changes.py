@@ -1,0 +1,184 @@
+"""modify() of xml: insert, delete, and replace value of; a new document with the change."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.documents.xml_paths import PROLOG, Path, read_path
+from servicebroker.tsql.translation.text_writer import Sql, Writer, kind_of, refused, string
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import NVARCHAR, XML
+
+_DELETE = re.compile(r"\s*delete\s+(?P<path>.+)", re.DOTALL)
+_REPLACE = re.compile(r"\s*replace\s+value\s+of\s+(?P<path>.+?)\s+with\s+(?P<value>.+)", re.DOTALL)
+_INSERT = re.compile(
+    r"""\s*insert\s+(?P<content>.*[>)}])\s*(?:as\s+(?P<end>first|last)\s+)?(?P<where>into|before|after)\s+
+    (?P<path>(?:[^<>"']|"[^"]*"|'[^']*')+)""",
+    re.DOTALL | re.VERBOSE,
+)
+_VARIABLE = r"""sql:variable\(\s*(?:"|')(@[\w$#@]+)(?:"|')\s*\)"""
+_ENCLOSED = re.compile(rf"\{{\s*{_VARIABLE}\s*\}}")
+_CONSTRUCTED = re.compile(r"(?:(attribute)\s+([A-Za-z_][\w.-]*)|(text))\s*\{\s*(.+?)\s*\}", re.DOTALL)
+_STRING = re.compile(r""""((?:[^"]|"")*)"|'((?:[^']|'')*)'""")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_OF_ATTRIBUTE = re.compile(r"""\.a\.("(?:[^"\\]|\\.)*")$""")
+_ONLY = "Values are strings, numbers and sql:variable(), content is XML, attribute name {...}, text {...} or sql:variable()."
+
+
+class _Target(NamedTuple):
+    path: Path
+    attribute: str | None  # with its @: the nodes have it
+
+
+class _Change(NamedTuple):
+    action: str
+    target: _Target
+    content: str  # PostgreSQL's expression of it, in jsonb
+
+
+def modified(writer: Writer, of: Sql, text: str, shown: str) -> Sql:
+    """The document after the change. `shown` is what errors call the value.
+
+    Raises:
+        TsqlError: 2209 for what cannot be read, 2226 and 2337 where there could be several nodes, 2356 for a value of
+            an element, 40515 for what is not supported.
+    """
+    if of.type is not None and of.type.name != "xml":
+        raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
+    change = _read(writer, text)
+    place = "tree.node"
+    for stage in change.target.path.stages[:-1]:
+        place = f"tsql.xml_item({place}, {string(stage.path)}, {stage.place or 0}{_passed(writer, change.target.path)})"
+    last = change.target.path.stages[-1]
+    numbers = f"tsql.xml_numbers({place}, {string(last.path or 'strict $')}{_passed(writer, change.target.path)})"
+    if last.place is not None:
+        numbers = f"coalesce(jsonb_build_array({numbers} -> {last.place}), '[]')"
+    attribute = "NULL" if change.target.attribute is None else string(change.target.attribute)
+    return Sql(
+        f"(SELECT tsql.xml_written(tsql.xml_changed(tree.node, {numbers}, '{change.action}', {attribute}, {change.content})) "
+        f"FROM (SELECT tsql.xml_addressed(tsql.xml_tree({of.text}), {string(shown)})) AS tree (node))",
+        XML,
+    )
+
+
+def _read(writer: Writer, text: str) -> _Change:
+    prolog, rest = "", text
+    while (found := PROLOG.match(rest)) is not None:
+        prolog, rest = prolog + found[0], rest[found.end() :]
+    if (found := _DELETE.fullmatch(rest)) is not None:
+        return _Change("delete", _target(writer, prolog + found["path"]), "NULL")
+    if (found := _REPLACE.fullmatch(rest)) is not None:
+        target = _target(writer, prolog + found["path"])
+        if not target.path.is_single:
+            raise TsqlError(
+                2337, "XQuery [modify()]: The target of 'replace' must be at most one node. Write (path)[1]."
+            )
+        if target.attribute is None and target.path.kind != "text":
+            raise TsqlError(
+                2356,
+                "XQuery [modify()]: The target of 'replace value of' must be a non-metadata attribute or an element with "
+                "simple typed content. Write (path/text())[1].",
+            )
+        return _Change("replace", target, f"to_jsonb({_value(writer, found['value'])})")
+    if (found := _INSERT.fullmatch(rest)) is not None:
+        return _insert(writer, prolog, found)
+    raise TsqlError(2209, f"XQuery: Syntax error near '{rest.strip()[:40]}' in '{text[:60]}'.")
+
+
+def _insert(writer: Writer, prolog: str, found: re.Match[str]) -> _Change:
+    if found["end"] and found["where"] != "into":
+        raise TsqlError(2209, f"XQuery: Syntax error near '{found['where']}' behind 'as {found['end']}'.")
+    action = (found["end"] or "last") if found["where"] == "into" else found["where"]
+    target = _target(writer, prolog + found["path"])
+    if target.attribute is not None or (target.path.kind == "text" and found["where"] == "into"):
+        raise TsqlError(2340, "XQuery [modify()]: The target of 'insert' must be an element.")
+    if not target.path.is_single:
+        raise TsqlError(2226, "XQuery [modify()]: The target of 'insert' must be a single node. Write (path)[1].")
+    content = found["content"].strip()
+    made = _CONSTRUCTED.fullmatch(content)
+    if made is not None and made[1]:
+        if found["where"] != "into":
+            raise TsqlError(2209, "XQuery: Syntax error: an attribute is inserted into an element.")
+        return _Change("last", target._replace(attribute="@" + made[2]), f"to_jsonb({_value(writer, made[4])})")
+    if made is not None:
+        return _Change(
+            action, target, f"jsonb_build_array(jsonb_build_object('k', 't', 'v', {_value(writer, made[4])}))"
+        )
+    return _Change(action, target, _nodes(writer, prolog, content))
+
+
+def _target(writer: Writer, text: str) -> _Target:
+    path = read_path(text, writer.namespaces, lambda name: kind_of(writer.variable_type(name)) == "number")
+    if path.function:
+        raise refused(f"modify() of {path.function}()", _ONLY)
+    last = path.stages[-1]
+    if last.path.startswith("$v"):
+        raise refused("modify() of sql:variable()", "Change the variable itself.")
+    owned = _OF_ATTRIBUTE.search(last.path)
+    if owned is None and path.kind == "attribute":
+        raise refused("modify() of all attributes", "Name the attribute.")
+    if owned is None:
+        return _Target(path, None)
+    stages = (*path.stages[:-1], last._replace(path=last.path[: owned.start()]))
+    return _Target(path._replace(stages=stages), json.loads(owned[1]))
+
+
+def _nodes(writer: Writer, prolog: str, content: str) -> str:
+    """What is inserted, as an array of nodes."""
+    whole = re.fullmatch(_VARIABLE, content)
+    if whole is not None:
+        value = writer.variable(whole[1])
+        if value.type != XML:
+            raise refused(
+                "insert of a variable that is no xml", "Write text {sql:variable(...)}, or an element around it."
+            )
+        return f"(tsql.xml_tree({value.text}) -> 'c')"
+    if content.startswith("(") and content.endswith(")"):
+        content = re.sub(r">\s*,\s*<", "><", content[1:-1].strip())
+    if not content.startswith("<") or re.sub(_ENCLOSED, "", content).count("{"):
+        raise refused(f"insert {content[:40]}", _ONLY)
+    pieces = []
+    for place, piece in enumerate(_ENCLOSED.split(content)):
+        if place % 2:
+            pieces.append(_in_content(writer, piece))
+        elif piece:
+            pieces.append(string(piece))
+    known = dict(writer.namespaces)
+    while (found := PROLOG.match(prolog)) is not None:
+        known[found[1] or ""] = found[2] if found[2] is not None else found[3]
+        prolog = prolog[found.end() :]
+    return f"tsql.xml_nodes({' || '.join(pieces)}, {string(json.dumps(known))}::jsonb)"
+
+
+def _in_content(writer: Writer, name: str) -> str:
+    value = writer.variable(name)
+    text = value.text if value.type == XML else f"tsql.xml_attribute({converted(value, NVARCHAR).text})"
+    return f"coalesce({text}, '')"
+
+
+def _value(writer: Writer, text: str) -> str:
+    """The text that a value becomes."""
+    text = text.strip()
+    found = re.fullmatch(_VARIABLE, text)
+    if found is not None:
+        return f"coalesce(tsql.xml_text({writer.variable(found[1]).text}), '')"
+    if _NUMBER.fullmatch(text):
+        return string(text) + "::text"
+    quoted = _STRING.fullmatch(text)
+    if quoted is None:
+        raise refused(f"The value {text[:40]} in modify()", _ONLY)
+    said = quoted[1].replace('""', '"') if quoted[1] is not None else quoted[2].replace("''", "'")
+    for entity, sign in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&apos;", "'"), ("&amp;", "&")):
+        said = said.replace(entity, sign)
+    return string(said) + "::text"
+
+
+def _passed(writer: Writer, path: Path) -> str:
+    """What sql:variable() in the path stands for."""
+    if not path.variables:
+        return ""
+    pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(path.variables, 1))
+    return f", jsonb_build_object({pairs})"

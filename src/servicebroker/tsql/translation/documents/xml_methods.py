@@ -1,0 +1,174 @@
+"""The methods of xml: value(), query(), exist() and nodes()."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.syntax import MUTATOR
+from servicebroker.tsql.translation.definitions.user_functions import scalar_call
+from servicebroker.tsql.translation.documents.xml_changes import modified
+from servicebroker.tsql.translation.documents.xml_paths import Path, Stage, read_path
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Sql,
+    Writer,
+    closed_text,
+    identifier,
+    kind_of,
+    refused,
+    string,
+    write_value,
+)
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import BIT, INT, NVARCHAR, XML, SqlType, parse_type
+
+NODE = SqlType("xml_node")  # what nodes() returns: a tree in jsonb
+
+
+def method(writer: Writer, node: exp.Dot) -> Sql:
+    """A method of a value, or a user-defined function.
+
+    Raises:
+        TsqlError: 8137 for modify(), which SET takes, 2389 where value() could find several nodes.
+    """
+    call = node.expression
+    if isinstance(call, exp.Identifier):
+        return _owner(writer, node)
+    if not isinstance(call, exp.Anonymous):
+        raise refused("A name of this many parts", "Name columns as table.column.")
+    name = call.name.lower()
+    if name == MUTATOR and len(call.expressions) == 1:
+        return modified(writer, _owner(writer, node.this), _literal(call.expressions[0]), _shown(node.this))
+    if name == "modify":
+        raise TsqlError(
+            8137,
+            "Incorrect use of the XML data type method 'modify'. A non-mutator method is expected in this context.",
+        )
+    if name not in ("value", "query", "exist"):
+        return scalar_call(writer, node)
+    arguments = list(call.expressions)
+    if len(arguments) != (2 if name == "value" else 1):
+        raise TsqlError(174, f"The {name} function requires {2 if name == 'value' else 1} argument(s).", severity=15)
+    of = _owner(writer, node.this)
+    path = _path(writer, arguments[0], of)
+    if name == "value":
+        return _value(writer, of, path, parse_type(_literal(arguments[1])))
+    if name == "exist":
+        return Sql(_applied(writer, "tsql.xml_exist", of, path), BIT)
+    if path.function:
+        return Sql(f"tsql.xml_escaped({_text(writer, of, path)})", XML)
+    return Sql(_applied(writer, "tsql.xml_query", of, path), XML)
+
+
+def nodes_of(writer: Writer, node: exp.Expression, alias: exp.Expression | None, sources: list[Source]) -> str | None:
+    """nodes() in FROM, as T(c); None for something else."""
+    call = node.expression if isinstance(node, exp.Dot) else node.this if isinstance(node, exp.Table) else None
+    if not isinstance(call, exp.Anonymous) or call.name.lower() != "nodes":
+        return None
+    columns = [each.name for each in alias.args.get("columns") or []] if alias is not None else []
+    if alias is None or len(columns) != 1 or len(call.expressions) != 1:
+        raise TsqlError(102, "Incorrect syntax: nodes() is written as nodes('path') AS name(column).", severity=15)
+    of = _owner(writer, node.this) if isinstance(node, exp.Dot) else _table_owner(writer, node)
+    path = _path(writer, call.expressions[0], of)
+    if path.function:
+        raise refused(f"nodes() of {path.function}()")
+    sources.append(Source(alias.name.lower(), {columns[0].lower(): Column(columns[0], NODE)}))
+    name = f"{identifier(alias.name)} ({identifier(columns[0])})"
+    if path.stages[-1].place is None:
+        return f"{_applied(writer, 'tsql.xml_items', of, path)} AS {name}"
+    return f"(SELECT item FROM (SELECT {_item(writer, of, path, path.stages)} AS item) one WHERE item IS NOT NULL) AS {name}"
+
+
+def _owner(writer: Writer, node: exp.Expression) -> Sql:
+    """What a method is called on."""
+    if isinstance(node, exp.Dot) and isinstance(node.expression, exp.Identifier):
+        inside = node.this
+        table = inside if isinstance(inside, exp.Identifier) else inside.args.get("expression")
+        if not isinstance(table, exp.Identifier):
+            raise syntax_error(node.expression.name, 0)
+        return write_value(writer, exp.Column(this=node.expression.copy(), table=table.copy()))
+    return write_value(writer, node)
+
+
+def _shown(node: exp.Expression) -> str:
+    return f"@{node.name}" if isinstance(node, exp.Parameter) else node.name
+
+
+def _table_owner(writer: Writer, node: exp.Expression) -> Sql:
+    db, catalog = node.args.get("db"), node.args.get("catalog")
+    if isinstance(db, exp.Parameter):
+        return write_value(writer, db)
+    if not isinstance(db, exp.Identifier):
+        raise refused("nodes() of this value", "Put it into a variable of type xml first.")
+    column = exp.Column(this=db.copy())
+    if isinstance(catalog, exp.Identifier):
+        column.set("table", catalog.copy())
+    return write_value(writer, column)
+
+
+def _literal(node: exp.Expression) -> str:
+    if not isinstance(node, exp.Literal | exp.National) or (isinstance(node, exp.Literal) and not node.is_string):
+        raise TsqlError(8172, "The argument of the XML data type method must be a string literal.")
+    return str(node.this)
+
+
+def _path(writer: Writer, node: exp.Expression, of: Sql) -> Path:
+    if of.type is not None and of.type.name not in ("xml", "xml_node"):
+        raise TsqlError(258, f"Cannot call methods on {of.type.name}.", severity=15)
+    path = read_path(_literal(node), writer.namespaces, lambda name: kind_of(writer.variable_type(name)) == "number")
+    if path.is_absolute and of.type == NODE:
+        raise refused("An absolute path on what nodes() returns", "Begin it with a step or a dot.")
+    return path
+
+
+def _tree(of: Sql) -> str:
+    return of.text if of.type == NODE else f"tsql.xml_tree({closed_text(of)})"
+
+
+def _variables(writer: Writer, path: Path) -> str:
+    if not path.variables:
+        return ""
+    pairs = ", ".join(f"'v{number}', {writer.variable(name).text}" for number, name in enumerate(path.variables, 1))
+    return f", jsonb_build_object({pairs})"
+
+
+def _item(writer: Writer, of: Sql, path: Path, stages: tuple[Stage, ...]) -> str:
+    text = _tree(of)
+    for stage in stages:
+        if stage.path:
+            text = f"tsql.xml_item({text}, {string(stage.path)}, {stage.place or 0}{_variables(writer, path)})"
+    return text
+
+
+def _applied(writer: Writer, function: str, of: Sql, path: Path) -> str:
+    """A function over all that the path finds."""
+    last = path.stages[-1]
+    before = _item(writer, of, path, path.stages[:-1])
+    if last.place is not None:
+        before, last = _item(writer, of, path, path.stages), Stage("strict $", None)
+    return f"{function}({before}, {string(last.path or 'strict $')}{_variables(writer, path)})"
+
+
+def _value(writer: Writer, of: Sql, path: Path, to: SqlType) -> Sql:
+    if not path.is_single:
+        raise TsqlError(
+            2389,
+            "XQuery [value()]: 'value()' requires a singleton (or empty sequence), found operand of type 'xdt:untypedAtomic *'. "
+            "Write (path)[1].",
+        )
+    if to.name == "xml":
+        raise TsqlError(9500, "The data type 'xml' used in the VALUE method is invalid.")
+    if path.function == "count":
+        return converted(Sql(_applied(writer, "tsql.xml_count", of, path), INT), to)
+    text = _text(writer, of, path)
+    if to.name in ("varbinary", "binary", "image"):
+        coding = "hex" if path.function == "xs:hexBinary" else "base64"
+        return Sql(f"decode({text}, '{coding}')", to)
+    return converted(Sql(f"({text})", NVARCHAR), to)
+
+
+def _text(writer: Writer, of: Sql, path: Path) -> str:
+    function = "tsql.xml_local_name" if path.function == "local-name" else "tsql.xml_string"
+    return f"{function}({_item(writer, of, path, path.stages)})"

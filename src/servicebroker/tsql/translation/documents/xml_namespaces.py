@@ -1,0 +1,44 @@
+"""WITH XMLNAMESPACES: the prefixes that the XML methods and FOR XML of a statement know."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.tokens import STRING, string_value, unquoted
+from servicebroker.tsql.translation.reading.text_to_tree import Slice
+from servicebroker.tsql.translation.text_writer import Writer
+
+
+def without_namespaces(writer: Writer, piece: Slice) -> Slice:
+    """The statement behind WITH XMLNAMESPACES (...), whose prefixes the writer gets."""
+    words = piece.words
+    if words[:3] != ["WITH", "XMLNAMESPACES", "("]:
+        return piece
+    end = piece.closing(2)
+    for each in piece.part(3, end).split():
+        _declare(writer, each)
+    rest = piece.part(end + 1, len(words))
+    if rest.words[:1] != [","]:
+        return rest
+    return _with_common(rest)
+
+
+def _with_common(rest: Slice) -> Slice:
+    """`, name AS (...) SELECT` is WITH name AS (...) SELECT."""
+    from servicebroker.tsql.translation.reading.text_to_tree import read  # a text of its own
+
+    return read("WITH " + rest.part(1, len(rest.words)).text)
+
+
+def _declare(writer: Writer, each: Slice) -> None:
+    words = each.words
+    if len(words) == 2 and words[0] == "DEFAULT":
+        prefix, place = "", 1
+    elif len(words) == 3 and words[1] == "AS":
+        prefix, place = unquoted(each.tokens.text(each.first + 2)), 0
+    else:
+        raise syntax_error(each.text[:40], each.line())
+    if each.tokens.kinds[each.first + place] != STRING:
+        raise syntax_error(each.text[:40], each.line())
+    if prefix in writer.namespaces:
+        raise TsqlError(2341, f"WITH XMLNAMESPACES: the prefix '{prefix}' is declared twice.")
+    writer.namespaces[prefix] = string_value(each.tokens.text(each.first + place))

@@ -1,0 +1,1 @@
+"""SELECT and what stands in it."""

@@ -1,0 +1,199 @@
+"""Aggregates and window functions."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.text_writer import (
+    Sql,
+    Writer,
+    as_text,
+    closed_text,
+    only,
+    refused,
+    unsupported,
+    value_of,
+    write_value,
+)
+from servicebroker.tsql.types import BIGINT, FLOAT, INT, NVARCHAR, SqlType
+
+
+def _operand(writer: Writer, node: exp.Expression) -> tuple[str, Sql]:
+    """DISTINCT or nothing, and the value that is aggregated."""
+    if isinstance(node, exp.Distinct):
+        only(node, "expressions")
+        if len(node.expressions) != 1:
+            raise TsqlError(102, "Incorrect syntax near ','.", severity=15)
+        return "DISTINCT ", write_value(writer, node.expressions[0])
+    return "", write_value(writer, node)
+
+
+@value_of(exp.Count)
+def _count(writer: Writer, node: exp.Count) -> Sql:
+    only(node, "this", "big_int")
+    of = BIGINT if node.args.get("big_int") else INT
+    cast = "" if of == BIGINT else "::integer"
+    if isinstance(node.this, exp.Star):
+        return Sql(f"count(*){cast}", of)
+    distinct, value = _operand(writer, node.this)
+    return Sql(f"count({distinct}{closed_text(value)}){cast}", of)
+
+
+@value_of(exp.Min, exp.Max)
+def _extreme(writer: Writer, node: exp.Min | exp.Max) -> Sql:
+    only(node, "this")
+    _, value = _operand(writer, node.this)
+    name = "min" if isinstance(node, exp.Min) else "max"
+    if value.kind == "uniqueidentifier":
+        return Sql(f"{name}({value.text}::text)::uuid", value.type)
+    return Sql(f"{name}({closed_text(value)})", value.type)
+
+
+@value_of(exp.Sum, exp.Avg)
+def _total(writer: Writer, node: exp.Sum | exp.Avg) -> Sql:
+    only(node, "this")
+    distinct, value = _operand(writer, node.this)
+    name = "sum" if isinstance(node, exp.Sum) else "avg"
+    text = f"{name}({distinct}{value.text})"
+    kind = value.type.name if value.type else ""
+    if kind in ("tinyint", "smallint", "int", "bit"):
+        return Sql(f"trunc({text})::integer" if name == "avg" else f"{text}::integer", INT)
+    if kind == "bigint":
+        return Sql(f"trunc({text})::bigint", BIGINT)
+    if value.kind == "string":
+        raise TsqlError(8117, f"Operand data type {kind} is invalid for {name} operator.")
+    if value.type is None and name == "avg":  # of integers it is one
+        whole = f"pg_typeof(sum({distinct}{value.text})) = 'bigint'::regtype"
+        return Sql(f"(CASE WHEN {whole} THEN trunc({text}) ELSE {text} END)")
+    if kind in ("money", "smallmoney"):
+        return Sql(f"{text}::numeric(19,4)", SqlType("money"))
+    if kind == "decimal" and value.type is not None:
+        scale = max(value.type.scale or 0, 6) if name == "avg" else value.type.scale or 0
+        return Sql(f"round({text}, {scale})" if name == "avg" else text, SqlType("decimal", None, 38, scale))
+    return Sql(text, value.type)
+
+
+@value_of(exp.Stddev, exp.StddevPop)
+def _deviation(writer: Writer, node: exp.Stddev) -> Sql:
+    only(node, "this")
+    distinct, value = _operand(writer, node.this)
+    name = "stddev_pop" if isinstance(node, exp.StddevPop) else "stddev"
+    return Sql(f"{name}({distinct}{value.text})::float8", FLOAT)
+
+
+@value_of(exp.GroupConcat)
+def _string_agg(writer: Writer, node: exp.GroupConcat) -> Sql:
+    only(node, "this", "separator")
+    order = ""
+    of = node.this
+    if isinstance(of, exp.Order):
+        order = " " + order_text(writer, of)
+        of = of.this
+    value = write_value(writer, of)
+    text = as_text(value) if value.kind == "string" else f"tsql.to_nvarchar({closed_text(value)})"
+    return Sql(f"string_agg({text}, {as_text(write_value(writer, node.args['separator']))}{order})", NVARCHAR)
+
+
+def order_text(writer: Writer, node: exp.Order, named: dict[str, str] | None = None) -> str:
+    """ORDER BY: null comes first, as it is the lowest value. `named` has columns of the result by their names."""
+    parts = []
+    for each in node.expressions:
+        if not isinstance(each, exp.Ordered):
+            raise unsupported(each)
+        only(each, "this", "desc", "nulls_first")
+        parts.append(_ordered(writer, each, named or {}))
+    return "ORDER BY " + ", ".join(parts)
+
+
+def _ordered(writer: Writer, node: exp.Ordered, named: dict[str, str]) -> str:
+    of = node.this
+    down = " DESC NULLS LAST" if node.args.get("desc") else " NULLS FIRST"
+    if isinstance(of, exp.Literal) and not of.is_string:
+        return f"{of.this}{down}"
+    if isinstance(of, exp.Column) and not of.table and of.name.lower() in named:
+        return named[of.name.lower()] + down
+    if (
+        isinstance(of, exp.Subquery)
+        and isinstance(of.this, exp.Select)
+        and isinstance(of.this.expressions[0], exp.Null)
+    ):
+        return "NULL::integer"
+    value = write_value(writer, of)
+    if isinstance(of, exp.Column):
+        found = writer.column(of.table.lower(), of.name.lower())
+        if found is not None and not found[1].is_nullable:
+            return value.text + (" DESC" if node.args.get("desc") else "")
+    return closed_text(value) + down
+
+
+@value_of(exp.Window)
+def _window(writer: Writer, node: exp.Window) -> Sql:
+    only(node, "this", "partition_by", "order", "spec", "over")
+    function = _ranked(writer, node.this)
+    parts = []
+    if node.args.get("partition_by"):
+        parts.append("PARTITION BY " + ", ".join(write_value(writer, each).text for each in node.args["partition_by"]))
+    if node.args.get("order"):
+        parts.append(order_text(writer, node.args["order"]))
+    spec = node.args.get("spec")
+    if spec is not None:
+        parts.append(_frame(spec))
+    over = f"OVER ({' '.join(parts)})"
+    text = function.text
+    if text.startswith("round(") or text.endswith("::numeric(19,4)"):
+        inner = text.removeprefix("round(").removesuffix("::numeric(19,4)")
+        call, _, rest = inner.rpartition(", ") if text.startswith("round(") else (inner, "", "")
+        return Sql(f"round({call} {over}, {rest}" if rest else f"({call} {over})::numeric(19,4)", function.type)
+    cast = text.find("::")  # count(*)::integer: the window belongs to the call
+    if text.endswith(("::integer", "::bigint")) and text.startswith("trunc("):
+        inner, _, kind = text.removeprefix("trunc(").rpartition(")")
+        return Sql(f"trunc({inner} {over}){kind}", function.type)
+    if cast > 0 and text.endswith("::integer"):
+        return Sql(f"({text.removesuffix('::integer')} {over})::integer", function.type)
+    return Sql(f"{text} {over}", function.type)
+
+
+_RANKS: dict[type[exp.Expression], str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
+
+
+def _ranked(writer: Writer, node: exp.Expression) -> Sql:
+    if type(node) in _RANKS:
+        if any(node.args.values()):
+            raise unsupported(node)
+        return Sql(f"{_RANKS[type(node)]}()", BIGINT)
+    if isinstance(node, exp.Ntile):
+        return Sql(f"ntile({write_value(writer, node.this).text}::integer)", INT)
+    if isinstance(node, exp.FirstValue | exp.LastValue):
+        only(node, "this")
+        value = write_value(writer, node.this)
+        return Sql(f"{'first' if isinstance(node, exp.FirstValue) else 'last'}_value({value.text})", value.type)
+    if isinstance(node, exp.Lag | exp.Lead):
+        only(node, "this", "offset", "default")
+        value = write_value(writer, node.this)
+        rest = [write_value(writer, node.args[name]).text for name in ("offset", "default") if node.args.get(name)]
+        return Sql(f"{'lag' if isinstance(node, exp.Lag) else 'lead'}({', '.join([value.text, *rest])})", value.type)
+    if isinstance(node, exp.Count | exp.Sum | exp.Avg | exp.Min | exp.Max):
+        return write_value(writer, node)
+    raise refused(f"{type(node).__name__.upper()} OVER")
+
+
+def _frame(spec: exp.WindowSpec) -> str:
+    only(spec, "kind", "start", "start_side", "end", "end_side")
+
+    def bound(of: object, side: object) -> str:
+        text = of.name if isinstance(of, exp.Expression) else str(of)
+        if text.upper() not in ("UNBOUNDED", "CURRENT ROW") and not text.isdigit():
+            raise refused(f"The window frame bound {text[:40]}")
+        return f"{text} {side}" if side else text
+
+    start = bound(spec.args["start"], spec.args.get("start_side"))
+    end = spec.args.get("end")
+    if not end:
+        return f"{spec.args['kind']} {start}"
+    return f"{spec.args['kind']} BETWEEN {start} AND {bound(end, spec.args.get('end_side'))}"
+
+
+@value_of(exp.RowNumber, exp.Rank, exp.DenseRank, exp.Ntile)
+def _without_over(writer: Writer, node: exp.Expression) -> Sql:
+    raise TsqlError(10753, f"The function '{type(node).__name__.upper()}' must have an OVER clause.", severity=15)

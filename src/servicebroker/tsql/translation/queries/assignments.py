@@ -1,0 +1,69 @@
+"""SELECT @a = expression, ...: the values come as columns."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.queries.collecting import collected
+from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.text_writer import Sql, Writer, write_value
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.translation.values.functions import SPECIAL
+
+
+def assignment(writer: Writer, node: exp.Select) -> Translated:
+    """A SELECT of which every column is assigned to a variable.
+
+    Raises:
+        TsqlError: 141 where one is not.
+    """
+    targets: list[str] = []
+    replaced = node.copy()
+    for each in replaced.expressions:
+        if not isinstance(each, exp.EQ) or not isinstance(each.this, exp.Parameter):
+            raise TsqlError(
+                141,
+                "A SELECT statement that assigns a value to a variable must not be combined with data-retrieval operations.",
+                severity=15,
+            )
+        targets.append("@" + each.this.name.lower())
+    if _collects(replaced, targets):
+        return collected(writer, replaced, targets)
+    calls = [
+        exp.Anonymous(this=MARK + "assigned", expressions=[each.this, each.expression]) for each in replaced.expressions
+    ]
+    replaced.set("expressions", calls)
+    done = query(writer, replaced, outermost=True)
+    types = tuple(writer.variable_type(name) for name in targets)
+    return Translated(
+        done.text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.locks)
+    )
+
+
+def _collects(node: exp.Select, targets: list[str]) -> bool:
+    """Whether a variable goes on with its own value over several rows."""
+    if node.args.get("from_") is None or _is_one_row(node):
+        return False
+    used = {"@" + each.name.lower() for part in node.expressions for each in part.expression.find_all(exp.Parameter)}
+    return bool(used & set(targets)) and any(part.expression.find(exp.Column) for part in node.expressions)
+
+
+def _is_one_row(node: exp.Select) -> bool:
+    limit = node.args.get("limit")
+    if isinstance(limit, exp.Limit) and limit.expression.name == "1":
+        return True
+    return all(each.expression.find(exp.AggFunc) is not None for each in node.expressions)
+
+
+def _assigned(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    """What goes into a variable, as its type."""
+    name = "@" + nodes[0].name.lower()
+    value = converted(write_value(writer, nodes[1]), writer.variable_type(name))
+    writer.assigned[name] = Sql(f"({value.text})", value.type)
+    return value
+
+
+SPECIAL["assigned"] = _assigned

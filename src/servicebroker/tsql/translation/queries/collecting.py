@@ -1,0 +1,74 @@
+"""SELECT @a = @a + column FROM ...: a variable that goes on with its own value from row to row.
+
+The rows are numbered in the order of ORDER BY, and a recursive query walks along them.
+"""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.text_writer import Source, Writer, refused, write_value
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import STRINGS, SqlType
+
+_ROWS, _KEPT = "tsql_rows", "tsql_kept"
+
+
+def collected(writer: Writer, node: exp.Select, targets: list[str]) -> Translated:
+    """The variables after the last row.
+
+    Raises:
+        TsqlError: 40515 with aggregates or subqueries among the values.
+    """
+    values = [each.expression for each in node.expressions]
+    if any(value.find(exp.AggFunc, exp.Query, exp.Window, exp.Dot) is not None for value in values):
+        raise refused(
+            f"SELECT {targets[0]} = ... that goes on with its own value over such a query", "Use STRING_AGG or SUM."
+        )
+    columns = list(dict.fromkeys(column for value in values for column in value.find_all(exp.Column)))
+    rows = node.copy()
+    fields = [exp.alias_(column.copy(), f"c{number}") for number, column in enumerate(columns)]
+    rows.set("expressions", [exp.alias_(_numbered(rows), "n"), *fields])
+    numbered = query(writer, rows, outermost=False)
+    known = {
+        output.name: Column(output.name, output.type) for output in numbered.outputs or [] if output.type is not None
+    }
+    kept = {f"v{number}": Column(f"v{number}", writer.variable_type(name)) for number, name in enumerate(targets)}
+    steps = [value.transform(lambda each: _renamed(each, columns, targets)) for value in values]
+    with writer.query([Source(_ROWS, known if len(known) > len(columns) else None), Source(_KEPT, kept)]):
+        texts = [
+            _plain(converted(write_value(writer, step), writer.variable_type(name)).text, writer.variable_type(name))
+            for step, name in zip(steps, targets, strict=True)
+        ]
+    names = ", ".join(kept)
+    start = ", ".join(_plain(writer.variable(name).text, writer.variable_type(name)) for name in targets)
+    text = (
+        f"WITH RECURSIVE {_ROWS} AS MATERIALIZED ({numbered.text}), {_KEPT} (n, {names}) AS (SELECT 0::bigint, {start} UNION ALL "
+        f"SELECT {_ROWS}.n, {', '.join(texts)} FROM {_KEPT} JOIN {_ROWS} ON {_ROWS}.n = {_KEPT}.n + 1) "
+        f"SELECT {names} FROM {_KEPT} ORDER BY n DESC LIMIT 1"
+    )
+    types = tuple(writer.variable_type(name) for name in targets)
+    return Translated(text, tuple(writer.parameters), "assign", None, types, tuple(targets), before=tuple(writer.locks))
+
+
+def _plain(text: str, of: SqlType) -> str:
+    """Names of catalog views have another collation, and both parts of a recursive query must have one."""
+    return f'({text}) COLLATE "C"' if of.name in STRINGS or of.name == "xml" else text
+
+
+def _numbered(rows: exp.Select) -> exp.Expression:
+    order = rows.args.get("order")
+    if rows.args.get("limit") is None:
+        rows.set("order", None)
+    return exp.Window(this=exp.RowNumber(), order=order.copy() if order is not None else None, over="OVER")
+
+
+def _renamed(node: exp.Expression, columns: list[exp.Column], targets: list[str]) -> exp.Expression:
+    if isinstance(node, exp.Column) and node in columns:
+        return exp.column(f"c{columns.index(node)}", table=_ROWS)
+    if isinstance(node, exp.Parameter) and "@" + node.name.lower() in targets:
+        return exp.column(f"v{targets.index('@' + node.name.lower())}", table=_KEPT)
+    return node

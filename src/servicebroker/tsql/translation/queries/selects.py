@@ -1,0 +1,390 @@
+"""SELECT: one query, or several joined by UNION, EXCEPT and INTERSECT."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.queries.aggregates import order_text
+from servicebroker.tsql.translation.queries.sources import From, read_from
+from servicebroker.tsql.translation.reading.hints import Hints, lock_before
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Sql,
+    Writer,
+    closed_text,
+    identifier,
+    label,
+    only,
+    refused,
+    unsupported,
+    write_predicate,
+    write_value,
+)
+from servicebroker.tsql.types import NVARCHAR, SqlType
+
+_QUERY = (
+    "expressions",
+    "distinct",
+    "limit",
+    "from_",
+    "joins",
+    "where",
+    "group",
+    "having",
+    "order",
+    "offset",
+    "options",
+)
+NO_OPTION = frozenset({"RECOMPILE", "MAXDOP", "MAXRECURSION", "KEEPFIXED PLAN", "KEEP PLAN", "FAST", "FORCE ORDER",
+                       "HASH JOIN", "LOOP JOIN", "MERGE JOIN", "OPTIMIZE FOR", "ROBUST PLAN", "EXPAND VIEWS"})  # fmt: skip
+
+
+class Output(NamedTuple):
+    """A column of a result: the name in its own spelling, '' for none; `text` is ready for the list of SELECT.
+
+    `source` is the table, as the query calls it in lower case, that a column comes from unchanged.
+    """
+
+    name: str
+    text: str
+    type: SqlType | None
+    source: str = ""
+
+
+class Query(NamedTuple):
+    """A query in PostgreSQL. `outputs` is None when a star stands for columns that nobody knows."""
+
+    text: str
+    outputs: list[Output] | None
+
+
+def select_text(writer: Writer, node: exp.Expression) -> str:
+    """A query inside another statement."""
+    return query(writer, node, outermost=False).text
+
+
+def output_types(writer: Writer, node: exp.Expression) -> list[SqlType | None] | None:
+    """The types of the columns of a query, None when a star hides them."""
+    outputs = _looked_at(writer, node)
+    return None if outputs is None else [output.type for output in outputs]
+
+
+def output_columns(writer: Writer, node: exp.Expression) -> dict[str, Column] | None:
+    """The columns of a query by their names in lower case, None when one of their types is not known."""
+    outputs = _looked_at(writer, node)
+    if outputs is None or any(output.type is None for output in outputs):
+        return None
+    return {output.name.lower(): Column(output.name, output.type) for output in outputs if output.type is not None}
+
+
+def _looked_at(writer: Writer, node: exp.Expression) -> list[Output] | None:
+    """The outputs of a query that is written elsewhere: nothing of this writing stays."""
+    parameters, locks = list(writer.parameters), list(writer.locks)
+    try:
+        return query(writer, node, outermost=False).outputs
+    finally:
+        writer.parameters[:], writer.locks[:] = parameters, locks
+
+
+def query(writer: Writer, node: exp.Expression, *, outermost: bool, into: str = "") -> Query:
+    """A query with its common table expressions."""
+    with_ = node.args.get("with_")
+    if with_ is not None:
+        level: dict[str, dict[str, Column] | None] = {}
+        writer.common.append(level)
+        try:
+            text = common(writer, with_, level)
+            inner = _body(writer, node, outermost=outermost, into=into)
+            return Query(f"{text} {inner.text}", inner.outputs)
+        finally:
+            writer.common.pop()
+    return _body(writer, node, outermost=outermost, into=into)
+
+
+class CommonTable(NamedTuple):
+    """A common table expression: `names` are those of its columns where they are listed, `text` is its query's."""
+
+    name: str
+    names: list[str]
+    query: exp.Expression
+    text: str
+
+
+def common(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> str:
+    """WITH name AS (...), ... as it is written."""
+    return with_text(common_tables(writer, node, level))
+
+
+def with_text(tables: list[CommonTable]) -> str:
+    """WITH in PostgreSQL; each may read itself, as is allowed under RECURSIVE."""
+    parts = []
+    for each in tables:
+        columns = f" ({', '.join(identifier(column) for column in each.names)})" if each.names else ""
+        parts.append(f"{identifier(each.name)}{columns} AS ({each.text})")
+    return "WITH RECURSIVE " + ", ".join(parts)
+
+
+def common_tables(writer: Writer, node: exp.With, level: dict[str, dict[str, Column] | None]) -> list[CommonTable]:
+    """The common table expressions; `level` learns their columns."""
+    made = []
+    for each in node.expressions:
+        alias = each.args["alias"]
+        name, renamed = alias.name, [column.name for column in alias.args.get("columns") or []]
+        level[name.lower()] = None  # of itself nothing is known
+        inner = query(writer, each.this, outermost=False)
+        if inner.outputs is not None and all(output.type is not None for output in inner.outputs):
+            found = renamed if len(renamed) == len(inner.outputs) else [output.name for output in inner.outputs]
+            pairs = zip(found, inner.outputs, strict=True)
+            level[name.lower()] = {own.lower(): Column(own, output.type) for own, output in pairs if output.type}
+        made.append(CommonTable(name, renamed, each.this, inner.text))
+    return made
+
+
+def _body(writer: Writer, node: exp.Expression, *, outermost: bool, into: str) -> Query:
+    for_ = node.args.get("for_")
+    if for_ is not None:
+        from servicebroker.tsql.translation.documents.for_json import for_json
+        from servicebroker.tsql.translation.documents.for_xml import for_xml
+
+        kind = str(getattr(for_.args.get("kind"), "name", for_.args.get("kind"))).upper()
+        text, of = (for_xml if kind == "XML" else for_json)(writer, node, for_)
+        name = "" if not outermost else f"{kind}_F52E2B61-18A1-11d1-B105-00805F49916B"
+        return Query(f"SELECT ({text}) AS {label(name)}", [Output(name, text, of)])
+    if isinstance(node, exp.SetOperation):
+        return _joined(writer, node, outermost=outermost, into=into)
+    if isinstance(node, exp.Subquery):
+        only(node, "this")
+        return query(writer, node.this, outermost=outermost)
+    if isinstance(node, exp.Select):
+        return _select(writer, node, outermost=outermost, into=into)
+    raise unsupported(node)
+
+
+_SETS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Except: "EXCEPT", exp.Intersect: "INTERSECT"}
+
+
+def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
+    only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_", "options")
+    check_options(node)
+    left = query(writer, node.this, outermost=outermost, into=into)
+    right = query(writer, node.expression, outermost=False)
+    word = _SETS[type(node)] + ("" if node.args.get("distinct") else " ALL")
+    tail = _tail(writer, node, _named(left.outputs, outermost))
+    outputs = left.outputs
+    if outputs is not None and right.outputs is not None and len(outputs) == len(right.outputs):
+        pairs = zip(outputs, right.outputs, strict=True)
+        outputs = [one._replace(type=one.type or other.type) for one, other in pairs]
+    return Query(f"({left.text}) {word} ({right.text}){tail}", outputs)
+
+
+def _named(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:
+    """What ORDER BY calls the columns of the result."""
+    make = label if outermost else identifier
+    return {output.name.lower(): make(output.name) for output in outputs or [] if output.name}
+
+
+def _select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> Query:
+    only(node, *_QUERY, "with_", "into")
+    check_options(node)
+    if node.args.get("into") is not None and not into:
+        raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
+    if not node.expressions:
+        raise TsqlError(102, "Incorrect syntax near 'SELECT'.", severity=15)
+    found = read_from(writer, node.args.get("from_"), node.args.get("joins") or [])
+    with writer.query(found.sources):
+        outputs = [each for part in node.expressions for each in output(writer, part, found, outermost=outermost)]
+        assigned, writer.assigned = writer.assigned, {}  # seen to the right in the list, and nowhere else
+        try:
+            return Query(_text(writer, node, found, outputs, outermost), _known(outputs))
+        finally:
+            writer.assigned = assigned
+
+
+def _known(outputs: list[Output]) -> list[Output] | None:
+    return None if any(output.name == "*" for output in outputs) else outputs
+
+
+def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], outermost: bool) -> str:
+    parts = ["SELECT" + (" DISTINCT" if node.args.get("distinct") else "")]
+    if node.args.get("distinct") is not None:
+        only(node.args["distinct"])
+    parts.append(", ".join(each.text for each in outputs))
+    locking, from_text = locked(writer, node, found)
+    if from_text:
+        parts.append(from_text)
+    if node.args.get("where"):
+        parts.append("WHERE " + write_predicate(writer, node.args["where"].this))
+    if node.args.get("group"):
+        parts.append(_group(writer, node.args["group"]))
+    if node.args.get("having"):
+        parts.append("HAVING " + write_predicate(writer, node.args["having"].this))
+    plain = {each.name.lower() for each in node.expressions if isinstance(each, exp.Column)}
+    named = {name: text for name, text in _named(outputs, outermost).items() if name not in plain}
+    return " ".join(parts) + _tail(writer, node, named) + locking
+
+
+def locked(writer: Writer, node: exp.Select, found: From) -> tuple[str, str]:
+    """FOR UPDATE as the hints have it, and FROM; where PostgreSQL cannot lock so, FROM locks by itself."""
+    asked = [(source, hints) for source, hints in found.hints if hints.locks_rows or hints.skips_locked]
+    for source, hints in found.hints:
+        lock_before(writer, hints, source.table, source.alias, node.args.get("where"))
+    if not asked:
+        return "", found.text
+    grouped = any(node.args.get(name) for name in ("group", "having", "distinct")) or _aggregates(node)
+    if not grouped:
+        return "".join(
+            f" FOR UPDATE OF {identifier(source.alias)}{_waiting(hints)}" for source, hints in asked
+        ), found.text
+    text = found.text
+    for source, hints in asked:
+        plain = f"{source.table} AS {identifier(source.alias)}"
+        text = text.replace(
+            plain, f"(SELECT * FROM {source.table} FOR UPDATE{_waiting(hints)}) AS {identifier(source.alias)}", 1
+        )
+    return "", text
+
+
+def _waiting(hints: Hints) -> str:
+    return " SKIP LOCKED" if hints.skips_locked else "" if hints.waits else " NOWAIT"
+
+
+def _aggregates(node: exp.Select) -> bool:
+    return any(
+        isinstance(each, exp.AggFunc) and each.find_ancestor(exp.Select) is node
+        for part in node.expressions
+        for each in part.walk()
+    ) or any(isinstance(each, exp.Window) for part in node.expressions for each in part.walk())
+
+
+def _group(writer: Writer, node: exp.Group) -> str:
+    only(node, "expressions")
+    parts = []
+    for each in node.expressions:
+        if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
+            raise unsupported(each, "Write one query for each grouping and join them by UNION ALL.")
+        parts.append(write_value(writer, each).text)
+    return "GROUP BY " + ", ".join(parts)
+
+
+def _tail(writer: Writer, node: exp.Expression, named: dict[str, str]) -> str:
+    """ORDER BY, OFFSET, and TOP or FETCH."""
+    text = ""
+    order, limit, offset = (node.args.get(name) for name in ("order", "limit", "offset"))
+    if order is not None:
+        text += " " + order_text(writer, order, named)
+    if offset is not None:
+        text += f" OFFSET {row_count(writer, offset.expression)}"
+    if limit is not None:
+        text += _limit(writer, limit, ordered=order is not None)
+    return text
+
+
+def _limit(writer: Writer, node: exp.Expression, *, ordered: bool) -> str:
+    options = node.args.get("limit_options")
+    if options is not None and options.args.get("percent"):
+        raise refused("TOP ... PERCENT", "Write TOP with a number of rows.")
+    number = row_count(writer, node.args["count"] if isinstance(node, exp.Fetch) else node.expression)
+    if options is not None and options.args.get("with_ties"):
+        if not ordered:
+            raise TsqlError(1062, "The TOP N WITH TIES clause is not allowed without a corresponding ORDER BY clause.")
+        return f" FETCH FIRST ({number}) ROWS WITH TIES"
+    return f" LIMIT {number}"
+
+
+def row_count(writer: Writer, node: exp.Expression) -> str:
+    """How many rows: a number, or an expression of one."""
+    value = write_value(writer, node.this if isinstance(node, exp.Paren) else node)
+    if value.kind not in ("number", None):
+        raise TsqlError(
+            1060, "The number of rows provided for a TOP or FETCH clauses row count parameter must be an integer."
+        )
+    return value.text if value.text.isdigit() else f"({value.text})::bigint"
+
+
+def check_options(node: exp.Expression) -> None:
+    """OPTION (...): what only guides the optimizer changes nothing here; the rest is refused."""
+    for each in node.args.get("options") or []:
+        name = each.this.name.upper()
+        if name not in NO_OPTION:
+            raise refused(f"OPTION ({name})")
+
+
+def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
+    """A part of the list of SELECT: a column of the result, or those that a star stands for."""
+    if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
+        return _star(writer, node, found, outermost=outermost)
+    name, inside = output_name(node)
+    if isinstance(inside, exp.EQ):
+        raise TsqlError(
+            141 if isinstance(inside.this, exp.Parameter) else 102,
+            "A SELECT statement that assigns a value to a variable must not be combined with data-retrieval operations."
+            if isinstance(inside.this, exp.Parameter)
+            else "Incorrect syntax near '='.",
+            severity=15,
+        )
+    value = write_value(writer, inside)
+    text = f"{_shown(value)} AS {label(name) if outermost else _inner(name)}"
+    return [Output(name, text, _output_type(value), _source(inside, found))]
+
+
+def _source(node: exp.Expression, found: From) -> str:
+    if not isinstance(node, exp.Column):
+        return ""
+    if node.table:
+        return node.table.lower()
+    having = [source.alias for source in found.sources if source.columns and node.name.lower() in source.columns]
+    return having[0] if having else ""
+
+
+def _shown(value: Sql) -> str:
+    return value.text if value.type is None else closed_text(value)
+
+
+def _output_type(value: Sql) -> SqlType | None:
+    return NVARCHAR if value.is_open and value.type is not None and value.type.name == "nvarchar" else value.type
+
+
+def _inner(name: str) -> str:
+    return identifier(name) if name else label("")
+
+
+def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
+    """The name of a column of a result, and the expression; `'name' = expression` names it too."""
+    if isinstance(node, exp.Alias):
+        return node.alias, node.this
+    if isinstance(node, exp.EQ) and isinstance(node.this, exp.Literal | exp.National) and node.this.name:
+        return node.this.name, node.expression
+    if isinstance(node, exp.Column):
+        return node.name, node
+    return "", node
+
+
+def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
+    prefix = node.table if isinstance(node, exp.Column) else ""
+    alias = prefix.lower()
+    only(node, "this", "table")
+    sources = [source for source in found.sources if not alias or source.alias == alias]
+    if not sources:
+        if alias:
+            raise TsqlError(
+                107,
+                f"The column prefix '{prefix}' does not match with a table name or alias name used in the query.",
+            )
+        raise TsqlError(263, "Must specify table to select from.")
+    return [each for source in sources for each in _columns_of(writer, source, outermost)]
+
+
+def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]:
+    prefix = writer.alias(source.alias)
+    if source.columns is None or (source.is_catalog and len(source.columns) < 3):
+        return [Output("*", f"{prefix}.*", None)]
+    make = label if outermost else identifier
+    return [
+        Output(column.name, f"{prefix}.{identifier(column.name)} AS {make(column.name)}", column.type, source.alias)
+        for column in source.columns.values()
+        if column.name != "broker_database"
+    ]

@@ -1,0 +1,292 @@
+"""FROM: tables, views, queues, derived tables, joins, APPLY, and functions that return tables."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.engine.security.tsql_objects import Use
+from servicebroker.model import names
+from servicebroker.store.queue import quoted
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.definitions.user_functions import table_call
+from servicebroker.tsql.translation.reading.hints import Hints, hints_of, on_common
+from servicebroker.tsql.translation.reading.text_to_tree import MARK
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Sql,
+    Writer,
+    as_text,
+    identifier,
+    only,
+    refused,
+    schema_of,
+    unsupported,
+    write_predicate,
+    write_value,
+)
+from servicebroker.tsql.translation.values.alternatives import alike
+from servicebroker.tsql.translation.values.catalog_views import catalog_view
+from servicebroker.tsql.types import NVARCHAR
+
+
+class From:
+    """FROM as it is written: text, tables in sight, and what their hints say."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.sources: list[Source] = []
+        self.hints: list[tuple[Source, Hints]] = []
+
+
+def read_from(writer: Writer, node: exp.Expression | None, joins: list[exp.Expression]) -> From:
+    """The FROM of a query. Its tables come into sight one after the other, as APPLY needs it.
+
+    The caller keeps them in sight for the rest of the query.
+    """
+    found = From()
+    if node is None:
+        return found
+    only(node, "this")
+    with writer.query(found.sources):
+        found.text = "FROM " + _item(writer, node.this, found) + "".join(_join(writer, join, found) for join in joins)
+    return found
+
+
+def _item(writer: Writer, node: exp.Expression, found: From) -> str:
+    if isinstance(node, exp.Table):
+        text = _table(writer, node, found)
+    elif isinstance(node, exp.Subquery):
+        text = _derived(writer, node, found)
+    elif isinstance(node, exp.Values):
+        text = _values(writer, node, found)
+    elif isinstance(node, exp.Lateral):
+        return _item(writer, node.this, found)
+    elif isinstance(node, exp.Paren):
+        return f"({_item(writer, node.this, found)})"
+    else:
+        raise unsupported(node)
+    return text + "".join(_join(writer, join, found) for join in node.args.get("joins") or [])
+
+
+def _join(writer: Writer, node: exp.Expression, found: From) -> str:
+    only(node, "this", "on", "side", "kind", "hint")
+    side, kind = node.args.get("side") or "", node.args.get("kind") or ""
+    if isinstance(node.this, exp.Lateral):
+        return _apply(writer, node.this, found)
+    inside = _item(writer, node.this, found)
+    on = node.args.get("on")
+    if on is None:
+        if side or kind not in ("", "CROSS"):
+            raise TsqlError(102, "Incorrect syntax: a JOIN without ON.", severity=15)
+        return f" CROSS JOIN {inside}"
+    condition = write_predicate(writer, on)
+    return f" {(side or 'INNER')} JOIN {inside} ON {condition}"
+
+
+def _apply(writer: Writer, node: exp.Lateral, found: From) -> str:
+    only(node, "this", "alias", "cross_apply")
+    inside = node.this
+    alias = node.args.get("alias")
+    if isinstance(inside, exp.Subquery):
+        text = _named_query(writer, inside, alias, found)
+    else:
+        text = _function(writer, inside, alias, found)
+    text = text.removeprefix("LATERAL ")
+    return f" CROSS JOIN LATERAL {text}" if node.args.get("cross_apply") else f" LEFT JOIN LATERAL {text} ON true"
+
+
+def _derived(writer: Writer, node: exp.Subquery, found: From) -> str:
+    only(node, "this", "alias", "joins")
+    inside = node.this
+    if isinstance(inside, exp.Table):  # parentheses around joins
+        return f"({_item(writer, inside, found)})"
+    return _named_query(writer, node, node.args.get("alias"), found)
+
+
+def _named_query(writer: Writer, node: exp.Subquery, alias: exp.Expression | None, found: From) -> str:
+    from servicebroker.tsql.translation.queries.selects import output_columns, select_text  # it reads FROM
+
+    if alias is None or not alias.name:
+        raise TsqlError(
+            102, "Incorrect syntax near ')'. A derived table needs a name: (SELECT ...) AS name.", severity=15
+        )
+    with writer.hidden(found.sources if not isinstance(node.parent, exp.Lateral) else None):
+        text = select_text(writer, node.this)
+        columns = output_columns(writer, node.this)
+    renamed = [each.name for each in alias.args.get("columns") or []]
+    if renamed and columns is not None and len(renamed) == len(columns):
+        known = zip(renamed, columns.values(), strict=True)
+        columns = {name.lower(): column._replace(name=name) for name, column in known}
+    found.sources.append(Source(alias.name.lower(), columns))
+    return f"({text}) AS {identifier(alias.name)}{_column_list(renamed)}"
+
+
+def _column_list(renamed: list[str]) -> str:
+    return f" ({', '.join(identifier(name) for name in renamed)})" if renamed else ""
+
+
+def _values(writer: Writer, node: exp.Values, found: From) -> str:
+    only(node, "expressions", "alias", "joins")
+    alias = node.args.get("alias")
+    if alias is None:
+        raise TsqlError(102, "Incorrect syntax near ')'. VALUES in FROM needs a name.", severity=15)
+    rows = []
+    for row in node.expressions:
+        members = row.expressions if isinstance(row, exp.Tuple) else [row.this if isinstance(row, exp.Paren) else row]
+        rows.append([write_value(writer, each) for each in members])
+    if len({len(row) for row in rows}) != 1:
+        raise TsqlError(
+            10709, "The number of columns for each row in a table value constructor must be the same.", severity=15
+        )
+    fields = [alike(list(field)) for field in zip(*rows, strict=True)]
+    renamed = [each.name for each in alias.args.get("columns") or []]
+    columns: dict[str, Column] | None = None
+    if len(renamed) == len(fields) and all(of is not None for of, _ in fields):
+        columns = {
+            name.lower(): Column(name, of) for name, (of, _) in zip(renamed, fields, strict=True) if of is not None
+        }
+    found.sources.append(Source(alias.name.lower(), columns))
+    texts = ["(" + ", ".join(each[number] for _, each in fields) + ")" for number in range(len(rows))]
+    return f"(VALUES {', '.join(texts)}) AS {identifier(alias.name)}{_column_list(renamed)}"
+
+
+def _table(writer: Writer, node: exp.Table, found: From) -> str:
+    only(node, "this", "db", "catalog", "alias", "hints", "joins")
+    if isinstance(node.this, exp.Anonymous | exp.OpenJSON | exp.Dot) or (
+        isinstance(node.this, exp.Func) and not isinstance(node.this, exp.Parameter)
+    ):
+        return _function(writer, node, node.args.get("alias"), found)
+    alias = node.args.get("alias")
+    if alias is not None and alias.args.get("columns"):
+        raise refused("Names of columns behind a table's alias", "Give names in a derived table.")
+    own = object_name(node)
+    known = alias.name if alias is not None else own.name
+    name = known.lower()
+    if any(source.alias == name for source in found.sources):
+        raise TsqlError(
+            1013,
+            f'The objects "{own.name}" and "{known}" in the FROM clause have the same exposed names. '
+            "Use correlation names to distinguish them.",
+        )
+    hints = hints_of(node)
+    if not own.schema and not own.database and name_of_common(writer, own.name):
+        if hints != Hints():
+            raise on_common()
+        found.sources.append(Source(name, common_columns(writer, own.name)))
+        return f"{identifier(own.name)} AS {identifier(known)}"
+    view = catalog_view(writer, own)
+    if view is not None:
+        found.sources.append(Source(name, view.columns, view.name, is_catalog=True))
+        return f"{view.name} AS {identifier(known)}"
+    table = table_name(writer, own)
+    writer.note(table, "SELECT")
+    source = Source(name, writer.table_columns(table), table)
+    found.sources.append(source)
+    found.hints.append((source, hints))
+    return f"{table} AS {identifier(known)}"
+
+
+class ObjectName:
+    """The parts of the name of a table."""
+
+    def __init__(self, name: str, schema: str = "", database: str = "") -> None:
+        self.name, self.schema, self.database = name, schema, database
+
+    def __str__(self) -> str:
+        return ".".join(part for part in (self.database, self.schema, self.name) if part)
+
+
+def object_name(node: exp.Table) -> ObjectName:
+    """The name in a node.
+
+    Raises:
+        TsqlError: 7202 for a name of four parts.
+    """
+    own = node.this
+    if isinstance(own, exp.Parameter):
+        return ObjectName("@" + own.name)
+    if isinstance(own, exp.Dot):
+        raise TsqlError(
+            7202, f"Could not find server '{node.catalog}' in sys.servers. Linked servers are not supported here."
+        )
+    sign = "#" if own.args.get("temporary") else "##" if own.args.get("global_") else ""
+    return ObjectName(sign + own.name, node.db, node.catalog)
+
+
+def name_of_common(writer: Writer, name: str) -> bool:
+    """Whether this is a common table expression."""
+    return any(name.lower() in level for level in writer.common)
+
+
+def common_columns(writer: Writer, name: str) -> dict[str, Column] | None:
+    """The columns of a common table expression."""
+    for level in reversed(writer.common):
+        if name.lower() in level:
+            return level[name.lower()]
+    return None
+
+
+def table_name(writer: Writer, own: ObjectName) -> str:
+    """The quoted PostgreSQL name of a table, view or queue.
+
+    Raises:
+        TsqlError: 208 for a temporary table and 1087 for a table variable that are not there.
+    """
+    name = own.name.lower()
+    if name.startswith("@"):
+        found = writer.temporary(name)
+        if found is None:
+            raise TsqlError(1087, f'Must declare the table variable "{own.name}".', severity=15)
+        return found
+    if name.startswith("#"):
+        found = writer.temporary(name)
+        if found is None:
+            raise TsqlError(208, f"Invalid object name '{own.name}'.")
+        return found
+    if name in ("inserted", "deleted") and not own.schema:
+        found = writer.temporary(name)
+        if found is not None:
+            return found
+    database = own.database or writer.scope.database
+    table = f"{schema_of(database, own.schema)}.{quoted(names.postgres_name(own.name))}"
+    elsewhere = database if database.lower() != writer.scope.database.lower() else ""
+    writer.named[table] = Use("SELECT", own.schema or "dbo", own.name, elsewhere)
+    return table
+
+
+def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+    """A function that returns a table."""
+    from servicebroker.tsql.translation.documents.json_tables import open_json
+    from servicebroker.tsql.translation.documents.xml_methods import nodes_of
+
+    inside = node.this if isinstance(node, exp.Table) else node
+    if isinstance(inside, exp.OpenJSON):
+        return open_json(writer, inside, alias, found.sources)
+    called = inside.name.lower() if isinstance(inside, exp.Anonymous) else ""
+    if called == MARK + "string_split":
+        return _string_split(writer, inside, alias, found)
+    nodes = nodes_of(writer, node, alias, found.sources)
+    if nodes is not None:
+        return nodes
+    users = table_call(writer, node, alias, found.sources)
+    if users is not None:
+        return users
+    shown = called.removeprefix(MARK) or "A function"
+    raise refused(f"{shown[:60]} in FROM", "Write the schema before a function of yours, as dbo.name(...).")
+
+
+def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:
+    if not 2 <= len(node.expressions) <= 3:
+        raise TsqlError(174, "The string_split function requires 2 to 3 arguments.", severity=15)
+    text, separator = (write_value(writer, each) for each in node.expressions[:2])
+    known = alias.name if alias is not None and alias.name else "string_split"
+    column = Column("value", NVARCHAR)
+    found.sources.append(Source(known.lower(), {"value": column, "ordinal": column}))
+    renamed = [each.name for each in (alias.args.get("columns") or [])] if alias is not None else []
+    source = f"tsql.string_split({_typed(text)}, {_typed(separator)})"
+    return f"{source} AS {identifier(known)}{_column_list(renamed)}"
+
+
+def _typed(value: Sql) -> str:
+    return as_text(value) if value.kind == "string" or value.is_open else f"tsql.to_nvarchar({value.text})"

@@ -1,0 +1,1 @@
+"""Text to tree, and what is taken apart by its words."""

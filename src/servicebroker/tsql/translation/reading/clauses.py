@@ -1,0 +1,116 @@
+"""INSERT, UPDATE and DELETE: taken apart by their words, since sqlglot does not read all of their clauses."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import syntax_error
+from servicebroker.tsql.translation.reading.hints import Hints, hints_of
+from servicebroker.tsql.translation.reading.parts import table_in, value_in
+from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.rows.inserts import insert
+from servicebroker.tsql.translation.rows.merges import merge
+from servicebroker.tsql.translation.rows.outputs import Outputs, outputs_of
+from servicebroker.tsql.translation.rows.updates import Change, write_change
+from servicebroker.tsql.translation.text_writer import Writer, refused
+
+_CLAUSES = ("SET", "OUTPUT", "FROM", "WHERE", "OPTION")
+
+
+class Clauses(NamedTuple):
+    """The clauses of a statement by their first words, without these."""
+
+    common: Slice
+    verb: str
+    head: Slice
+    parts: dict[str, Slice]
+
+
+def change(writer: Writer, piece: Slice) -> Translated:
+    """A statement that changes rows."""
+    start = 0
+    if piece.words[0] == "WITH":
+        found = piece.find("INSERT", "UPDATE", "DELETE", "MERGE", after=1)
+        start = found if found is not None else 0
+    common, rest = piece.part(0, start), piece.part(start, len(piece.words))
+    verb = rest.words[0]
+    if verb == "INSERT":
+        return insert(writer, common, rest)
+    if verb == "MERGE":
+        return merge(writer, common, rest)
+    clauses = _clauses(common, rest)
+    top, target = top_of(clauses.head)
+    if verb == "DELETE" and target.words[:1] == ["FROM"]:
+        target = target.part(1, len(target.words))
+    if not target.words:
+        raise syntax_error(verb, rest.line())
+    table, hints = table_of(target)
+    parts = clauses.parts
+    found_outputs: Outputs | None = outputs_of(parts["OUTPUT"]) if "OUTPUT" in parts else None
+    return write_change(
+        writer,
+        Change(verb, common, table, hints, top, parts.get("SET"), found_outputs, _rows(clauses)),
+    )
+
+
+def _clauses(common: Slice, rest: Slice) -> Clauses:
+    verb = rest.words[0]
+    starts: list[tuple[int, str]] = []
+    first = 2 if rest.words[1:2] == ["FROM"] else 1
+    for place in rest.outside(first):
+        word = rest.words[place]
+        if word not in _CLAUSES or (word == "FROM" and _is_target(rest, place, starts)):
+            continue
+        if any(word == known for _, known in starts):
+            raise syntax_error(word, rest.line(place))
+        starts.append((place, word))
+    ends = [place for place, _ in starts[1:]] + [len(rest.words)]
+    parts = {word: rest.part(place + 1, end) for (place, word), end in zip(starts, ends, strict=False)}
+    head = rest.part(1, starts[0][0] if starts else len(rest.words))
+    if verb == "UPDATE" and "SET" not in parts:
+        raise syntax_error(rest.words[-1], rest.line())
+    if verb == "DELETE" and "SET" in parts:
+        raise syntax_error("SET", rest.line())
+    return Clauses(common, verb, head, parts)
+
+
+def _is_target(rest: Slice, place: int, starts: list[tuple[int, str]]) -> bool:
+    """Whether this FROM of DELETE TOP (n) FROM stands before the table that rows are deleted from."""
+    return rest.words[0] == "DELETE" and not starts and rest.words[1] == "TOP" and rest.words[place - 1] == ")" and (
+        rest.closing(2) == place - 1
+    )  # fmt: skip
+
+
+def _rows(clauses: Clauses) -> exp.Select | None:
+    """FROM, WHERE and OPTION as a query of everything; None without the first two."""
+    text = "SELECT *"
+    pieces = [(word, clauses.parts[word]) for word in ("FROM", "WHERE", "OPTION") if word in clauses.parts]
+    if not pieces:
+        return None
+    first = pieces[0][1].first - 1
+    last = pieces[-1][1].last
+    node = parsed(Slice(pieces[0][1].tokens, first, last), text)
+    if not isinstance(node, exp.Select):
+        raise syntax_error(pieces[0][0], pieces[0][1].line())
+    return node
+
+
+def top_of(head: Slice) -> tuple[exp.Expression | None, Slice]:
+    """The number of TOP, when there is one, and what follows it."""
+    if head.words[:1] != ["TOP"]:
+        return None, head
+    end = head.closing(1) + 1 if head.words[1:2] == ["("] else 2
+    if head.words[end : end + 1] == ["PERCENT"]:
+        raise refused("TOP ... PERCENT", "Write TOP with a number of rows.")
+    return value_in(head.part(1, end)), head.part(end, len(head.words))
+
+
+def table_of(target: Slice) -> tuple[exp.Table, Hints]:
+    """The table that is changed, and its hints."""
+    table = table_in(target)
+    if table.args.get("alias"):
+        raise syntax_error(target.text[:40], target.line())
+    return table, hints_of(table)

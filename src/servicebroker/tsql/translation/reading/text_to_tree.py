@@ -1,0 +1,218 @@
+"""Text to syntax tree: sqlglot parses, after a few spellings that it would misread were written otherwise."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.translation.reading.wholeness import lack
+
+LONG = 20_000  # characters of a text that is not worth to be kept
+MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
+
+# those that sqlglot would change, or confuse with each other
+_FUNCTIONS = frozenset(
+    """LEN DATALENGTH SUBSTRING LEFT RIGHT CHARINDEX PATINDEX REPLACE STUFF REPLICATE LTRIM RTRIM UPPER LOWER STR
+    FORMAT CONCAT CONCAT_WS QUOTENAME ASCII CHAR NCHAR UNICODE REVERSE SPACE TRANSLATE SOUNDEX STRING_SPLIT
+    STRING_ESCAPE ISNULL CHOOSE GETDATE GETUTCDATE SYSDATETIME SYSUTCDATETIME SYSDATETIMEOFFSET DATEADD DATEDIFF
+    DATEDIFF_BIG DATEPART DATENAME YEAR MONTH DAY EOMONTH DATEFROMPARTS DATETIMEFROMPARTS DATETIME2FROMPARTS
+    TIMEFROMPARTS ISDATE NEWID NEWSEQUENTIALID ABS ROUND CEILING FLOOR POWER SQRT SQUARE RAND CHECKSUM
+    BINARY_CHECKSUM HASHBYTES SIGN EXP LOG LOG10 PI SIN COS TAN ISNUMERIC ISJSON JSON_VALUE JSON_QUERY JSON_MODIFY
+    OBJECT_ID OBJECT_NAME DB_ID DB_NAME SCHEMA_ID SCHEMA_NAME USER_ID USER_NAME SUSER_NAME SUSER_SNAME SUSER_ID
+    SUSER_SID ORIGINAL_LOGIN APP_NAME HOST_NAME SCOPE_IDENTITY IDENT_CURRENT XACT_STATE ERROR_NUMBER ERROR_MESSAGE
+    ERROR_SEVERITY ERROR_STATE ERROR_LINE ERROR_PROCEDURE COL_LENGTH COL_NAME COLUMNPROPERTY OBJECTPROPERTY
+    OBJECTPROPERTYEX SERVERPROPERTY DATABASEPROPERTYEX TYPE_ID TYPE_NAME OBJECT_SCHEMA_NAME CURSOR_STATUS
+    DATABASE_PRINCIPAL_ID CERT_ID HAS_PERMS_BY_NAME GET_TRANSMISSION_STATUS UPDATE FORMATMESSAGE CONTEXT_INFO
+    SESSION_CONTEXT CURRENT_TRANSACTION_ID EVENTDATA PARSENAME ISNUMBER GREATEST LEAST STDEV VAR CHECKSUM_AGG
+    DEGREES RADIANS ATN2 TRIGGER_NESTLEVEL IS_MEMBER IS_SRVROLEMEMBER IS_ROLEMEMBER COMPRESS DECOMPRESS IDENTITY
+    STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
+)
+_NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
+_ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
+
+
+_BEHIND = frozenset({",", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
+
+
+_is_reading = ContextVar("is_reading", default=False)
+# what sqlglot warns of, it returns as a Command, and we refuse it: nobody wants to read that twice
+logging.getLogger("sqlglot").addFilter(lambda record: not _is_reading.get())
+
+
+class Slice(NamedTuple):
+    """Tokens `first` up to, not including, `last` of a text."""
+
+    tokens: Tokens
+    first: int
+    last: int
+
+    @property
+    def words(self) -> list[str]:
+        """What the tokens say, plain words in upper case."""
+        return self.tokens.words[self.first : self.last]
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        if self.first >= self.last:
+            return ""
+        return self.tokens.source[self.tokens.starts[self.first] : self.tokens.ends[self.last - 1]]
+
+    def part(self, first: int, last: int) -> Slice:
+        """Some of it, by places in `words`."""
+        return Slice(self.tokens, self.first + first, self.first + last)
+
+    def find(self, *wanted: str, after: int = 0) -> int | None:
+        """The place of the first of these words that stands outside of parentheses and CASE."""
+        for place in self.outside(after):
+            if self.tokens.words[self.first + place] in wanted:
+                return place
+        return None
+
+    def outside(self, after: int = 0) -> Iterator[int]:
+        """The places outside of parentheses and CASE ... END."""
+        depth = 0
+        for place, word in enumerate(self.words):
+            if word in (")", "END"):
+                depth -= 1
+            if depth == 0 and place >= after:
+                yield place
+            if word in ("(", "CASE"):
+                depth += 1
+
+    def split(self) -> list[Slice]:
+        """The parts between commas."""
+        places = [place for place in self.outside() if self.words[place] == ","]
+        starts = [0, *(place + 1 for place in places)]
+        return [self.part(first, last) for first, last in zip(starts, [*places, len(self.words)], strict=True)]
+
+    def closing(self, opening: int) -> int:
+        """The place of the parenthesis that closes the one at `opening`."""
+        depth = 0
+        for place in range(opening, len(self.words)):
+            depth += {"(": 1, ")": -1}.get(self.words[place], 0)
+            if depth == 0:
+                return place
+        raise syntax_error("(", self.line(opening))
+
+    def line(self, place: int = 0) -> int:
+        """The line of a token."""
+        return self.tokens.line(min(self.first + place, len(self.tokens.words) - 1))
+
+
+def read(text: str) -> Slice:
+    """A text as tokens, without the semicolons at its ends."""
+    tokens = tokenize(text)
+    first, last = 0, len(tokens.words) - 1
+    while first < last and tokens.words[first] == ";":
+        first += 1
+    while last > first and tokens.words[last - 1] == ";":
+        last -= 1
+    return Slice(tokens, first, last)
+
+
+def parsed(piece: Slice, before: str = "") -> exp.Expression:
+    """The tree of a piece of text, behind the word or words `before`.
+
+    Raises:
+        TsqlError: 102 for what cannot be read.
+    """
+    text = f"{before} {_respelled(piece)}"
+    return _kept_tree(text) if len(text) <= LONG else _tree(text)
+
+
+def _tree(text: str) -> exp.Expression:
+    token = _is_reading.set(True)
+    try:
+        tree = sqlglot.parse_one(text, read="tsql")
+        near = lack(tree) if isinstance(tree, exp.Expression) else None
+    except SqlglotError as problem:
+        raise _syntax_error(problem) from None
+    except RecursionError:
+        raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
+    except Exception:  # some text it does not expect makes it stumble: TypeError, AttributeError ...
+        raise syntax_error(text.split()[0], 0) from None
+    finally:
+        _is_reading.reset(token)
+    if isinstance(tree, exp.Command):
+        raise syntax_error(text.split()[0], 0)
+    assert isinstance(tree, exp.Expression)
+    if near is not None:
+        raise syntax_error(near.removeprefix(MARK), 0)
+    return tree
+
+
+_kept_tree = functools.lru_cache(maxsize=2000)(_tree)  # trees are shared: nobody changes one
+
+
+def _syntax_error(problem: SqlglotError) -> TsqlError:
+    told = getattr(problem, "errors", None)
+    near = str(told[0].get("highlight") or "") if told else ""
+    return syntax_error(near.removeprefix(MARK)[:60], 0)
+
+
+def _respelled(piece: Slice) -> str:
+    """The piece with what sqlglot would misread in other words."""
+    tokens = piece.tokens
+    words, kinds = tokens.words, tokens.kinds
+    out: list[str] = []
+    pending: list[int] = []  # the depths at which an operand of a compound assignment is open
+    depth = 0
+    place = tokens.starts[piece.first] if piece.first < piece.last else 0
+    for at in range(piece.first, piece.last):
+        word = words[at]
+        if pending and depth == pending[-1] and word in _ENDS:
+            out.append(")")
+            pending.pop()
+        if word == ";":
+            raise syntax_error(";", tokens.line(at))
+        if word == "," and at + 1 < piece.last and words[at + 1] in _BEHIND:  # sqlglot would not mind
+            raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
+        out.append(" " if tokens.starts[at] > place else "")
+        place = tokens.ends[at]
+        depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
+        text = tokens.text(at)
+        if word in ("!<", "!>"):
+            out.append(">=" if word == "!<" else "<=")
+        elif word in COMPOUND:
+            out.append(f"= {tokens.text(at - 1)} {COMPOUND[word]} (")
+            pending.append(depth)
+        elif kinds[at] == NUMBER and text.lower() == "0x":
+            out.append(f"{MARK}no_bytes()")
+        elif kinds[at] == NUMBER and text[0] == "$":
+            out.append(f"CAST({text[1:] or '0'} AS MONEY)")
+        elif kinds[at] == VARIABLE and text.startswith("@@"):
+            out.append(f"{MARK}global('{text.lower()}')")
+        elif kinds[at] == WORD and _is_function(words, at, piece):
+            out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
+        elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
+            out.append(f"{MARK}{text}()")
+        elif word == "SOME" and words[at + 1] == "(":
+            out.append("ANY")
+        else:
+            out.append(text)
+    out.extend(")" * len(pending))
+    return "".join(out)
+
+
+def _is_function(words: list[str], at: int, piece: Slice) -> bool:
+    if words[at] not in _FUNCTIONS or at + 1 >= piece.last or words[at + 1] != "(":
+        return False
+    before = words[max(at - 2, piece.first) : at]
+    is_type = words[at] in ("CHAR", "NCHAR") and before[:1] in (["CONVERT"], ["TRY_CONVERT"]) and before[1:] == ["("]
+    return not is_type and before[-1:] not in ([name] for name in _NAMES_BEFORE)
+
+
+def _is_value(words: list[str], at: int, piece: Slice) -> bool:
+    before = words[at - 1] if at > piece.first else ""
+    after = words[at + 1] if at + 1 < piece.last else ""
+    return after not in ("(", ".") and before not in ("AS", ".")

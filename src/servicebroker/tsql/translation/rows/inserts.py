@@ -1,0 +1,199 @@
+"""INSERT of values, of a query, and of defaults."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.queries.sources import From, object_name, table_name
+from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
+from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
+from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed, read
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.rows.outputs import Outputs, into, outputs_of, returning
+from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.text_writer import Source, Sql, Writer, identifier, label, refused, write_value
+
+_SOURCES = ("VALUES", "SELECT", "DEFAULT", "EXEC", "EXECUTE", "WITH")
+
+
+def insert(writer: Writer, common: Slice, piece: Slice) -> Translated:
+    """INSERT [INTO] table [WITH (hints)] [(columns)] [OUTPUT ...] and where the rows come from."""
+    from servicebroker.tsql.translation.reading.clauses import top_of  # it reads INSERT too
+
+    top, rest = top_of(piece.part(1, len(piece.words)))
+    if rest.words[:1] == ["INTO"]:
+        rest = rest.part(1, len(rest.words))
+    end = _name_end(rest)
+    own = object_name(table_in(rest.part(0, end)))
+    table = table_name(writer, own)
+    writer.check_changes(table, "INSERT")
+    known = writer.table_columns(table)
+    rest = rest.part(end, len(rest.words))
+    if rest.words[:2] == ["WITH", "("]:
+        close = rest.closing(1)
+        words = {word for word in rest.words[2:close] if word not in (",", "(", ")", "0", "[")}
+        lock_before(writer, hints_from(words), table, "", None)
+        rest = rest.part(close + 1, len(rest.words))
+    names: list[str] = []
+    if rest.words[:1] == ["("] and rest.words[1:2] != ["SELECT"]:
+        close = rest.closing(0)
+        names = names_in(rest.part(1, close))
+        rest = rest.part(close + 1, len(rest.words))
+    outputs: Outputs | None = None
+    if rest.words[:1] == ["OUTPUT"]:
+        source = rest.find(*_SOURCES, after=1)
+        if source is None:
+            raise syntax_error("OUTPUT", rest.line())
+        outputs = outputs_of(rest.part(1, source))
+        writer.note(table, "SELECT")
+        rest = rest.part(source, len(rest.words))
+    columns = _columns(writer, own.name, table, known, names) if rest.words[:1] != ["DEFAULT"] else []
+    text = f"INSERT INTO {table} AS {identifier('inserted')}"
+    if columns:
+        text += f" ({', '.join(identifier(name) for name in columns)})"
+    targets = [(known or {}).get(name.lower()) for name in columns]
+    text += " " + _rows(writer, common, rest, targets, top)
+    return _returned(writer, text, table, known, outputs)
+
+
+def _name_end(rest: Slice) -> int:
+    """Behind the last part of the table's name."""
+    place = 1
+    while rest.words[place : place + 1] == ["."]:
+        place += 1 if rest.words[place + 1 : place + 2] == ["."] else 2
+    return place
+
+
+def _columns(writer: Writer, name: str, table: str, known: dict[str, Column] | None, names: list[str]) -> list[str]:
+    """The columns that get values: those that are named, or all but IDENTITY and computed ones.
+
+    Raises:
+        TsqlError: 207 for a column that is not there, 264 for one named twice, 544 and 545 for IDENTITY.
+    """
+    if known is None:
+        return names
+    explicit = writer.scope.identity_insert == table
+    if any(column.is_identity for column in known.values()):
+        writer.used["identity_insert", table] = explicit
+    if not names:
+        return [column.name for column in known.values() if not column.is_computed and not column.is_identity]
+    lower = [each.lower() for each in names]
+    for each in names:
+        column = known.get(each.lower())
+        if column is None:
+            raise TsqlError(207, f"Invalid column name '{each}'.")
+        if lower.count(each.lower()) > 1:
+            raise TsqlError(
+                264,
+                f"The column name '{each}' is specified more than once in the SET clause or column list of an INSERT.",
+            )
+        if column.is_computed:
+            raise TsqlError(
+                271,
+                f'The column "{each}" cannot be modified because it is either a computed column or is the result of a UNION operator.',
+            )
+        if column.is_identity and not explicit:
+            raise TsqlError(
+                544,
+                f"Cannot insert explicit value for identity column in table '{name}' when IDENTITY_INSERT is set to OFF.",
+            )
+    return names
+
+
+def _rows(writer: Writer, common: Slice, rest: Slice, targets: list[Column | None], top: exp.Expression | None) -> str:
+    first = rest.words[0] if rest.words else ""
+    if first == "DEFAULT":
+        return "DEFAULT VALUES"
+    if first in ("EXEC", "EXECUTE"):
+        raise refused("INSERT ... EXEC inside another statement")
+    if first == "VALUES":
+        return _values(writer, rest, targets)
+    if first not in ("SELECT", "WITH", "("):
+        raise syntax_error(first, rest.line())
+    source = read(f"{common.text} {rest.text}") if common.words else rest
+    done = query(writer, parsed(source), outermost=False)
+    text = done.text
+    if top is not None:
+        from servicebroker.tsql.translation.queries.selects import row_count
+
+        text = f"SELECT * FROM ({text}) AS source LIMIT {row_count(writer, top)}"
+    if done.outputs is None:
+        return text
+    if targets and len(targets) != len(done.outputs):
+        more = len(targets) > len(done.outputs)
+        raise TsqlError(
+            120 if more else 121,
+            f"The select list for the INSERT statement contains {'fewer' if more else 'more'} items than the insert list. "
+            "The number of SELECT values must match the number of INSERT columns.",
+            severity=15,
+        )
+    fields = [f"c{number}" for number in range(len(done.outputs))]
+    into = [
+        into_column(Sql(field, output.type), target) if output.type is not None else field
+        for field, output, target in zip(fields, done.outputs, targets or [None] * len(fields), strict=True)
+    ]
+    if into == fields:
+        return text
+    return f"SELECT {', '.join(into)} FROM ({text}) AS source ({', '.join(fields)})"
+
+
+def _values(writer: Writer, rest: Slice, targets: list[Column | None]) -> str:
+    rows = []
+    for each in rest.part(1, len(rest.words)).split():
+        if each.words[:1] != ["("] or each.closing(0) != len(each.words) - 1:
+            raise syntax_error(each.text[:40], each.line())
+        members = each.part(1, len(each.words) - 1).split()
+        if targets and len(members) != len(targets):
+            more = len(targets) > len(members)
+            raise TsqlError(
+                109 if more else 110,
+                f"There are {'more' if more else 'fewer'} columns in the INSERT statement than values specified in the VALUES "
+                "clause. The number of values in the VALUES clause must match the number of columns specified in the "
+                "INSERT statement.",
+                severity=15,
+            )
+        padded = targets or [None] * len(members)
+        rows.append("(" + ", ".join(_member(writer, *pair) for pair in zip(members, padded, strict=True)) + ")")
+    return "VALUES " + ", ".join(rows)
+
+
+def _member(writer: Writer, piece: Slice, target: Column | None) -> str:
+    if piece.words == ["DEFAULT"]:
+        return "DEFAULT"
+    return into_column(write_value(writer, value_in(piece)), target)
+
+
+def _returned(
+    writer: Writer, text: str, table: str, known: dict[str, Column] | None, outputs: Outputs | None
+) -> Translated:
+    identities = [column for column in (known or {}).values() if column.is_identity]
+    before = tuple(writer.locks)
+    if outputs is None:
+        if not identities:
+            return Translated(text, tuple(writer.parameters), "count", before=before)
+        text += f" RETURNING inserted.{identifier(identities[0].name)}"
+        return Translated(text, tuple(writer.parameters), "count", before=before, identity=0)
+    found = From()
+    found.sources = [Source("inserted", known, table)]
+    with writer.query(found.sources):
+        listed = returning(writer, outputs, found)
+    text += " RETURNING " + ", ".join(each.text for each in listed)
+    if outputs.into is not None:
+        return Translated(into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before)
+    is_known = all(each.name != "*" for each in listed)
+    identity = None
+    if identities and is_known:
+        text += f", inserted.{identifier(identities[0].name)} AS {label('tsql_identity')}"
+        identity = len(listed)
+    return Translated(
+        text,
+        tuple(writer.parameters),
+        "rows",
+        tuple(each.name for each in listed) if is_known else None,
+        tuple(each.type for each in listed) if is_known else None,
+        before=before,
+        identity=identity,
+    )

@@ -1,0 +1,29 @@
+"""Values on their way into columns: what T-SQL converts by itself, PostgreSQL wants to be told."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.translation.text_writer import Sql, kind_of
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import NATIONAL
+
+
+def into_column(value: Sql, column: Column | None) -> str:
+    """A value as a column takes it. A string that is too long stays so, for PostgreSQL to refuse."""
+    if column is None or (value.is_open and value.type is None):
+        return value.text
+    to = column.type
+    kind = kind_of(to)
+    if value.kind == kind == "string":
+        return value.text
+    if value.is_open and kind in ("uniqueidentifier", "number") and to.name != "bit":
+        return converted(value, to).text if kind == "number" else value.text
+    if value.type == to:
+        return value.text
+    if to.length is not None:
+        to = to._replace(length=-1)
+        if to.name in ("char", "nchar"):
+            to = to._replace(name="nvarchar" if to.name in NATIONAL else "varchar")
+        if to.name == "binary":
+            to = to._replace(name="varbinary")
+    return converted(value, to).text

@@ -1,0 +1,380 @@
+"""UPDATE and DELETE.
+
+Plain ones stay as they are. Where T-SQL joins the target, takes the TOP rows or wants values from before the change, a
+subquery finds and locks the rows, computes what they become, and the change follows their addresses.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.syntax import MUTATOR
+from servicebroker.tsql.tokens import COMPOUND, VARIABLE
+from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.translation.queries.common_targets import ADDRESS, CommonTarget, common_target
+from servicebroker.tsql.translation.queries.selects import (
+    CommonTable,
+    Output,
+    check_options,
+    common_tables,
+    row_count,
+    with_text,
+)
+from servicebroker.tsql.translation.queries.sources import From, common_columns, object_name, read_from, table_name
+from servicebroker.tsql.translation.reading.hints import Hints, lock_before, on_common
+from servicebroker.tsql.translation.reading.parts import common_in, names_in, value_in
+from servicebroker.tsql.translation.reading.text_to_tree import Slice, read
+from servicebroker.tsql.translation.result import Translated
+from servicebroker.tsql.translation.rows.outputs import Outputs, into, returning
+from servicebroker.tsql.translation.rows.targets import into_column
+from servicebroker.tsql.translation.text_writer import (
+    Source,
+    Sql,
+    Writer,
+    identifier,
+    label,
+    refused,
+    write_predicate,
+    write_value,
+)
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import SqlType
+
+
+class Change(NamedTuple):
+    """An UPDATE or DELETE, taken apart; `rows` has FROM, WHERE and OPTION."""
+
+    verb: str
+    common: Slice
+    table: exp.Table
+    hints: Hints
+    top: exp.Expression | None
+    set: Slice | None
+    outputs: Outputs | None
+    rows: exp.Select | None
+
+
+class Setting(NamedTuple):
+    """One member of SET: a column, a variable, or both get a value; None stands for DEFAULT."""
+
+    column: str
+    variable: str
+    value: exp.Expression | None
+
+
+class _Target(NamedTuple):
+    """What is changed: its PostgreSQL name, its alias among `rows`, and whether other tables are read too.
+
+    `common` are the table's columns by those of the common table expression through which they are changed.
+    """
+
+    table: str
+    source: Source
+    found: From
+    is_alone: bool
+    common: dict[str, str] | None = None
+
+    def column(self, name: str) -> str:
+        """A column of the table, quoted.
+
+        Raises:
+            TsqlError: 4406 it is none of the table.
+        """
+        if self.common is None:
+            return identifier(name)
+        if name.lower() not in self.common and "*" in self.common:
+            return identifier(name)
+        if name.lower() not in self.common:
+            raise TsqlError(
+                4406,
+                f"Update or insert of view or function '{self.source.alias}' failed because it contains a derived or "
+                "constant field.",
+            )
+        return identifier(self.common[name.lower()])
+
+    @property
+    def address(self) -> str:
+        """Where its row is."""
+        return f"{identifier(self.source.alias)}.{'ctid' if self.common is None else ADDRESS}"
+
+
+def write_change(writer: Writer, change: Change) -> Translated:
+    """The statement in PostgreSQL."""
+    level: dict[str, dict[str, Column] | None] = {}
+    writer.common.append(level)
+    try:
+        tables = common_tables(writer, common_in(change.common), level) if change.common.words else []
+        changed = _changed_table(change, tables)
+        found = None if changed is None else common_target(writer, tables[changed])
+        if changed is not None and found is not None:
+            tables[changed] = found.definition
+        prefix = with_text(tables) if tables else ""
+        target = _target(writer, change) if found is None else _common_target(writer, change, found)
+        settings = settings_of(change.set) if change.set is not None else []
+        reads = change.rows is not None or change.outputs is not None or any(map(_reads, settings))
+        writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
+        if change.rows is not None:
+            check_options(change.rows)
+        with writer.query(target.found.sources):
+            return _written(writer, change, target, settings, prefix)
+    finally:
+        writer.common.pop()
+
+
+def _changed_table(change: Change, tables: list[CommonTable]) -> int | None:
+    """The place of the common table expression that is changed; None for a table."""
+    own = object_name(change.table)
+    names = [each.name.lower() for each in tables]
+    return None if own.schema or own.name.lower() not in names else names.index(own.name.lower())
+
+
+def _common_target(writer: Writer, change: Change, made: CommonTarget) -> _Target:
+    if change.hints != Hints():
+        raise on_common()
+    name = made.definition.name.lower()
+    if change.rows is not None and change.rows.args.get("from_") is not None:
+        found = read_from(writer, change.rows.args["from_"], change.rows.args.get("joins") or [])
+    else:
+        found = From()
+        found.text = f"FROM {identifier(name)}"
+        found.sources = [Source(name, common_columns(writer, name))]
+    source = next((each for each in found.sources if each.alias == name and not each.table), None)
+    if source is None:
+        raise refused(f"{change.verb} of {name} under another name", f"Call it {name} in FROM.")
+    return _Target(made.table, source, found, False, made.columns)
+
+
+def _target(writer: Writer, change: Change) -> _Target:
+    own = object_name(change.table)
+    from_ = change.rows.args.get("from_") if change.rows is not None else None
+    if from_ is None:
+        table = table_name(writer, own)
+        source = Source(own.name.lower(), writer.table_columns(table), table)
+        found = From()
+        found.text, found.sources = f"FROM {table} AS {identifier(own.name)}", [source]
+        found.hints = [(source, change.hints)]
+        return _Target(table, source, found, is_alone=True)
+    found = read_from(writer, from_, change.rows.args.get("joins") or [])  # type: ignore[union-attr]
+    by_alias = [each for each in found.sources if each.table and not own.schema and each.alias == own.name.lower()]
+    if not by_alias:
+        table = table_name(writer, own)
+        by_alias = [each for each in found.sources if each.table == table]
+        if not by_alias:  # the target is not among the tables: all of its rows
+            source = Source(own.name.lower(), writer.table_columns(table), table)
+            found.sources.append(source)
+            found.text += f" CROSS JOIN {table} AS {identifier(own.name)}"
+            by_alias = [source]
+    if len(by_alias) > 1:
+        raise TsqlError(8154, f"The table '{own}' is ambiguous.")
+    return _Target(by_alias[0].table, by_alias[0], found, is_alone=len(found.sources) == 1)
+
+
+def _reads(setting: Setting) -> bool:
+    """Whether the new value is one of the old row."""
+    return not setting.column or (setting.value is not None and setting.value.find(exp.Column) is not None)
+
+
+def settings_of(piece: Slice) -> list[Setting]:
+    """The members of SET."""
+    return [_setting(each) for each in piece.split()]
+
+
+def _setting(piece: Slice) -> Setting:
+    words, tokens = piece.words, piece.tokens
+    variable = ""
+    if words and tokens.kinds[piece.first] == VARIABLE:
+        variable = tokens.text(piece.first).lower()
+        if len(words) > 1 and words[1] in COMPOUND:
+            return Setting("", variable, _compound(piece, 1))
+        if words[1:2] != ["="]:
+            raise syntax_error(piece.text[:40], piece.line())
+        piece = piece.part(2, len(words))
+        place = piece.find("=", *COMPOUND)
+        if place is None or not 1 <= place <= 3 or piece.words[place - 1] == ")":
+            return Setting("", variable, value_in(piece))
+        words = piece.words
+    if words[1:4] == [".", "MODIFY", "("] and piece.closing(3) == len(words) - 1:
+        column = piece.part(0, 1)
+        changed = read(f"{column.text}.{MUTATOR}{piece.part(3, len(words)).text}")
+        return Setting(names_in(column)[0], variable, value_in(changed))
+    place = piece.find("=", *COMPOUND)
+    if place is None or place == 0:
+        raise syntax_error(piece.text[:40], piece.line())
+    target = value_in(piece.part(0, place))
+    if not isinstance(target, exp.Column):
+        raise refused("A method in SET", "Compute the new value and assign it: .WRITE() is not there.")
+    right = piece.part(place + 1, len(words))
+    if right.words == ["DEFAULT"]:
+        if words[place] != "=":
+            raise syntax_error("DEFAULT", right.line())
+        return Setting(target.name, variable, None)
+    return Setting(target.name, variable, value_in(right) if words[place] == "=" else _compound(piece, place))
+
+
+def _compound(piece: Slice, place: int) -> exp.Expression:
+    """The value of a compound assignment with its operator at `place`."""
+    left, right = piece.part(0, place), piece.part(place + 1, len(piece.words))
+    value_in(right)  # which must be one by itself: nothing in parentheses would pass
+    return value_in(read(f"{left.text} {COMPOUND[piece.words[place]]} ({right.text})"))
+
+
+def _written(writer: Writer, change: Change, target: _Target, settings: list[Setting], prefix: str) -> Translated:
+    asked = [hints for source, hints in target.found.hints if source == target.source] + [change.hints]
+    skips = any(hints.skips_locked for hints in asked)
+    where = change.rows.args.get("where") if change.rows is not None else None
+    for source, hints in [*target.found.hints, (target.source, change.hints)]:
+        lock_before(writer, hints, source.table, source.alias, where)
+    variables = [each for each in settings if each.variable]
+    reads_old = change.verb == "UPDATE" and (
+        any(not each.column for each in variables)
+        or (change.outputs is not None and _mentions(change.outputs, "deleted"))
+    )
+    if target.is_alone and change.top is None and not skips and not reads_old:
+        text, names = _plain(writer, change, target, settings)
+    else:
+        text, names = _by_address(writer, change, target, settings, skips)
+    listed, columns = _listed(writer, change, target, names, variables)
+    if listed:
+        text += " RETURNING " + ", ".join(each.text for each in listed)
+    if change.outputs is not None and change.outputs.into is not None:
+        return _into(writer, change.outputs, prefix, text, listed)
+    text = f"{prefix} {text}" if prefix else text
+    before = tuple(writer.locks)
+    if variables:
+        if change.outputs is not None:
+            raise refused("OUTPUT beside variables in SET", "Use OUTPUT INTO a table variable.")
+        types = tuple(writer.variable_type(each.variable) for each in variables)
+        return Translated(
+            text, tuple(writer.parameters), "assign", None, types, tuple(each.variable for each in variables), before
+        )
+    if change.outputs is not None:
+        return Translated(text, tuple(writer.parameters), "rows", *columns, before=before)
+    return Translated(text, tuple(writer.parameters), "count", before=before)
+
+
+def _into(writer: Writer, outputs: Outputs, prefix: str, text: str, listed: list[Output]) -> Translated:
+    whole = into(writer, outputs, text, listed)
+    if prefix:
+        whole = f"{prefix}, {whole.removeprefix('WITH ')}"
+    return Translated(whole, tuple(writer.parameters), "count", before=tuple(writer.locks))
+
+
+def _mentions(outputs: Outputs, name: str) -> bool:
+    return any(column.table.lower() == name for node in outputs.expressions for column in node.find_all(exp.Column))
+
+
+def _plain(writer: Writer, change: Change, target: _Target, settings: list[Setting]) -> tuple[str, dict[str, str]]:
+    """The statement itself; and what `inserted` and `deleted` are called in it."""
+    alias = identifier(target.source.alias)
+    where = change.rows.args.get("where") if change.rows is not None else None
+    if change.verb == "UPDATE":
+        members = ", ".join(f"{identifier(each.column)} = {_new(writer, each, target)}" for each in settings)
+        text = f"UPDATE {target.table} AS {alias} SET {members}"
+    else:
+        text = f"DELETE FROM {target.table} AS {alias}"
+    if where is not None:
+        text += " WHERE " + write_predicate(writer, where.this)
+    return text, {"inserted": target.source.alias, "deleted": target.source.alias}
+
+
+def _new(writer: Writer, setting: Setting, target: _Target) -> str:
+    if setting.value is None:
+        return "DEFAULT"
+    column = (target.source.columns or {}).get(setting.column.lower())
+    if column is not None and (column.is_identity or column.is_computed):
+        number, kind = (8102, "identity") if column.is_identity else (271, "computed")
+        raise TsqlError(number, f"Cannot update {kind} column '{setting.column}'.")
+    return into_column(write_value(writer, setting.value), column)
+
+
+def _by_address(
+    writer: Writer, change: Change, target: _Target, settings: list[Setting], skips: bool
+) -> tuple[str, dict[str, str]]:
+    alias = identifier(target.source.alias)
+    fields = [f"{target.address} AS tsql_row"] if target.common is None else [f"{alias}.*"]
+    members = []
+    for number, each in enumerate(settings):
+        if each.column:
+            if each.value is None:
+                raise refused("DEFAULT in an UPDATE with FROM or TOP", "Write the value.")
+            fields.append(f"{_new(writer, each, target)} AS tsql_{number}")
+            members.append(f"{target.column(each.column)} = deleted.tsql_{number}")
+        else:
+            assert each.value is not None
+            value = converted(write_value(writer, each.value), writer.variable_type(each.variable))
+            fields.append(f"{value.text} AS tsql_{number}")
+    if change.verb == "UPDATE" and target.common is None:
+        fields.append(f"{alias}.*")
+    where = change.rows.args.get("where") if change.rows is not None else None
+    text = f"SELECT {', '.join(fields)} {target.found.text}"
+    if where is not None:
+        text += " WHERE " + write_predicate(writer, where.this)
+    if change.top is not None:
+        text += f" LIMIT {row_count(writer, change.top)}"
+    if target.common is None and not _is_nullable(change, target):
+        text += f" FOR UPDATE OF {alias}{' SKIP LOCKED' if skips else ''}"
+    if change.verb == "DELETE" and target.common is not None:
+        found = f"DELETE FROM {target.table} AS tsql_target USING ({text}) AS deleted WHERE tsql_target.ctid = deleted.{ADDRESS}"
+        return found, {"deleted": "deleted"}
+    if change.verb == "DELETE":
+        found = (
+            f"DELETE FROM {target.table} AS deleted USING ({text}) AS tsql_rows WHERE deleted.ctid = tsql_rows.tsql_row"
+        )
+        return found, {"deleted": "deleted"}
+    if not members:
+        raise syntax_error("SET", 0)
+    found = f"UPDATE {target.table} AS inserted SET {', '.join(members)} FROM ({text}) AS deleted WHERE inserted.ctid = deleted.tsql_row"
+    return found, {"inserted": "inserted", "deleted": "deleted"}
+
+
+def _is_nullable(change: Change, target: _Target) -> bool:
+    """Whether an outer join could give no row of the target, which PostgreSQL does not lock."""
+    if change.rows is None:
+        return False
+    sides = {join.args.get("side") for join in change.rows.find_all(exp.Join)}
+    first = target.found.sources[0] == target.source if target.found.sources else True
+    return bool(sides & {"RIGHT", "FULL"}) or ("LEFT" in sides and not first)
+
+
+def _seen(target: _Target, name: str) -> dict[str, Column] | None:
+    """The columns of `inserted` or `deleted`: of a row that became another one, those of the table itself."""
+    columns = target.source.columns
+    if target.common is None or columns is None or name == "deleted":
+        return columns
+    return {own: column for own, column in columns.items() if target.common.get(own, "").lower() == own}
+
+
+def _listed(
+    writer: Writer, change: Change, target: _Target, known: dict[str, str], variables: list[Setting]
+) -> tuple[list[Output], tuple[tuple[str, ...] | None, tuple[SqlType | None, ...] | None]]:
+    """What comes back of each row."""
+    if variables:
+        settings = settings_of(change.set) if change.set is not None else []
+        texts = []
+        for number, each in enumerate(settings):
+            if not each.variable:
+                continue
+            if each.column:
+                text = f"{identifier(known['inserted'])}.{identifier(each.column)}"
+                column = (target.source.columns or {}).get(each.column.lower())
+                if column is not None and column.type != writer.variable_type(each.variable):
+                    text = converted(Sql(text, column.type), writer.variable_type(each.variable)).text
+            else:
+                text = f"deleted.tsql_{number}"
+            texts.append(Output(each.variable, f"{text} AS {label(each.variable)}", None))
+        return texts, (None, None)
+    if change.outputs is None:
+        return [], (None, None)
+    found = From()
+    found.sources = [Source(name, _seen(target, name), target.table) for name in known]
+    with writer.renamed(known), writer.query(found.sources):
+        listed = returning(writer, change.outputs, found)
+    if any(each.name == "*" for each in listed):
+        if target.common is not None:
+            raise UnknownColumns("OUTPUT")
+        return listed, (None, None)
+    return listed, (tuple(each.name for each in listed), tuple(each.type for each in listed))

@@ -1,0 +1,1 @@
+"""Expressions, functions, conversions and conditions."""

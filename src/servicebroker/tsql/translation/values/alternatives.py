@@ -1,0 +1,60 @@
+"""The type that wins where values of several types meet: numbers before strings, the wider before the narrower."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.translation.text_writer import Sql, closed_text
+from servicebroker.tsql.translation.values.conversions import converted
+from servicebroker.tsql.types import BIT, INT, NATIONAL, NVARCHAR, STRINGS, VARCHAR, SqlType
+
+_ORDER = ("bit", "tinyint", "smallint", "int", "bigint", "smallmoney", "money", "decimal", "real", "float")
+
+
+def wider(left: SqlType | None, right: SqlType | None) -> SqlType | None:
+    """The type of an operation on two numbers."""
+    if left is None or right is None:
+        return None
+    if left.name not in _ORDER or right.name not in _ORDER:
+        return left if left == right else None
+    found = max(left, right, key=lambda of: _ORDER.index(of.name))
+    if found.name == "decimal":
+        scale = max(left.scale or 0, right.scale or 0, 4 if "money" in left.name + right.name else 0)
+        return SqlType("decimal", None, 38, scale)
+    return INT if found.name == "bit" else found
+
+
+def quotient(left: Sql, right: Sql) -> SqlType:
+    """The type of a division of decimals: at least six digits behind the point."""
+    (p1, s1), (p2, s2) = (_digits(value) for value in (left, right))
+    scale = max(6, s1 + p2 + 1)
+    whole = p1 - s1 + s2
+    return SqlType("decimal", None, min(38, whole + scale), max(6, min(scale, 38 - whole)))
+
+
+def _digits(value: Sql) -> tuple[int, int]:
+    of = value.type
+    if value.text.isdigit():
+        return len(value.text), 0
+    if of is None or of.name != "decimal":
+        digits = {"bit": 1, "tinyint": 3, "smallint": 5, "int": 10, "bigint": 19, "money": 19, "smallmoney": 10}
+        return digits.get(of.name if of else "", 19), 4 if of is not None and "money" in of.name else 0
+    return of.precision or 38, of.scale or 0
+
+
+def alike(values: list[Sql]) -> tuple[SqlType | None, list[str]]:
+    """Values of which one is taken, brought to the type that wins: numbers before strings."""
+    types = [value.type for value in values if value.type is not None]
+    kinds = {value.kind for value in values if value.kind is not None}
+    known = all(value.type is not None or value.is_open for value in values)
+    if not kinds:
+        return None, [value.text for value in values]
+    if kinds == {"string"}:
+        national = any(of.name in NATIONAL for of in types)
+        return (NVARCHAR if national else VARCHAR) if known else None, [closed_text(value) for value in values]
+    others = [of for of in types if of.name not in STRINGS]
+    winner: SqlType | None = others[0]
+    for of in others[1:]:
+        winner = wider(winner, of) if winner else None
+    if winner is None:
+        return None, [value.text for value in values]
+    winner = INT if winner == BIT and "number" in kinds and len({of.name for of in others}) > 1 else winner
+    return winner, [converted(value, winner).text if value.kind == "string" else value.text for value in values]

@@ -1,0 +1,78 @@
+"""The catalog views of T-SQL: those of the schema sys, and further ones of the schema tsql."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from servicebroker.store.queue import quoted
+from servicebroker.tsql.scope import Column
+from servicebroker.tsql.translation.text_writer import Writer, refused
+from servicebroker.tsql.types import SYSNAME
+
+# views of the schema tsql: what sys has not, or has otherwise
+OWN = frozenset(
+    {"databases", "tables", "objects", "all_objects", "procedures", "schemas", "columns", "views", "triggers", "types"}
+    | {
+        "sysdatabases",
+        "sysobjects",
+        "indexes",
+        "dm_exec_sessions",
+        "sequences",
+        "identity_columns",
+        "internal_tables",
+        "partitions",
+        "sql_modules",
+        "service_queues",
+        "transmission_queue",
+        "dm_broker_activated_tasks",
+    }
+    | {"assemblies", "assembly_files", "server_event_notifications", "asymmetric_keys", "extended_properties"}
+    | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
+)
+# names that are compared without regard to case; those of services, contracts and message types are not
+_NAMED = {
+    **dict.fromkeys(OWN | {"service_queues", "database_principals", "endpoints", "certificates", "routes"}, ("name",)),
+    **dict.fromkeys(("remote_service_bindings", "conversation_priorities", "event_notifications"), ("name",)),
+    **dict.fromkeys(("xml_schema_collections", "tcp_endpoints", "service_broker_endpoints"), ("name",)),
+}
+_INFORMATION = {
+    **dict.fromkeys(("tables", "columns", "views"), ("table_name", "table_schema")),
+    "routines": ("routine_name", "routine_schema"),
+    "schemata": ("schema_name",),
+}
+_INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
+                      | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
+                      | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
+                      | {"messages", "master_files"}
+                      | {"server_event_notifications", "configurations", "database_mirroring_endpoints"})  # fmt: skip
+
+
+class View(NamedTuple):
+    """A catalog view in PostgreSQL."""
+
+    name: str
+    columns: dict[str, Column]  # those that are known
+
+
+def catalog_view(writer: Writer, own: object) -> View | None:
+    """The view that sys.name or INFORMATION_SCHEMA.name means, None for another schema.
+
+    Raises:
+        TsqlError: 40515 for the views of another database.
+    """
+    name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
+    old = name in ("sysdatabases", "sysobjects", "syslogins") and schema in ("", "dbo")
+    if schema not in ("sys", "information_schema") and not old:
+        return None
+    if database and database != writer.scope.database.lower() and name not in _INSTANCE:
+        raise refused(f"{own}: the catalog of another database", f"Write USE {database} first.")
+    if schema == "information_schema":
+        if name not in _INFORMATION:
+            raise refused(f"INFORMATION_SCHEMA.{name.upper()}", "Use the views of sys.")
+        view, named = f"tsql.{quoted('information_schema_' + name)}", _INFORMATION[name]
+    else:
+        view, named = f"{'tsql' if name in OWN else 'sys'}.{quoted(name)}", _NAMED.get(name, ())
+    columns = dict(writer.table_columns(view) or {})
+    for each in named if not columns else [name for name in named if name in columns]:
+        columns[each] = Column(each, SYSNAME)
+    return View(view, columns)

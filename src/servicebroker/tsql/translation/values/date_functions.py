@@ -1,0 +1,87 @@
+"""Functions of T-SQL that name a part of a date, and the moment now."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.text_writer import Sql, Writer, string, unsupported, value_of, write_value
+from servicebroker.tsql.translation.values.functions import SPECIAL, argument, check_count
+from servicebroker.tsql.types import BIGINT, DATETIME, INT, NVARCHAR
+
+_PARTS = {
+    **dict.fromkeys(("year", "yy", "yyyy"), "year"),
+    **dict.fromkeys(("quarter", "qq", "q"), "quarter"),
+    **dict.fromkeys(("month", "mm", "m"), "month"),
+    **dict.fromkeys(("dayofyear", "dy", "y"), "dayofyear"),
+    **dict.fromkeys(("day", "dd", "d"), "day"),
+    **dict.fromkeys(("week", "wk", "ww"), "week"),
+    **dict.fromkeys(("iso_week", "isowk", "isoww"), "iso_week"),
+    **dict.fromkeys(("weekday", "dw", "w"), "weekday"),
+    **dict.fromkeys(("hour", "hh"), "hour"),
+    **dict.fromkeys(("minute", "mi", "n"), "minute"),
+    **dict.fromkeys(("second", "ss", "s"), "second"),
+    **dict.fromkeys(("millisecond", "ms"), "millisecond"),
+    **dict.fromkeys(("microsecond", "mcs"), "microsecond"),
+    **dict.fromkeys(("nanosecond", "ns"), "nanosecond"),
+}
+
+
+def _part(node: exp.Expression, function: str) -> str:
+    written = node.name.lower()
+    if written not in _PARTS:
+        raise TsqlError(155, f"'{written}' is not a recognized {function} option.", severity=15)
+    return string(_PARTS[written])
+
+
+def _dateadd(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 3, "dateadd")
+    part = _part(nodes[0], "dateadd")
+    number, moment = write_value(writer, nodes[1]), write_value(writer, nodes[2])
+    of = moment.type if moment.kind == "date" else DATETIME
+    number_text = argument(number, "i") if number.type != BIGINT else number.text
+    text = f"tsql.dateadd({part}, {number_text}, {argument(moment, 'd')})"
+    assert of is not None
+    return Sql({"date": f"{text}::date", "time": f"{text}::time"}.get(of.name, text), of)
+
+
+def _datediff(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 3, "datediff")
+    first, second = (argument(write_value(writer, node), "d") for node in nodes[1:])
+    return Sql(f"tsql.datediff({_part(nodes[0], 'datediff')}, {first}, {second})::integer", INT)
+
+
+def _datediff_big(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 3, "datediff_big")
+    first, second = (argument(write_value(writer, node), "d") for node in nodes[1:])
+    return Sql(f"tsql.datediff({_part(nodes[0], 'datediff_big')}, {first}, {second})", BIGINT)
+
+
+def _datepart(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 2, "datepart")
+    return Sql(f"tsql.datepart({_part(nodes[0], 'datepart')}, {argument(write_value(writer, nodes[1]), 'd')})", INT)
+
+
+def _datename(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    check_count(nodes, 2, "datename")
+    text = f"tsql.datename({_part(nodes[0], 'datename')}, {argument(write_value(writer, nodes[1]), 'd')})"
+    return Sql(text, NVARCHAR)
+
+
+SPECIAL |= {
+    "dateadd": _dateadd,
+    "datediff": _datediff,
+    "datediff_big": _datediff_big,
+    "datepart": _datepart,
+    "datename": _datename,
+}
+
+
+@value_of(exp.CurrentTimestamp)
+def _current_timestamp(writer: Writer, node: exp.CurrentTimestamp) -> Sql:
+    return Sql("tsql.now()::timestamp(3)", DATETIME)
+
+
+@value_of(exp.AtTimeZone)
+def _at_time_zone(writer: Writer, node: exp.AtTimeZone) -> Sql:
+    raise unsupported(node, "All times are UTC; add the difference with DATEADD.")

@@ -1,0 +1,441 @@
+"""Scalar expressions and conditions."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.text_writer import (
+    Sql,
+    Writer,
+    as_text,
+    closed_text,
+    identifier,
+    is_predicate,
+    only,
+    predicate_of,
+    refused,
+    string,
+    unsupported,
+    value_of,
+    write_predicate,
+    write_value,
+)
+from servicebroker.tsql.translation.values.alternatives import alike, quotient, wider
+from servicebroker.tsql.translation.values.conversions import converted, type_of_node
+from servicebroker.tsql.translation.values.patterns import like
+from servicebroker.tsql.types import (
+    BIGINT,
+    EXACT,
+    FLOAT,
+    INT,
+    INTEGERS,
+    NATIONAL,
+    NVARCHAR,
+    VARBINARY,
+    VARCHAR,
+    SqlType,
+)
+
+CONDITION = SqlType("boolean")  # of no value
+
+
+@value_of(exp.Literal)
+def _literal(writer: Writer, node: exp.Literal) -> Sql:
+    if node.is_string:
+        return Sql(string(node.this), SqlType("varchar", max(1, len(node.this))), is_open=True)
+    digits = node.this
+    if "e" in digits.lower():
+        return Sql(f"{digits}::float8", FLOAT)
+    if "." in digits:
+        whole, fraction = digits.split(".")
+        return Sql(digits, SqlType("decimal", None, max(1, len(whole.lstrip("0") + fraction)), len(fraction)))
+    number = int(digits)
+    return Sql(digits, INT if number < 2**31 else BIGINT if number < 2**63 else SqlType("decimal", None, 38, 0))
+
+
+@value_of(exp.National)
+def _national(writer: Writer, node: exp.National) -> Sql:
+    text = node.this if isinstance(node.this, str) else node.this.name
+    return Sql(string(text), SqlType("nvarchar", max(1, len(text))), is_open=True)
+
+
+@value_of(exp.HexString)
+def _bytes(writer: Writer, node: exp.HexString) -> Sql:
+    digits = node.this if len(node.this) % 2 == 0 else "0" + node.this
+    return Sql(f"'\\x{digits.lower()}'::bytea", SqlType("varbinary", max(1, len(digits) // 2)))
+
+
+@value_of(exp.Null)
+def _null(writer: Writer, node: exp.Null) -> Sql:
+    return Sql("NULL", None, is_open=True)
+
+
+@value_of(exp.Parameter)
+def _parameter(writer: Writer, node: exp.Parameter) -> Sql:
+    return writer.variable("@" + node.name)
+
+
+@value_of(exp.Column)
+def _column(writer: Writer, node: exp.Column) -> Sql:
+    if isinstance(node.this, exp.Star):
+        raise unsupported(node, "A star stands in the list of SELECT only.")
+    name = node.this.name
+    if name.lower() in ("$rowguid", "$identity", "$action"):
+        raise refused(name, "Name the column.")
+    alias = node.table.lower()
+    if alias and node.args["table"].args.get("temporary"):
+        alias = "#" + alias
+    found = writer.column(alias, name.lower())
+    written = identifier(name) if not alias else f"{writer.alias(alias)}.{identifier(name)}"
+    if found is None and not writer.sources:
+        raise TsqlError(207, f"Invalid column name '{name}'.")
+    return Sql(written, found[1].type if found else None)
+
+
+@value_of(exp.Identifier)
+def _name(writer: Writer, node: exp.Identifier) -> Sql:
+    return write_value(writer, exp.Column(this=node.copy()))
+
+
+@value_of(exp.Dot)
+def _dot(writer: Writer, node: exp.Dot) -> Sql:
+    from servicebroker.tsql.translation.documents.xml_methods import method  # it writes values too
+
+    return method(writer, node)
+
+
+@value_of(exp.Paren)
+def _paren(writer: Writer, node: exp.Paren) -> Sql:
+    inside = write_value(writer, node.this)
+    return inside if inside.is_open else Sql(f"({inside.text})", inside.type)
+
+
+@predicate_of(exp.Paren)
+def _paren_condition(writer: Writer, node: exp.Paren) -> str:
+    return f"({write_predicate(writer, node.this)})"
+
+
+@value_of(exp.Collate)
+def _collate(writer: Writer, node: exp.Collate) -> Sql:
+    only(node, "this", "expression")
+    name = node.expression.name.lower()
+    inside = write_value(writer, node.this)
+    if "_ci" in name and name != "database_default":
+        return Sql(as_text(inside), SqlType("sysname", 128))
+    return Sql(inside.text, inside.type if inside.type and inside.type.name != "sysname" else NVARCHAR, inside.is_open)
+
+
+@value_of(exp.Add)
+def _add(writer: Writer, node: exp.Add) -> Sql:
+    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    kinds = {left.kind, right.kind} - ({None} if left.is_open or right.is_open else set())
+    if kinds <= {"string"} or kinds == {"binary"}:
+        return Sql(f"({closed_text(left)} || {closed_text(right)})", _joined(left, right))
+    if kinds == {"number"}:
+        return Sql(f"({left.text} + {right.text})", wider(left.type, right.type))
+    if None in kinds or "date" in kinds:
+        kind = left.type if left.kind == "date" else right.type if right.kind == "date" else None
+        return Sql(f"tsql.plus({closed_text(left)}, {closed_text(right)})", kind)
+    if kinds == {"string", "number"}:
+        number = left if left.kind == "number" else right
+        assert number.type is not None
+        return Sql(f"({_numeric(left, number.type)} + {_numeric(right, number.type)})", number.type)
+    raise _incompatible(left, right, "add")
+
+
+def _joined(left: Sql, right: Sql) -> SqlType:
+    types = [value.type for value in (left, right) if value.type is not None]
+    if any(of.name in ("varbinary", "binary", "image") for of in types):
+        return VARBINARY
+    national = any(of.name in NATIONAL for of in types)
+    return NVARCHAR if national else VARCHAR
+
+
+def _numeric(value: Sql, of: SqlType) -> str:
+    """A string beside a number becomes one."""
+    return converted(value, of).text if value.kind == "string" else value.text
+
+
+@value_of(exp.Sub, exp.Mul, exp.Div, exp.Mod)
+def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
+    sign = {exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}[type(node)]
+    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    if left.kind == "date" or (right.kind == "date" and sign == "-"):
+        if sign != "-":
+            raise _incompatible(left, right, {"*": "multiply", "/": "divide", "%": "modulo"}[sign])
+        return Sql(f"tsql.minus({closed_text(left)}, {closed_text(right)})", left.type if left.kind == "date" else None)
+    if {left.kind, right.kind} <= {"string"}:
+        raise TsqlError(
+            402, f"The data types varchar and varchar are incompatible in the {operator_name(sign)} operator."
+        )
+    if sign == "-" and None in (left.kind, right.kind) and not (left.is_open or right.is_open):
+        known = left.kind or right.kind
+        if known != "number":
+            return Sql(f"tsql.minus({closed_text(left)}, {closed_text(right)})", None)
+    number = (
+        left.type if right.kind == "string" else right.type if left.kind == "string" else wider(left.type, right.type)
+    )
+    if number is not None and number.name in (INTEGERS | EXACT | {"float", "real"}):
+        texts = [_numeric(left, number), _numeric(right, number)]
+    else:
+        texts = [left.text, right.text]
+    if sign == "/" and number is not None and number.name == "decimal" and None not in (left.type, right.type):
+        number = quotient(left, right)
+        return Sql(f"round({texts[0]} / {texts[1]}, {number.scale})", number)
+    if sign == "%" and number is not None and number.name in ("float", "real"):
+        texts = [f"{text}::numeric" for text in texts]
+    return Sql(f"({texts[0]} {sign} {texts[1]})", number)
+
+
+def operator_name(sign: str) -> str:
+    """The word of an arithmetic sign."""
+    return {"-": "subtract", "*": "multiply", "/": "divide", "%": "modulo"}[sign]
+
+
+@value_of(exp.BitwiseAnd, exp.BitwiseOr, exp.BitwiseXor)
+def _bits(writer: Writer, node: exp.Binary) -> Sql:
+    sign = {exp.BitwiseAnd: "&", exp.BitwiseOr: "|", exp.BitwiseXor: "#"}[type(node)]
+    left, right = write_value(writer, node.this), write_value(writer, node.expression)
+    return Sql(f"({left.text} {sign} {right.text})", wider(left.type, right.type))
+
+
+@value_of(exp.BitwiseNot)
+def _bit_not(writer: Writer, node: exp.BitwiseNot) -> Sql:
+    inside = write_value(writer, node.this)
+    return Sql(f"(~ {inside.text})", inside.type)
+
+
+@value_of(exp.Neg)
+def _negative(writer: Writer, node: exp.Neg) -> Sql:
+    inside = write_value(writer, node.this)
+    return Sql(f"(- {inside.text})", inside.type)
+
+
+def _incompatible(left: Sql, right: Sql, operator: str) -> TsqlError:
+    return TsqlError(
+        402, f"The data types {_shown(left)} and {_shown(right)} are incompatible in the {operator} operator."
+    )
+
+
+def _shown(value: Sql) -> str:
+    return value.type.name if value.type else "NULL"
+
+
+@predicate_of(exp.And, exp.Or)
+def _junction(writer: Writer, node: exp.Connector) -> str:
+    word = "AND" if isinstance(node, exp.And) else "OR"
+    parts = [write_predicate(writer, part) for part in node.flatten() if isinstance(part, exp.Expression)]
+    return "(" + f" {word} ".join(parts) + ")"
+
+
+@predicate_of(exp.Not)
+def _not(writer: Writer, node: exp.Not) -> str:
+    return f"(NOT {write_predicate(writer, node.this)})"
+
+
+@predicate_of(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
+def _comparison(writer: Writer, node: exp.Binary) -> str:
+    signs = {exp.EQ: "=", exp.NEQ: "<>", exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
+    sign = signs[type(node)]
+    left = write_value(writer, node.this)
+    if isinstance(node.expression, exp.Any | exp.All):
+        word = "ANY" if isinstance(node.expression, exp.Any) else "ALL"
+        query = node.expression.this
+        inside = write_value(writer, query if isinstance(query, exp.Subquery) else exp.Subquery(this=query.copy()))
+        return f"{left.text} {sign} {word} {inside.text}"
+    one, other = matched(left, write_value(writer, node.expression))
+    return f"{one} {sign} {other}"
+
+
+@predicate_of(exp.NullSafeEQ, exp.NullSafeNEQ)
+def _null_safe(writer: Writer, node: exp.Binary) -> str:
+    word = "IS NOT DISTINCT FROM" if isinstance(node, exp.NullSafeEQ) else "IS DISTINCT FROM"
+    one, other = matched(write_value(writer, node.this), write_value(writer, node.expression))
+    return f"({one} {word} {other})"
+
+
+def matched(left: Sql, right: Sql) -> tuple[str, str]:
+    """Two values that are compared, made comparable.
+
+    Raises:
+        TsqlError: 402 for types that cannot be compared.
+    """
+    if left.kind == right.kind == "string":
+        assert left.type is not None
+        assert right.type is not None
+        if "sysname" in (left.type.name, right.type.name):
+            return f"lower({as_text(left)})", f"lower({as_text(right)})"
+        return left.text, right.text
+    if left.kind == "string" and right.kind not in (None, "string"):
+        assert right.type is not None
+        return _beside(left, right.type), right.text
+    if right.kind == "string" and left.kind not in (None, "string"):
+        assert left.type is not None
+        return left.text, _beside(right, left.type)
+    for one, other in ((left, right), (right, left)):  # a number of days since 1900
+        if one.kind == "number" and other.type is not None and other.type.name in ("datetime", "smalldatetime"):
+            days = converted(one, other.type).text
+            return (days, other.text) if one is left else (other.text, days)
+    if left.kind and right.kind and left.kind != right.kind and not {left.kind, right.kind} <= {"number", "binary"}:
+        raise _incompatible(left, right, "equal to")
+    if {left.kind, right.kind} == {"number", "binary"}:
+        assert left.type is not None
+        assert right.type is not None
+        number = left.type if left.kind == "number" else right.type
+        return converted(left, number).text, converted(right, number).text
+    return left.text, right.text
+
+
+def _beside(value: Sql, of: SqlType) -> str:
+    """A string that is compared with a value of another type: it becomes one of that type."""
+    if value.is_open and of.name in ("uniqueidentifier", "date"):
+        return value.text
+    if of.name == "xml":
+        raise TsqlError(305, "The XML data type cannot be compared or sorted, except when using the IS NULL operator.")
+    return converted(value, of).text
+
+
+@predicate_of(exp.Is)
+def _is(writer: Writer, node: exp.Is) -> str:
+    if not isinstance(node.expression, exp.Null):
+        raise unsupported(node)
+    return f"({closed_text(write_value(writer, node.this))} IS NULL)"
+
+
+@predicate_of(exp.Between)
+def _between(writer: Writer, node: exp.Between) -> str:
+    only(node, "this", "low", "high")
+    value = write_value(writer, node.this)
+    low = matched(value, write_value(writer, node.args["low"]))
+    high = matched(value, write_value(writer, node.args["high"]))
+    return f"({low[0]} >= {low[1]} AND {high[0]} <= {high[1]})"
+
+
+@predicate_of(exp.In)
+def _in(writer: Writer, node: exp.In) -> str:
+    only(node, "this", "expressions", "query")
+    value = write_value(writer, node.this)
+    query = node.args.get("query")
+    if query is not None:
+        return f"({value.text} IN {write_value(writer, query).text})"
+    pairs = [matched(value, write_value(writer, each)) for each in node.expressions]
+    if len({one for one, _ in pairs}) == 1:
+        return f"({pairs[0][0]} IN ({', '.join(other for _, other in pairs)}))"
+    return "(" + " OR ".join(f"{one} = {other}" for one, other in pairs) + ")"
+
+
+@predicate_of(exp.Exists)
+def _exists(writer: Writer, node: exp.Exists) -> str:
+    from servicebroker.tsql.translation.queries.selects import select_text  # it writes expressions
+
+    query = node.this.this if isinstance(node.this, exp.Subquery) else node.this
+    return f"EXISTS ({select_text(writer, query)})"
+
+
+@predicate_of(exp.Like)
+def _like(writer: Writer, node: exp.Like) -> str:
+    only(node, "this", "expression", "negate")
+    found = like(write_value(writer, node.this), write_value(writer, node.expression), None)
+    return f"(NOT {found})" if node.args.get("negate") else found
+
+
+@predicate_of(exp.Escape)
+def _escape(writer: Writer, node: exp.Escape) -> str:
+    inside = node.this
+    if not isinstance(inside, exp.Like):
+        raise unsupported(node)
+    sign = write_value(writer, node.expression)
+    found = like(write_value(writer, inside.this), write_value(writer, inside.expression), sign)
+    return f"(NOT {found})" if inside.args.get("negate") else found
+
+
+@value_of(exp.Case)
+def _case(writer: Writer, node: exp.Case) -> Sql:
+    only(node, "this", "ifs", "default")
+    of = node.this and write_value(writer, node.this)
+    conditions, results = [], []
+    for branch in node.args["ifs"]:
+        if of is None:
+            conditions.append(write_predicate(writer, branch.this))
+        else:
+            conditions.append(" = ".join(matched(of, write_value(writer, branch.this))))
+        results.append(write_value(writer, branch.args["true"]))
+    default = node.args.get("default")
+    if default is not None:
+        results.append(write_value(writer, default))
+    kind, texts = alike(results)
+    branches = [f" WHEN {condition} THEN {text}" for condition, text in zip(conditions, texts, strict=False)]
+    last = f" ELSE {texts[-1]}" if default is not None else ""
+    return Sql(f"(CASE{''.join(branches)}{last} END)", kind)
+
+
+@value_of(exp.If)
+def _iif(writer: Writer, node: exp.If) -> Sql:
+    only(node, "this", "true", "false")
+    results = [write_value(writer, node.args[part]) for part in ("true", "false")]
+    kind, (yes, no) = alike(results)
+    return Sql(f"(CASE WHEN {write_predicate(writer, node.this)} THEN {yes} ELSE {no} END)", kind)
+
+
+@value_of(exp.Coalesce)
+def _coalesce(writer: Writer, node: exp.Coalesce) -> Sql:
+    only(node, "this", "expressions")
+    kind, texts = alike([write_value(writer, each) for each in [node.this, *node.expressions]])
+    return Sql(f"COALESCE({', '.join(texts)})", kind)
+
+
+@value_of(exp.Nullif)
+def _nullif(writer: Writer, node: exp.Nullif) -> Sql:
+    left = write_value(writer, node.this)
+    one, other = matched(left, write_value(writer, node.expression))
+    return Sql(f"(CASE WHEN {one} = {other} THEN NULL ELSE {closed_text(left)} END)", left.type)
+
+
+@value_of(exp.Subquery)
+def _subquery(writer: Writer, node: exp.Subquery) -> Sql:
+    from servicebroker.tsql.translation.queries.selects import output_types, select_text  # it writes expressions
+
+    only(node, "this")
+    text = select_text(writer, node.this)
+    types = output_types(writer, node.this)
+    return Sql(f"({text})", types[0] if types and len(types) == 1 else None)
+
+
+@value_of(exp.Tuple)
+def _tuple(writer: Writer, node: exp.Tuple) -> Sql:
+    raise TsqlError(
+        4145, "An expression of non-boolean type specified in a context where a condition is expected.", severity=15
+    )
+
+
+@value_of(exp.Cast, exp.TryCast)
+def _cast(writer: Writer, node: exp.Cast) -> Sql:
+    only(node, "this", "to", "safe")
+    return converted(
+        write_value(writer, node.this), type_of_node(node.args["to"]), attempt=isinstance(node, exp.TryCast)
+    )
+
+
+@value_of(exp.Convert)
+def _convert(writer: Writer, node: exp.Convert) -> Sql:
+    only(node, "this", "expression", "style", "safe")
+    style = node.args.get("style")
+    return converted(
+        write_value(writer, node.expression),
+        type_of_node(node.this),
+        style=write_value(writer, style).text if style is not None else None,
+        attempt=bool(node.args.get("safe")),
+    )
+
+
+@value_of(exp.Concat)
+def _adjacent(writer: Writer, node: exp.Concat) -> Sql:
+    raise TsqlError(102, "Incorrect syntax: two strings stand side by side.", severity=15)
+
+
+def condition_or_value(writer: Writer, node: exp.Expression) -> Sql:
+    """A condition or a value, for an expression of which both may come."""
+    if is_predicate(node):
+        return Sql(f"({write_predicate(writer, node)})", CONDITION)
+    return write_value(writer, node)

@@ -1,0 +1,80 @@
+"""LIKE and PATINDEX: T-SQL's patterns have classes of characters in brackets, which PostgreSQL's LIKE has not."""
+
+from __future__ import annotations
+
+import re
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.text_writer import Sql, string
+
+_LITERAL = re.compile(r"'((?:[^']|'')*)'")
+
+
+def like(value: Sql, pattern: Sql, escape: Sql | None) -> str:
+    """The condition that a value is like a pattern, without regard to case where the value is a catalog's name.
+
+    Raises:
+        TsqlError: 506 for an ESCAPE that is not one character.
+    """
+    sign = _literal(escape) if escape is not None else ""
+    if escape is not None and (sign is None or len(sign) != 1):
+        raise TsqlError(506, "The invalid escape character was specified in a LIKE predicate.")
+    text = f"{value.text}::text" if value.is_open else value.text
+    if value.kind != "string":
+        text = f"tsql.to_nvarchar({text})"
+    folded = value.type is not None and value.type.name == "sysname"
+    said = _literal(pattern)
+    if said is None:
+        written = pattern.text if pattern.kind == "string" else f"tsql.to_nvarchar({pattern.text})"
+        written = f"tsql.like_pattern({written}, {string(sign or '')})"
+        return f"(lower({text}) ~ lower({written}))" if folded else f"({text} ~ {written})"
+    if folded:
+        text, said = f"lower({text})", said.lower()
+    if "[" not in said and not sign:
+        escaped = said.replace("\\", "\\\\")
+        return f"({text} LIKE {string(escaped)})"
+    return f"({text} ~ {string(expression(said, sign or ''))})"
+
+
+def _literal(value: Sql) -> str | None:
+    found = _LITERAL.fullmatch(value.text) if value.is_open else None
+    return found[1].replace("''", "'") if found else None
+
+
+def expression(pattern: str, escape: str = "") -> str:
+    """The regular expression of a pattern; tsql.like_pattern does the same in PostgreSQL."""
+    out, at = ["^"], 0
+    while at < len(pattern):
+        sign = pattern[at]
+        if escape and sign == escape and at + 1 < len(pattern):
+            at += 1
+            out.append(_plain(pattern[at]))
+        elif sign == "%":
+            out.append(".*")
+        elif sign == "_":
+            out.append(".")
+        elif sign == "[" and (end := _class_end(pattern, at)) > at:
+            out.append(_class(pattern[at + 1 : end]))
+            at = end
+        else:
+            out.append(_plain(sign))
+        at += 1
+    return "".join([*out, "$"])
+
+
+def _class_end(pattern: str, at: int) -> int:
+    start = at + 2 if pattern[at + 1 : at + 2] == "^" else at + 1
+    return pattern.find("]", start)
+
+
+def _class(inside: str) -> str:
+    negated = inside.startswith("^")
+    members = inside[1:] if negated else inside
+    if not members:
+        return "(?!)" if not negated else "."
+    escaped = re.sub(r"([\\\[\]^])", r"\\\1", members)
+    return f"[{'^' if negated else ''}{escaped}]"
+
+
+def _plain(sign: str) -> str:
+    return "\\" + sign if sign in r"\.+*?()[]{}|^$" else sign
