@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from servicebroker.activation.task import Stop
+from servicebroker.activation.stop import Stop
 from servicebroker.engine.activation.monitors import Definition
 from servicebroker.protocol.queue_monitor import NEW, Monitor, State
 

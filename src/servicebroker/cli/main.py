@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from servicebroker.api.open import open_instance
-from servicebroker.cli import certificate, domain, pipeline, poison, rights, route, tsql
+from servicebroker.cli import certificate, domain, pipeline, poison, rights, route, stopping, tsql
 from servicebroker.cli import instance as whole_instance
 from servicebroker.cli.doctor import doctor
 from servicebroker.cli.existing import must_exist
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption, KeysOption, PatienceOption
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.errors import ServiceBrokerError
@@ -53,8 +53,12 @@ app.add_typer(whole_instance.app, name="instance")
 def main() -> NoReturn:
     """The entry point of the command."""
     warnings_of_our_own()
-    with said_in_one_sentence():
-        app()
+    stopping.guarded()
+    try:
+        with said_in_one_sentence():
+            app()
+    finally:
+        stopping.leave_nothing()
     sys.exit(0)
 
 
@@ -136,6 +140,7 @@ def serve(
         ),
     ] = None,
     alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
+    patience: PatienceOption = stopping.PATIENCE,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
@@ -154,6 +159,7 @@ def serve(
         procedures=procedures or (),
         interval=activation_interval,
         alert=Alert(alert_command, alert_webhook),
+        patience=patience,
         metrics=metrics,
         as_json=as_json,
     )
@@ -162,6 +168,7 @@ def serve(
 @app.command()
 def activator(
     config: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
+    patience: PatienceOption = stopping.PATIENCE,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
@@ -169,7 +176,7 @@ def activator(
     from servicebroker.cli.serve import log_to_standard_error
 
     log_to_standard_error(as_json=as_json)
-    run_activator(config)
+    run_activator(config, patience)
 
 
 @app.command()
