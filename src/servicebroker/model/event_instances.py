@@ -1,4 +1,7 @@
-"""The body of an event notification's message (reference 04 section 5): UTF-16 XML, written and read."""
+"""The body of an event notification's message: UTF-16 XML, written and read.
+
+The rules: docs/reference/rules.md#event-notifications.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RECEIVE returns, and the XML body of an Error message (reference 02 sections 5 and 11)."""
+"""What RECEIVE returns, and the XML body of an Error message (docs/reference/rules.md#receive)."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def send(
 
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
-            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type (reference 02 section 4).
+            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type.
     """
     check_handle(handle)
     names.checked("message type", message_type)
