@@ -9,10 +9,6 @@ from datetime import datetime
 from html import escape
 from typing import NamedTuple
 
-from lxml import etree
-
-from servicebroker.model.xml import parse
-
 QUEUE_ACTIVATION = "QUEUE_ACTIVATION"
 BROKER_QUEUE_DISABLED = "BROKER_QUEUE_DISABLED"
 ON_QUEUE = (QUEUE_ACTIVATION, BROKER_QUEUE_DISABLED)  # the events that a notification on a queue may name
@@ -58,6 +54,10 @@ def read_event(body: bytes | None) -> EventInstance:
     Raises:
         ValueError: the body is none.
     """
+    from lxml import etree  # who reads no XML does not load what parses it
+
+    from servicebroker.model.xml import parse
+
     try:
         root = parse(body or b"")
     except etree.XMLSyntaxError as problem:
