@@ -52,6 +52,15 @@ def test_an_opened_instance_needs_neither_scripts_nor_commands() -> None:
     assert not modules & {"typer", "rich", "sqlglot", *(f"servicebroker.{name}" for name in faces)}
 
 
+def test_the_engine_loads_no_driver() -> None:
+    modules = loaded(
+        "import pkgutil, importlib, servicebroker.engine as engine\n"
+        "for one in pkgutil.walk_packages(engine.__path__, engine.__name__ + '.'): importlib.import_module(one.name)"
+    )
+    assert "servicebroker.engine.conversation.send" in modules
+    assert not modules & {"psycopg", "psycopg_pool", "psycopg_binary", "asyncio"}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
     assert " ".join(load(name).help.split()) == COMMANDS[name].help

@@ -38,8 +38,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import Rejection, on_both_sides
 from servicebroker.model.states import Event, after
-from servicebroker.store.direct import Bodies
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Bodies, Statement, Steps
 
 
 def send(
