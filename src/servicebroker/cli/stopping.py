@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from servicebroker.store.embedded import EmbeddedServer
-
 PATIENCE = 30.0  # seconds that the work in progress has to end
 GRACE = 5.0  # further seconds until a command that has not ended is killed
 AT_ONCE = 3.0  # seconds from the second signal until then
@@ -126,6 +124,8 @@ class _Guard:
             self._deadline = time.monotonic() + seconds
 
     def _kill(self) -> None:
+        from servicebroker.store.embedded import EmbeddedServer  # no command is to load it for this
+
         ended = [self._command, *_descendants(self._command)]
         ended.remove(os.getpid())
         folders = _folders_in_use(ended)
@@ -159,7 +159,7 @@ def _folders_in_use(processes: list[int]) -> set[Path]:
             for descriptor in Path(f"/proc/{process}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     file = descriptor.readlink()
-                    if file.name == "in-use" and EmbeddedServer.exists(file.parent):
+                    if file.name == "in-use" and (file.parent / "postgresql").is_dir():
                         folders.add(file.parent)
     return folders
 
