@@ -92,6 +92,8 @@ class Host:
         self._ended: deque[tuple[Watched, threading.Thread, Outcome]] = deque()
         self._rung: deque[int] = deque()
         self._listens_for: set[int] = set()
+        self._fresh: set[int] = set()  # of those, the ones that a SEND in progress may not have seen listed
+        self._oldest = 0  # the oldest transaction that went on at the last glance
         self._look_at = 0.0  # when everything is looked at
         self._looks = 0  # how often everything was
         self._patience = patience
@@ -171,8 +173,11 @@ class Host:
                     soon = SOON
                     continue  # a SEND may have come before it could know of us
                 if not self._bell.wait(min(pause, soon)):
-                    self._rung.extend(self._listens_for)
-                    soon = min(soon * 5, self._tick)
+                    self._rung.extend(self._fresh)
+                    soon *= 5
+                    if soon > self._tick:  # the glance of each tick sees what comes later
+                        self._fresh = set()
+                        soon = self._tick
         self._drain()
         run(connection, monitors.listen_for([]))
         for queue_id in self._watched:
@@ -206,6 +211,7 @@ class Host:
 
     def _round(self, connection: psycopg.Connection[Any]) -> float:
         """Look at what has rung. Returns the seconds after which something is due by itself."""
+        glanced = 0
         self._collect()
         if self._changed.is_set() or time.monotonic() >= self._look_at:
             self._changed.clear()
@@ -213,13 +219,16 @@ class Host:
             self._define(connection)
             self.instance.poison.judge(connection)
             self._say(run_alone(connection, drop_broken(self.instance.clock())))
-            self._rung.extend(self._watched)
+            self._glance(connection)
+            glanced = 1
+        now = self.instance.clock()
+        self._rung.extend(number for number, watched in self._watched.items() if watched.due and watched.due <= now)
         rung = set()
         while self._rung:
             rung.add(self._rung.popleft())
         for queue_id in rung & self._watched.keys():
             self._look(connection, self._watched[queue_id])
-        self._looks += rung >= self._watched.keys()
+        self._looks += glanced
         self._show(connection)
         now = self.instance.clock()
         dues = [watched.due - now for watched in self._watched.values() if watched.due is not None]
@@ -257,6 +266,7 @@ class Host:
                 watched.definition = definition  # a principal may have gone, or changed its name
                 continue
             watched.definition, watched.monitor, watched.is_on = definition, NEW, True
+            watched.unsettle()
 
     def _switch_off(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         """The queue is off, or gone: nothing is started, and what runs ends after its call."""
@@ -305,6 +315,14 @@ class Host:
         definition = watched.definition
         return Settings(definition.max_readers, self._interval, external=definition.procedure is None)
 
+    def _glance(self, connection: psycopg.Connection[Any]) -> None:
+        """Have a look at each queue where something may have happened: at an idle one, nothing has to be looked for."""
+        found = run(connection, monitors.glance(list(self._watched), self.instance.clock()))
+        self._oldest = found.oldest
+        for queue in found.queues:
+            if self._watched[queue.queue_id].wants_look(queue, found.next):
+                self._rung.append(queue.queue_id)
+
     def _look(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         queue_id = watched.definition.queue_id
         if not watched.is_on or not watched.is_ours:
@@ -318,6 +336,8 @@ class Host:
         watched.waiting = max(found.seen.waiting, self.instance.doorbell.waiting(queue_id))
         seen = found.seen._replace(waiting=watched.waiting)
         watched.monitor, decision = look(watched.monitor, seen, self._settings(watched), time.monotonic())
+        if not seen.receivable and watched.may_settle(self._oldest):
+            watched.is_settled = run(connection, monitors.is_empty(queue_id))
         if decision == Decision.ACTIVATE:
             self._activate(connection, watched)
         elif decision == Decision.LIMIT:
@@ -392,6 +412,7 @@ class Host:
         new = wanted - self._listens_for
         run(connection, monitors.listen_for(wanted))
         self._listens_for = wanted
+        self._fresh = (self._fresh & wanted) | new
         self._rung.extend(new)
         return bool(new)
 
