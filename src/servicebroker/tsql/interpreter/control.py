@@ -259,7 +259,6 @@ def _save(machine: Machine, statement: SaveTransaction) -> None:
 
 @runs(WaitForTime)
 def _wait(machine: Machine, statement: WaitForTime) -> None:
-    from servicebroker.tsql.interpreter.waitfor import seconds_until
 
     value = text(machine, statement.value) or ""
     time.sleep(seconds_until(statement.kind, value, machine.instance.clock()))
