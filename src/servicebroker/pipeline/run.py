@@ -1,14 +1,18 @@
-"""A pipeline that runs: a query of Spark for each of its queues."""
+"""A pipeline that runs: a query of Spark for each of its queues; why one has failed, for people."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import PySparkException
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.attachment import Attachment
@@ -21,6 +25,7 @@ from servicebroker.pipeline.spark_session import register_formats, spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
 
 STARTS = 5  # of one query
 # Spark gives the process that plans a query ten seconds to start, and no setting changes that.
@@ -138,3 +143,21 @@ def _start(spark: SparkSession, pipeline: Pipeline, queue: QueueRule, *, once: b
         return sink.trigger(processingTime=f"{round(pipeline.trigger_seconds * 1000)} milliseconds").start()
     except PySparkException as problem:
         raise InstanceError(f"The queue '{queue.label}' cannot be read: {reason(problem)}") from None
+
+
+def reason(problem: PySparkException) -> str:
+    """What Spark says, without the plan of the query and the stack: its first lines and the root of the chain.
+
+    Where the root is an error of ours, its sentence alone.
+    """
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    ours = [found[1] for line in lines if (found := _OURS.search(line))]
+    if ours:
+        return ours[-1]
+    said = list(itertools.takewhile(lambda line: not line.startswith(("=== ", "JVM stacktrace", "at ")), lines))
+    causes = [line for line in lines if line.startswith("Caused by:") or _ERROR.match(line)]
+    return " ".join([*said[:2], *causes[-1:]]) or "no reason was given"
+
+
+_ERROR = re.compile(r"([\w.]+(Error|Exception)|([a-z_]\w*\.)+[A-Z]\w+): ")
+_OURS = re.compile(r"servicebroker\.model\.errors\.\w+: (.+)")

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from servicebroker.cli.demo import shipper as names
 from servicebroker.model.errors import InstanceError
 from servicebroker.pipeline.delta import ensure_table
-from servicebroker.pipeline.failed_query import reason
+from servicebroker.pipeline.run import reason
 from servicebroker.pipeline.spark_session import spark_session
 
 TRIGGER = "100 milliseconds"
