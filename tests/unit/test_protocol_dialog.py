@@ -20,12 +20,21 @@ from servicebroker.protocol.dialog import (
     Happening,
     Identity,
     Sending,
-    State,
     Transmission,
+    TransmissionState,
     pack,
     unpack,
 )
-from servicebroker.protocol.envelope import Acknowledgement, Content, Failure, Header, Kind, Opening, Part, Payload
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    BrokerFailure,
+    Content,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+)
 from servicebroker.protocol.incoming import Kept
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
@@ -34,14 +43,14 @@ CONVERSATION, HERE, THERE, ELSEWHERE = (UUID(int=number) for number in range(1, 
 LIMITS = Limits(fragment_size=100, window=1_000, message_cost=10)
 
 
-def dialog(is_initiator: bool = True, state: State | None = None, **changes: Any) -> Dialog:
+def dialog(is_initiator: bool = True, state: TransmissionState | None = None, **changes: Any) -> Dialog:
     own, far = ("//here", "//there") if is_initiator else ("//there", "//here")
     identity = Identity(CONVERSATION, is_initiator, HERE if is_initiator else THERE, own, far, "//contract", 1_000.0)
-    return Dialog(identity._replace(**changes), state or State(), lambda: 0.5, LIMITS)
+    return Dialog(identity._replace(**changes), state or TransmissionState(), lambda: 0.5, LIMITS)
 
 
 def target(**changes: Any) -> Dialog:
-    return dialog(False, State(far_broker=HERE), **changes)
+    return dialog(False, TransmissionState(far_broker=HERE), **changes)
 
 
 def send(from_: Dialog, now: float = 0.0) -> Transmission:
@@ -247,7 +256,7 @@ def test_an_error_goes_past_what_was_not_acknowledged() -> None:
 
 def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
     initiator, other = dialog(), target()
-    failure = Failure(-8408, "no such contract")
+    failure = BrokerFailure(-8408, "no such contract")
     initiator.offer(0, 10)
     other.refuse(failure)
     transmission = send(other)
@@ -357,14 +366,14 @@ def test_rows_that_are_not_deleted_yet_are_offered_again_after_a_restart() -> No
 
 
 def test_a_peer_that_has_ended_is_known_after_a_restart() -> None:
-    assert dialog(state=State(next=3, final=2)).sending is Sending.HELD
-    closed = dialog(state=State(sending=Sending.CLOSED, far_broker=THERE))
+    assert dialog(state=TransmissionState(next=3, final=2)).sending is Sending.HELD
+    closed = dialog(state=TransmissionState(sending=Sending.CLOSED, far_broker=THERE))
     assert closed.sending is Sending.CLOSED
 
 
 kept = st.builds(Kept, st.just(500), st.integers(0, 2**500 - 1), st.integers(0, 2**31), st.sampled_from(Content))
 states = st.builds(
-    State,
+    TransmissionState,
     st.integers(0, 2**62),
     st.integers(0, 2**62),
     st.integers(0, 100),
@@ -378,7 +387,7 @@ states = st.builds(
 
 
 @given(states)
-def test_a_state_is_packed_and_unpacked(state: State) -> None:
+def test_a_state_is_packed_and_unpacked(state: TransmissionState) -> None:
     assert unpack(pack(state)) == state
 
 

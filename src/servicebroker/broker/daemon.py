@@ -32,7 +32,7 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.delivery.transmission import deliver_conversation
-from servicebroker.engine.remote.domain_state import Membership, find_membership, tell_membership
+from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.mirrored_pairs import find_standing
 from servicebroker.engine.remote.route_answers import take_answers
@@ -105,7 +105,7 @@ class Daemon:
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
-        self._membership: Membership | None = None  # as the database has it
+        self._membership: ToldMembership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
         self._connection: psycopg.Connection[Any] | None = None

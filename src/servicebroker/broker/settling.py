@@ -18,9 +18,9 @@ from servicebroker.engine.conversation.traces import Traced
 from servicebroker.engine.remote import arriving, departing, remote_endpoints
 from servicebroker.model.conversation_events import DROPPED, Deed
 from servicebroker.model.errors import RULES
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Acknowledged, Dropped, Failed, Sending
-from servicebroker.protocol.envelope import Content, Failure
+from servicebroker.protocol.envelope import BrokerFailure, Content
 from servicebroker.protocol.incoming import Batch, Deliver
 from servicebroker.protocol.outgoing import NEVER
 
@@ -45,7 +45,7 @@ class Settling:
         self._postponed: dict[UUID, Batch] = {}
         self._stored: list[Batch] = []  # by this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
-        self._failed: dict[UUID, Failure] = {}
+        self._failed: dict[UUID, BrokerFailure] = {}
         self._again_at, self._pause = NEVER, SOON
         self._dirty = self._written = 0  # transmission objects, in this round
         self._last_batch = seconds()
@@ -77,7 +77,7 @@ class Settling:
                 case Dropped():
                     journal.undeliverable(event, header)
                     if event.number == 11224 and entry.session is not None:
-                        refuse(link, header, Failure(-8495, RULES[8495].text), entry.session)
+                        refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
 
     def store(self, do: Do, touched: set[UUID]) -> arriving.Result | None:
         """What has arrived goes into the queues; None when there was nothing."""
@@ -136,8 +136,8 @@ class Settling:
             if entry := self._memory.get(handle):
                 if failed.message_type:
                     journal.rejected(failed, entry.endpoint)
-                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, State.ERROR)
-                entry.dialog.refuse(Failure(failed.code, failed.description))
+                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
                 self._lines.line_up(handle)
 
     def settle(self, do: Do, do_lazily: Do, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
@@ -159,7 +159,7 @@ class Settling:
                 del self._failed[handle]
                 self._written += 1
                 if entry := self._memory.get(handle):
-                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, State.ERROR)
+                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._lines.take_statuses():
             do(alone(departing.set_statuses(statuses)))
         self._dirty += len(statuses)
@@ -182,7 +182,7 @@ class Settling:
     def _tell_of_ends(self, do: Do, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:
             if entry := self._memory.get(handle):
-                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, State.CLOSED)
+                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
         was = {groups[handle] for handle in ended if handle in groups}
         for group in sorted(was - do(remote_endpoints.groups_left(was)) if was else ()):
             journal.grouped(DROPPED, group)
@@ -198,13 +198,15 @@ class Settling:
             self._again_at, self._pause = NEVER, SOON
 
 
-def _tell(endpoint: remote_endpoints.Remote, batch: Batch) -> None:
+def _tell(endpoint: remote_endpoints.RemoteEndpoint, batch: Batch) -> None:
     """Broker:Conversation of what has been stored: messages, and what ends the conversation."""
     contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
     ends = [content for content in contents if content is not Content.DATA]
-    journal.conversed(Deed.RECEIVED_MESSAGE, endpoint, State.CONVERSING, batch.reached - batch.expected - len(ends))
+    journal.conversed(
+        Deed.RECEIVED_MESSAGE, endpoint, EndpointState.CONVERSING, batch.reached - batch.expected - len(ends)
+    )
     for content in ends:
         if content is Content.ERROR:
-            journal.conversed(Deed.RECEIVED_ERROR, endpoint, State.ERROR)
+            journal.conversed(Deed.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
         else:
-            journal.conversed(Deed.RECEIVED_END, endpoint, State.DISCONNECTED_INBOUND)
+            journal.conversed(Deed.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)

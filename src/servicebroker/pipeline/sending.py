@@ -24,7 +24,7 @@ from servicebroker.engine.conversation.send import send, send_batch
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.store.statements import Statement, Steps
 
@@ -166,7 +166,7 @@ def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list
     before = yield from find_endpoint(handle)
     yield from send_batch(catalog, handle, message_type, bodies, now=now)
     endpoint = yield from find_endpoint(handle)
-    if endpoint.state != State.ERROR:
+    if endpoint.state != EndpointState.ERROR:
         return len(bodies)
     for code, description in (yield from _errors(handle, endpoint.queue_id)):
         if code not in _INVALID_BODY:  # no other body would do better

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.states import State as EndpointState
-from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, State
-from servicebroker.protocol.dialog_keys import Session
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog_keys import SessionKeys
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
 
@@ -34,7 +34,7 @@ class Received(NamedTuple):
 class Endpoint:
     """A row of conversation_endpoints, with its messages."""
 
-    def __init__(self, identity: Identity, priority: int, session: Session) -> None:
+    def __init__(self, identity: Identity, priority: int, session: SessionKeys) -> None:
         self.identity = identity
         self.session = session
         self.priority = priority
@@ -75,7 +75,7 @@ class Endpoint:
 
     # --- the broker
 
-    def transmission_state(self) -> State:
+    def transmission_state(self) -> TransmissionState:
         """What a transmission object starts from."""
         base = min(self.rows, default=self.send_sequence)
         kept = {
@@ -92,7 +92,7 @@ class Endpoint:
             sending = Sending.ENDING
         elif self.state is EndpointState.CLOSED:
             sending = Sending.CLOSED
-        return State(
+        return TransmissionState(
             base, self.send_sequence, 0, sending, self.far_broker, self.is_acknowledged, self.next, self.final, kept
         )
 

@@ -43,7 +43,7 @@ class Definition(NamedTuple):
         return ".".join(f"[{part.replace(']', ']]')}]" for part in (self.schema, self.queue))
 
 
-class Look(NamedTuple):
+class QueueLook(NamedTuple):
     """What was seen of a queue, and when a timer or a lifetime of it is due next."""
 
     seen: Seen
@@ -65,14 +65,14 @@ def definitions() -> Steps[list[Definition]]:
     return [Definition(*row) for row in rows]
 
 
-def look(queue_id: int, now: datetime, running: int) -> Steps[Look]:
+def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
     """What there is to see of a queue; timers and lifetimes of it that are due take effect."""
     rows = yield Statement(
         f"select receivable, arrivals, receives, empty, waiting, due from servicebroker.look_{queue_id}($1)",
         (now,),
     )
     *counters, due = rows[0]
-    return Look(Seen(*counters)._replace(running=running), due)
+    return QueueLook(Seen(*counters)._replace(running=running), due)
 
 
 def take_lease(queue_id: int) -> Steps[bool]:

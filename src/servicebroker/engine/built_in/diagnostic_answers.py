@@ -19,7 +19,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import PUBLIC
-from servicebroker.model.service_diagnostic import State, asked_service, description_body, status_body
+from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -50,7 +50,7 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
     )
     ((broker, service_id, is_enabled, contracts),) = rows
     is_known = service_id is not None and (yield from _may_send(endpoint, service_id))
-    state = State.UNKNOWN if not is_known else State.READY if is_enabled else State.DISABLED
+    state = ServiceState.UNKNOWN if not is_known else ServiceState.READY if is_enabled else ServiceState.DISABLED
     yield from send(catalog, handle, names.STATUS, status_body(service, broker, state), now=now)
     if is_known:
         yield from send(catalog, handle, names.DESCRIPTION, description_body(service, contracts), now=now)

@@ -9,7 +9,7 @@ from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.endpoints import find_endpoint, lock_group, lock_group_of
 from servicebroker.model import arguments, names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps
 
@@ -117,7 +117,7 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     arguments.check_timeout(timeout)
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
-    after(State(endpoint.state), Event.TIMER)
+    after(EndpointState(endpoint.state), Event.TIMER)
     at = now + timedelta(seconds=timeout)
     if at > endpoint.lifetime:
         raise BrokerError(8410)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.model import waiting
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import REPLAY_PROTECTION, State, at
+from servicebroker.model.states import REPLAY_PROTECTION, EndpointState, at
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -71,15 +71,15 @@ class Endpoint(NamedTuple):
     @property
     def peer_has_ended(self) -> bool:
         """What is sent now is for nobody; the peer could not say so yet."""
-        return self.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED)
+        return self.peer_state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED)
 
 
 OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLED, 28012: waiting.TARGET_DISABLED}
 
 
-def state_at(endpoint: Endpoint, now: datetime) -> State:
+def state_at(endpoint: Endpoint, now: datetime) -> EndpointState:
     """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
-    return at(State(endpoint.state), endpoint.lifetime, now)
+    return at(EndpointState(endpoint.state), endpoint.lifetime, now)
 
 
 _SELECT = (

@@ -13,7 +13,7 @@ from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -66,7 +66,7 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
     gone: list[UUID] = []
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, state in rows:
-        event = (State(state), Event.ERROR_ARRIVED)
+        event = (EndpointState(state), Event.ERROR_ARRIVED)
         if event in TRANSITIONS:
             (gone if TRANSITIONS[event] is REMOVED else queues[queue_id]).append(handle)
     for queue_id, there in queues.items():

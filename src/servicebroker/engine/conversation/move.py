@@ -15,7 +15,7 @@ from servicebroker.engine.conversation.receive import keep_off_pipelines
 from servicebroker.engine.conversation.retention import move_to_group
 from servicebroker.model.arguments import check_move
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -35,7 +35,7 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
     endpoint = yield from find_endpoint(handle)
     yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs deliver by what stands in its row
     endpoint = yield from find_endpoint(handle)
-    after(State(endpoint.state), Event.MOVE)
+    after(EndpointState(endpoint.state), Event.MOVE)
     yield from _check_group(endpoint, group)
     if group == endpoint.conversation_group_id:
         return

@@ -21,7 +21,7 @@ from servicebroker.engine.delivery.transmission import discard
 from servicebroker.engine.security.authorization import authorize, conversation
 from servicebroker.model import names
 from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handles, stored_body
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.store.statements import Statement, Steps
 
 # whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
@@ -66,7 +66,7 @@ def send_multicast(
         endpoint = endpoints[handle]
         if endpoint.far_handle in endpoints:  # both ends of one conversation, which may have failed at the other end
             endpoint = yield from find_endpoint(handle)
-        if endpoint.state == State.ERROR:
+        if endpoint.state == EndpointState.ERROR:
             sent[handle] = yield from discard(endpoint, 1)
         else:
             sent[handle] = yield from pass_on(catalog, endpoint, near[handle], message_type, [content], now, body_id)

@@ -52,7 +52,7 @@ class Line(NamedTuple):
     end_of_stream: str  # the message type that tells the target
 
 
-class Answer(NamedTuple):
+class PoolAnswer(NamedTuple):
     """Something that came back and is to be answered: a DialogTimer, an EndDialog or an Error."""
 
     answer_id: int
@@ -136,13 +136,13 @@ def note(database_id: int, messages: list[Message]) -> Steps[None]:
     )
 
 
-def next_answer(database_id: int, service: str) -> Steps[Answer | None]:
+def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
     """The oldest of what came into the service's queue and that nobody is answering yet; locked."""
     rows = yield Statement(NEXT_ANSWER, (database_id, service))
-    return Answer(*rows[0]) if rows else None
+    return PoolAnswer(*rows[0]) if rows else None
 
 
-def answered(answer: Answer) -> Steps[None]:
+def answered(answer: PoolAnswer) -> Steps[None]:
     """It is done."""
     yield Statement("delete from servicebroker.session_answers where answer_id = $1", (answer.answer_id,))
 

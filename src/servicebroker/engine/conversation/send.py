@@ -299,7 +299,7 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     return usage is not None and usage.allows(is_initiator)
 
 
-class Refused(NamedTuple):
+class PeerRefused(NamedTuple):
     """The first of several messages that the peer does not take: how many come before it, and what the peer says."""
 
     place: int
@@ -308,13 +308,13 @@ class Refused(NamedTuple):
 
 def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
-) -> Steps[Refused | None]:
+) -> Steps[PeerRefused | None]:
     """What the peer says of the first of these messages that it does not take, or of who sends them."""
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
-        return Refused(0, on_both_sides(refused))
+        return PeerRefused(0, on_both_sides(refused))
     far = yield from far_usages(catalog, endpoint)
     for place, content in enumerate(contents):
         number = endpoint.send_sequence + place
         if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
-            return Refused(place, failure)
+            return PeerRefused(place, failure)
     return None

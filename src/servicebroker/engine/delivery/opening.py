@@ -17,9 +17,9 @@ from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.routing import (
     Ask,
     Conversation,
+    Elsewhere,
     Local,
     Refused,
-    Remote,
     classify,
 )
 from servicebroker.store import locks
@@ -71,7 +71,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     destination = decision.destination
     if isinstance(destination, Refused):
         return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
-    if isinstance(destination, Remote):
+    if isinstance(destination, Elsewhere):
         return Outcome(waits=NO_TRANSPORT)
     if isinstance(destination, Ask):
         lacking = located.msdb if decision.through_outside and located.msdb else own

@@ -23,7 +23,7 @@ MOST = 100  # findings of one kind, of one queue
 _AGES = {28021: timedelta(minutes=1)}  # so long may the background leave lying what could be delivered
 
 
-class Finding(NamedTuple):
+class Inconsistency(NamedTuple):
     """What is wrong: a number of the list of errors, and its text."""
 
     number: int
@@ -34,7 +34,7 @@ class Report(NamedTuple):
     """What was looked at, counted by kind, and what is wrong: nothing, when all is well. At most MOST of a kind."""
 
     analyzed: dict[str, int]
-    findings: list[Finding]
+    findings: list[Inconsistency]
 
 
 # number of the error, and a statement for the values in its text
@@ -133,7 +133,7 @@ def check(now: datetime) -> Steps[Report]:
     counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
     rows = yield Statement(f"select {counts}", prepared=False)
     analyzed = dict(zip(_COUNTS, rows[0], strict=True))
-    findings: list[Finding] = []
+    findings: list[Inconsistency] = []
     for number, text in _CHECKS.items():
         times = (now - _AGES.get(number, timedelta(0)),) if "$1" in text else ()
         rows = yield Statement(f"{text} limit {MOST}", times, prepared=False)
@@ -162,8 +162,8 @@ def changes_of(kind: str, name: str, is_there: bool) -> str:
     return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
 
 
-def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Finding]:
-    return [Finding(number, BrokerError(number, *values).text) for values in rows]
+def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Inconsistency]:
+    return [Inconsistency(number, BrokerError(number, *values).text) for values in rows]
 
 
 _OPEN = ("rows_here", "approximate_count", "shown_number")  # functions that views call as their reader

@@ -22,7 +22,7 @@ class QueueStatus(NamedTuple):
     conversations: dict[str, int]
 
 
-class Waiting(NamedTuple):
+class Backlog(NamedTuple):
     """The transmission queue: how many messages (up to COUNT_LIMIT), since when, and why the oldest waits."""
 
     messages: int
@@ -30,14 +30,14 @@ class Waiting(NamedTuple):
     status: str
 
 
-def transmission_status() -> Steps[Waiting]:
+def transmission_status() -> Steps[Backlog]:
     """What is sent and not delivered."""
     rows = yield Statement(
         "select count(*), min(enqueue_time), "
         "coalesce((array_agg(transmission_status order by enqueue_time))[1], '') "
         f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t"
     )
-    return Waiting(*rows[0])
+    return Backlog(*rows[0])
 
 
 def queue_statuses() -> Steps[list[QueueStatus]]:

@@ -18,13 +18,12 @@ from servicebroker.engine.conversation.endpoints import close_endpoints
 from servicebroker.engine.conversation.failure import drop_waiting, fail_with
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.missing_routes import ask
-from servicebroker.engine.remote.remote_endpoints import Remote, find_gone, lock_alone, lock_shared
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
 from servicebroker.engine.remote.site import Here, find_site, picking
 from servicebroker.model.messages import error_body
 from servicebroker.protocol.dialog import Acknowledged
-from servicebroker.protocol.envelope import Content, Failure, Part
-from servicebroker.protocol.routing import Ask, Conversation, Decision, RoutingTable, classify
-from servicebroker.protocol.routing import Remote as Away
+from servicebroker.protocol.envelope import BrokerFailure, Content, Part
+from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -38,7 +37,7 @@ class Snapshot(NamedTuple):
 BEGINNING = 2**63 - 1  # no transaction has that number
 
 
-class Waiting(NamedTuple):
+class WaitingConversation(NamedTuple):
     """Messages up to `last` of one endpoint wait; `has_end`: the last of them is an EndDialog or Error."""
 
     conversation_handle: UUID
@@ -46,7 +45,7 @@ class Waiting(NamedTuple):
     has_end: bool
 
 
-class Look(NamedTuple):
+class OutgoingLook(NamedTuple):
     """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled.
 
     `routes` is another number when a route has changed. `traced`: messages have trace contexts
@@ -54,7 +53,7 @@ class Look(NamedTuple):
     """
 
     snapshot: Snapshot
-    waiting: list[Waiting]
+    waiting: list[WaitingConversation]
     disabled: frozenset[int]
     routes: int
     traced: bool
@@ -74,7 +73,7 @@ class Leaving(NamedTuple):
 NOTHING = Leaving((), (), [])
 
 
-def look(seen: Snapshot | None) -> Steps[Look]:
+def look(seen: Snapshot | None) -> Steps[OutgoingLook]:
     """What waits in the transmission queue and was not visible to the look that returned `seen`.
 
     Exactly those rows, in whatever order their transactions commit; nothing after None, which begins: `page` finds
@@ -99,8 +98,8 @@ def look(seen: Snapshot | None) -> Steps[Look]:
         (str(end), [str(xact) for xact in unfinished]),
     )
     end, unfinished, disabled, routes, traced, *_ = rows[0]
-    waiting = [Waiting(*row[5:]) for row in rows if row[5] is not None]
-    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
+    waiting = [WaitingConversation(*row[5:]) for row in rows if row[5] is not None]
+    return OutgoingLook(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
 
 
 _FRESH = (
@@ -124,7 +123,9 @@ def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
     return [handle for (handle,) in rows]
 
 
-def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datetime) -> Steps[dict[UUID, Decision]]:
+def route(
+    catalog: Catalog, departures: Sequence[RemoteEndpoint], here: Here, now: datetime
+) -> Steps[dict[UUID, Decision]]:
     """Where each of these goes, by the routes of its database; what leads back here by those of msdb.
 
     Chance is the conversation's identifier, so that asking again gives the same answer. The dynamic routing service is
@@ -146,7 +147,7 @@ def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datet
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
             conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
             decision = classify(conversation, tables[one.database_id], outside, site, now, picking(chance))
-            if isinstance(decision.destination, Away):  # else the route by which it was sent is there no more
+            if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is there no more
                 break
         if isinstance(decision.destination, Ask):
             lacking = located.msdb if decision.through_outside and located.msdb else own
@@ -155,14 +156,14 @@ def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datet
     return decisions
 
 
-class Claim(NamedTuple):
+class Claimed(NamedTuple):
     """How a conversation leaves: by a route that names this broker instance, if any, and secured so."""
 
     broker: str | None
     security: str
 
 
-def claim(claims: Mapping[UUID, Claim]) -> Steps[set[UUID]]:
+def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
     """These conversations go to other instances.
 
     Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
@@ -287,7 +288,7 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
     return {handle for (handle,) in rows}
 
 
-def fail(failures: Mapping[UUID, Failure], now: datetime) -> Steps[list[UUID]]:
+def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UUID]]:
     """The peers' brokers have refused these conversations. Returns those for which that is done; the others later."""
     free, gone = yield from lock_shared(list(failures))
     done = yield from lock_alone(list(free))

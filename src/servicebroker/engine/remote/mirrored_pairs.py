@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.protocol.mirroring import Known, Role, Standing
-from servicebroker.protocol.routing import Address, Remote, parse_address
+from servicebroker.protocol.routing import Address, Elsewhere, parse_address
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -25,18 +25,18 @@ class Row(NamedTuple):
     explanation: str
 
 
-def known(pairs: Iterable[Remote]) -> Steps[dict[Remote, Known]]:
+def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, Known]]:
     """The highest timeline that was seen of each of these pairs."""
     found = {_pair(row): Known(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
     return {pair: found.get(pair, Known()) for pair in pairs}
 
 
-def pairs() -> Steps[list[Remote]]:
+def pairs() -> Steps[list[Elsewhere]]:
     """The pairs of which anything is remembered."""
     return [_pair(row) for row in (yield from find_pairs())]
 
 
-def find_explanations() -> Steps[dict[Remote, str]]:
+def find_explanations() -> Steps[dict[Elsewhere, str]]:
     """Which of each pair was chosen and why, or why neither was, in a sentence."""
     return {_pair(row): row.explanation for row in (yield from find_pairs())}
 
@@ -72,10 +72,10 @@ def forget_unused() -> Statement:
     )
 
 
-def _pair(row: Row) -> Remote:
+def _pair(row: Row) -> Elsewhere:
     address, mirror = parse_address(row.address), parse_address(row.mirror_address)
     assert isinstance(address, Address)
-    return Remote(address, mirror)
+    return Elsewhere(address, mirror)
 
 
 def find_standing() -> Steps[Standing]:

@@ -14,7 +14,7 @@ from servicebroker.protocol.incoming import Kept
 from servicebroker.store.statements import Statement, Steps
 
 
-class Remote(NamedTuple):
+class RemoteEndpoint(NamedTuple):
     """One endpoint.
 
     `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
@@ -73,14 +73,14 @@ _SELECT = (
 )
 
 
-def find_by_handle(handles: Sequence[UUID]) -> Steps[list[Remote]]:
+def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
     """Those of these endpoints that have no peer in this instance."""
     return _find(
         Statement(_SELECT + "where e.conversation_handle = any ($1) and e.far_handle is null", (list(handles),))
     )
 
 
-def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote]]:
+def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[RemoteEndpoint]]:
     """The endpoints of these conversations, each given with whether it is the initiator's, as far as they are here."""
     return _find(
         Statement(
@@ -91,7 +91,7 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
     )
 
 
-def _find(statement: Statement) -> Steps[list[Remote]]:
+def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
     fragments = yield Statement(
         "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
@@ -105,7 +105,7 @@ def _find(statement: Statement) -> Steps[list[Remote]]:
     for handle, number, count, which, size, content in fragments:
         kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content))
     return [
-        Remote._make(
+        RemoteEndpoint._make(
             [
                 *row[:21],
                 None if row[21] is None else (row[21], row[22]),

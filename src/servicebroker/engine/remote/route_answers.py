@@ -12,7 +12,7 @@ from servicebroker.engine.delivery.transmission import lock_free, match_again
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -47,7 +47,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     done = [row for row in rows if row[2] is None or row[1] in free]
     failures: list[BrokerError] = []
     for _, handle, state, queue_id, _, _ in done:
-        if state == State.ERROR:
+        if state == EndpointState.ERROR:
             failures += yield from _failures(handle, queue_id)
         if state is not None:
             yield from end_conversation(handle, now=now)
@@ -59,7 +59,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
         "else not exists (select from servicebroker.remote_service_bindings b "
         "  where b.database_id = r.database_id and b.remote_service_name = r.service_name) end "
         "where conversation_handle = any ($1)",
-        ([row[1] for row in done], now, [row[1] for row in done if row[2] == State.ERROR]),
+        ([row[1] for row in done], now, [row[1] for row in done if row[2] == EndpointState.ERROR]),
     )
     left: list[UUID] = []
     for database_id in sorted({database_id for database_id, *_ in done}):

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.remote.arriving import set_state, take_end
-from servicebroker.model.states import Event, State
+from servicebroker.model.states import EndpointState, Event
 from servicebroker.protocol.envelope import Content
 from servicebroker.store.statements import Statement, Steps
 
@@ -51,7 +51,7 @@ def deliver_kept(now: datetime) -> Steps[None]:
             (handles,),
         )
         for handle, before, content in ended:
-            state = State.CONVERSING if before == State.STARTED_INBOUND else State(before)
+            state = EndpointState.CONVERSING if before == EndpointState.STARTED_INBOUND else EndpointState(before)
             if content != Content.DATA:
                 event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
                 yield from take_end(handle, state, event, now)

@@ -32,7 +32,7 @@ from servicebroker.model.permissions import (
     is_allowed,
     refusal,
 )
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ def authorize_end(user: User, handle: UUID, *, cleanup: bool) -> Steps[None]:
     rows = yield Statement(
         "select state from servicebroker.conversation_endpoints where conversation_handle = $1", (handle,)
     )
-    if cleanup and rows and rows[0][0] in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+    if cleanup and rows and rows[0][0] in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
         yield from demand(user, "END ENDED CONVERSATION WITH CLEANUP", "end", handle, rows[0][0])
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.security.master_keys import MasterKey
-from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, Certificate, certificate_of
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, UserCertificate, certificate_of
 from servicebroker.model.dialog_security import Binding, choose
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
@@ -68,7 +68,7 @@ def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
 _BINDINGS = {None: Binding.NO_BINDING, True: Binding.ANONYMOUS_ON, False: Binding.ANONYMOUS_OFF}
 
 
-def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[Certificate]]]:
+def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[UserCertificate]]]:
     """The certificates of these users, each given by database and number."""
     wanted = list(dict.fromkeys(owners))
     rows = yield Statement(
@@ -76,13 +76,13 @@ def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[
         + " where (database_id, owner_id) in (select * from unnest($1::int[], $2::int[]))",
         ([database_id for database_id, _ in wanted], [owner_id for _, owner_id in wanted]),
     )
-    found: dict[tuple[int, int], list[Certificate]] = {one: [] for one in wanted}
+    found: dict[tuple[int, int], list[UserCertificate]] = {one: [] for one in wanted}
     for row in rows:
         found[row[-1], row[1]].append(certificate_of(row))
     return found
 
 
-def chosen(certificates: Sequence[Certificate], owner_id: int | None, now: datetime) -> Certificate:
+def chosen(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
     """The certificate of a user that a conversation uses which begins.
 
     Raises:
@@ -94,7 +94,7 @@ def chosen(certificates: Sequence[Certificate], owner_id: int | None, now: datet
     return found
 
 
-def signer(certificates: Sequence[Certificate], owner_id: int, now: datetime) -> Certificate:
+def signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
     """The same, where its private key is needed.
 
     Raises:
@@ -106,7 +106,7 @@ def signer(certificates: Sequence[Certificate], owner_id: int, now: datetime) ->
     return found
 
 
-def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, Certificate]]:
+def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, UserCertificate]]:
     """The certificates of a database with these thumbprints."""
     rows = yield Statement(
         SELECT + " where database_id = $1 and thumbprint = any ($2::bytea[])", (database_id, list(thumbprints))

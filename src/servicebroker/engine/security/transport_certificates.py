@@ -20,7 +20,7 @@ from servicebroker.store.statements import Statement, Steps
 from servicebroker.store.x509_certificates import instance_of, succeeds
 
 
-class Certificate(NamedTuple):
+class TransportCertificate(NamedTuple):
     """A certificate of the instance; `is_own` when this instance has its private key.
 
     `login` is who a peer with it is, None for one that is let in without; `may_connect`: it has CONNECT there.
@@ -84,7 +84,7 @@ def add_certificate(
         raise BrokerError(15232, name)
 
 
-def set_by_password(certificate: Certificate, by_password: bool) -> Steps[None]:
+def set_by_password(certificate: TransportCertificate, by_password: bool) -> Steps[None]:
     """ALTER CERTIFICATE ... WITH PRIVATE KEY: what its key lies under from now on."""
     yield Statement(
         "update servicebroker.transport_certificates set by_password = $2 where certificate_id = $1",
@@ -92,7 +92,7 @@ def set_by_password(certificate: Certificate, by_password: bool) -> Steps[None]:
     )
 
 
-def drop_certificate(name: str) -> Steps[Certificate]:
+def drop_certificate(name: str) -> Steps[TransportCertificate]:
     """DROP CERTIFICATE; returns what it was. Connections that rest on it are closed by the daemon.
 
     Raises:
@@ -115,7 +115,7 @@ def drop_certificate(name: str) -> Steps[Certificate]:
     return found
 
 
-def find_certificate(action: str, name: str) -> Steps[Certificate]:
+def find_certificate(action: str, name: str) -> Steps[TransportCertificate]:
     """The certificate of that name, compared without case.
 
     Raises:
@@ -127,7 +127,7 @@ def find_certificate(action: str, name: str) -> Steps[Certificate]:
     return _certificate(rows[0])
 
 
-def all_certificates() -> Steps[list[Certificate]]:
+def all_certificates() -> Steps[list[TransportCertificate]]:
     """Every certificate of the instance, by name."""
     rows = yield Statement(_SELECT + " order by c.name")
     return [_certificate(row) for row in rows]
@@ -138,7 +138,7 @@ class Myself(NamedTuple):
 
     instance: UUID
     endpoint: NetworkEndpoint | None
-    certificates: list[Certificate]
+    certificates: list[TransportCertificate]
 
 
 def myself() -> Steps[Myself]:
@@ -147,7 +147,9 @@ def myself() -> Steps[Myself]:
     return Myself(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
 
 
-def shown(endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate], now: datetime) -> Certificate | None:
+def shown(
+    endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
+) -> TransportCertificate | None:
     """Our certificate: the one that the endpoint names, else the oldest, as long as it can be used."""
     usable = [one for one in certificates if one.is_usable(now)]
     if endpoint is not None and endpoint.certificate_id is not None:
@@ -155,6 +157,6 @@ def shown(endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate],
     return min(usable, key=lambda one: one.certificate_id, default=None)
 
 
-def _certificate(row: Sequence[Any]) -> Certificate:
+def _certificate(row: Sequence[Any]) -> TransportCertificate:
     first, owner, instance, claims, *rest, facts = row[:5], *row[5:10], row[10:]
-    return Certificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])
+    return TransportCertificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])

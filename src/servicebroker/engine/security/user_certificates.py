@@ -22,7 +22,7 @@ class KeptKey(NamedTuple):
     private_key: bytes | None = None
 
 
-class Certificate(NamedTuple):
+class UserCertificate(NamedTuple):
     """A certificate of a database."""
 
     certificate_id: int
@@ -40,9 +40,9 @@ SELECT = (
 )
 
 
-def certificate_of(row: tuple[object, ...]) -> Certificate:
+def certificate_of(row: tuple[object, ...]) -> UserCertificate:
     """A row of `SELECT`."""
-    return Certificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
+    return UserCertificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
 
 
 def create_certificate(
@@ -65,7 +65,7 @@ def create_certificate(
         raise BrokerError(15232, name)
 
 
-def find_certificate(action: str, database_id: int, name: str) -> Steps[Certificate]:
+def find_certificate(action: str, database_id: int, name: str) -> Steps[UserCertificate]:
     """The certificate of that name, compared without case.
 
     Raises:
@@ -80,7 +80,7 @@ def find_certificate(action: str, database_id: int, name: str) -> Steps[Certific
     return certificate_of(rows[0])
 
 
-def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[Certificate]]]:
+def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCertificate]]]:
     """The certificates of a database, by the name of their owner."""
     rows = yield Statement(
         SELECT.replace(" from ", ", (select p.name from servicebroker.principals p where p.database_id = "
@@ -88,7 +88,7 @@ def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[Certific
         + " where database_id = $1 order by 14, certificate_id",
         (database_id,),
     )  # fmt: skip
-    found: dict[str, list[Certificate]] = {}
+    found: dict[str, list[UserCertificate]] = {}
     for row in rows:
         found.setdefault(str(row[-1]), []).append(certificate_of(row))
     return found
