@@ -1,4 +1,6 @@
-"""Logins: names of an instance for those who are not of it, above all its peers (reference 01 section 9).
+"""Logins: names of an instance for those who are not of it, above all its peers.
+
+The rules: docs/reference/rules.md#endpoints-and-logins.
 
 Nobody opens a session as one; that is done as a role of PostgreSQL. A login has no password.
 """

@@ -1,0 +1,35 @@
+"""The way of one message is the one that docs/architecture.md shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import message_path
+
+DOCUMENT = Path(__file__).parents[2] / "docs/architecture.md"
+
+
+def read(text: str) -> dict[str, set[str]]:
+    """The files of each stage, in whatever order threads came to them; the titles stand for themselves."""
+    found: dict[str, set[str]] = {}
+    part = stage = ""
+    for line in text.splitlines():
+        if line.startswith("  "):
+            found[part + stage] |= set(line.split())
+        elif line in message_path.STAGES:
+            stage = line
+            found[part + stage] = set()
+        elif line:
+            part = line + "; "
+    return found
+
+
+def test_the_way_of_a_message_is_the_documented_one(make_instance_url: Callable[[], str]) -> None:
+    block = re.search(
+        r"^## The files on the way .*?^```text\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert block is not None
+    ways = message_path.ways_of_messages(make_instance_url(), make_instance_url())
+    assert read(block[1]) == read(message_path.as_text(*ways, functions=False))
