@@ -55,6 +55,7 @@ def count(connection: psycopg.Connection[Any], refused: Mapping[int, Refusals], 
     """Add these refusals to those that were counted before."""
     execute(
         connection,
+        "connections.count",
         "insert into servicebroker.refused_connections as r (number, refused, last_time, last_peer) "
         "select number, refused, $4, peer from unnest($1::int[], $2::bigint[], $3::text[]) n (number, refused, peer) "
         "on conflict (number) do update set refused = r.refused + excluded.refused, last_time = excluded.last_time, "

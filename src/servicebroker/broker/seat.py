@@ -13,7 +13,7 @@ from servicebroker.store.running import execute
 
 def instance_of(connection: psycopg.Connection[Any]) -> UUID:
     """The identifier of the instance: the same in a primary and its standbys."""
-    ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
+    ((instance,),) = execute(connection, "seat.instance_of", "select instance_id from servicebroker.instance")
     return UUID(str(instance))
 
 

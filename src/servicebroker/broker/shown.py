@@ -20,10 +20,11 @@ def show(
         for row in rows
     ]
     with connection.transaction():
-        execute(connection, f"delete from servicebroker.{table}")
+        execute(connection, "shown.show.clear", f"delete from servicebroker.{table}")
         if told:
             execute(
                 connection,
+                "shown.show.fill",
                 f"insert into servicebroker.{table} (pid, {', '.join(columns)}) "
                 f"select pg_backend_pid(), {', '.join(columns)} "
                 f"from jsonb_populate_recordset(null::servicebroker.{table}, $1)",

@@ -31,6 +31,6 @@ def tampered() -> Steps[list[str]]:
     """What is not as we have made it, in words; nothing, when all is."""
     said: list[str] = []
     for text in _FAULTS:
-        rows = yield Statement(text, prepared=False)
+        rows = yield Statement("tampering.tampered", text, prepared=False)
         said += [fault for (fault,) in rows]
     return said

@@ -42,8 +42,9 @@ def find_explanations() -> Steps[dict[Remote, str]]:
 def find_pairs() -> Steps[list[Row]]:
     """What is remembered."""
     rows = yield Statement(
+        "mirrored_pairs.find_pairs",
         "select address, mirror_address, principal, system, timeline, evidence, explanation "
-        "from servicebroker.mirrored_pairs"
+        "from servicebroker.mirrored_pairs",
     )
     return [Row(*row) for row in rows]
 
@@ -51,6 +52,7 @@ def find_pairs() -> Steps[list[Row]]:
 def save(rows: Sequence[Row], now: datetime) -> Statement:
     """This is known of these pairs since `now`."""
     return Statement(
+        "mirrored_pairs.save",
         "insert into servicebroker.mirrored_pairs "
         "(address, mirror_address, principal, system, timeline, evidence, explanation, since) "
         "select r.*, $8 "
@@ -65,8 +67,9 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
 def forget_unused() -> Statement:
     """No route leads to them any more: who makes one anew begins without what was seen."""
     return Statement(
+        "mirrored_pairs.forget_unused",
         "delete from servicebroker.mirrored_pairs p where not exists (select from servicebroker.routes r "
-        "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))"
+        "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))",
     )
 
 

@@ -26,12 +26,14 @@ def set_permission(permission: str, principal: str, on_login: str | None, state:
     key = (kind.value, on_id, login_id, permission)
     if state is None:
         yield Statement(
+            "server_grants.set_permission.delete_permissions",
             "delete from servicebroker.server_permissions "
             "where class = $1 and major_id = $2 and grantee_id = $3 and permission = $4",
             key,
         )
     else:
         yield Statement(
+            "server_grants.set_permission.insert_permissions",
             'insert into servicebroker.server_permissions values ($1, $2, $3, $4, $5::"char") '
             "on conflict (grantee_id, class, major_id, permission) do update set state = excluded.state",
             (*key, state),
