@@ -12,6 +12,7 @@ from servicebroker.broker.relay_memory import Entry, Memory
 from servicebroker.broker.round_transaction import Do
 from servicebroker.engine.remote import departing, remote_endpoints
 from servicebroker.engine.remote.departing import Waiting
+from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.outgoing import NEVER
 
 PAGE = 500  # conversations that a round looks for among those that wait for long
@@ -53,6 +54,8 @@ class Finding:
                 self.wanted.add(handle)  # its service may have come into being here
             entry.dialog.tick(now)
             due.add(handle)
+            if entry.link is not None and entry.dialog.is_unanswered:
+                self._lines.say(entry, UNANSWERED)
             if entry.link is not None and entry.dialog.introduction is not None:
                 strangers.append(entry)
         if strangers:

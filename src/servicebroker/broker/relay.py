@@ -189,7 +189,7 @@ class Relay:
                 one.link.complain()
                 continue
             if received is not None:
-                self._settling.arrived(one.link, received)
+                self._settling.arrived(do, one.link, received)
                 touched.add(received.handle)
         return touched
 

@@ -216,6 +216,7 @@ def _state(endpoint: Remote) -> State:
         is_acknowledged=endpoint.is_acknowledged,
         next=endpoint.receive_sequence,
         final=endpoint.receive_sequence - 1 if has_ended and endpoint.receive_sequence else None,
+        token=endpoint.receive_token,
         kept=endpoint.kept,
     )
 

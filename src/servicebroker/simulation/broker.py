@@ -8,10 +8,12 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec import structs
+
 from servicebroker.model.errors import RULES
 from servicebroker.model.states import State as EndpointState
 from servicebroker.protocol.adjacent import Arrived, Myself
-from servicebroker.protocol.dialog import Acknowledged, Dialog, Dropped, Failed, Identity, unpack
+from servicebroker.protocol.dialog import Acknowledged, Apart, Dialog, Dropped, Event, Failed, Identity, unpack
 from servicebroker.protocol.dialog_keys import UNSECURED, Session
 from servicebroker.protocol.envelope import (
     Content,
@@ -144,7 +146,10 @@ class SimulatedBroker:
         if key not in memory.dialogs:
             endpoint, saved = self.endpoints[key], self.saved.pop(key, None)
             state = endpoint.transmission_state() if saved is None else unpack(saved)
-            memory.dialogs[key] = Dialog(endpoint.identity, state, self.world.loop.random.random, self.world.limits)
+            dialog = Dialog(endpoint.identity, state, self.world.loop.random.random, self.world.limits)
+            memory.dialogs[key] = dialog
+            if endpoint.refused is not None and endpoint.state is not EndpointState.CLOSED:
+                dialog.refuse(endpoint.refused)
         return memory.dialogs[key]
 
     def poke(self, key: Key) -> None:
@@ -160,16 +165,16 @@ class SimulatedBroker:
         waiting = sorted(number for number in endpoint.rows if number >= dialog.next_to_offer)
         for is_data, group in groupby(waiting, lambda number: endpoint.rows[number].content is Content.DATA):
             numbers = list(group)
-            sizes = [len(endpoint.rows[number].body or b"") for number in numbers]
+            rows = [endpoint.rows[number] for number in numbers]
             if is_data and dialog.room > 0:
-                dialog.offer_run(numbers[0], sizes)
+                dialog.offer_run(numbers[0], [len(row.body or b"") for row in rows], [row.token for row in rows])
             elif not is_data:
-                self._offer_end(dialog, numbers[0], sizes[0], endpoint.rows[numbers[0]].content)
+                self._offer_end(dialog, numbers[0], rows[0])
         self._set_going(key)
 
-    def _offer_end(self, dialog: Dialog, number: int, size: int, content: Content) -> None:
-        if content is Content.ERROR or (dialog.room > 0 and number == dialog.next_to_offer):
-            dialog.offer(number, size, content)
+    def _offer_end(self, dialog: Dialog, number: int, row: Part) -> None:
+        if row.content is Content.ERROR or (dialog.room > 0 and number == dialog.next_to_offer):
+            dialog.offer(number, len(row.body or b""), row.content, row.token)
 
     def _set_going(self, key: Key) -> None:
         """Get in line to send, and set the alarm."""
@@ -300,7 +305,7 @@ class SimulatedBroker:
         if rows[0] is None:
             return None
         body = rows[0].body or b""
-        return (Part(rows[0].message_type, rows[0].content, body[cut.offset : cut.offset + cut.length]),)
+        return (structs.replace(rows[0], body=body[cut.offset : cut.offset + cut.length]),)
 
     # --- receiving
 
@@ -326,7 +331,9 @@ class SimulatedBroker:
         elif not self._open(key, header, payload, session):
             return
         dialog = self.dialog(key)
-        for event in dialog.arrived(header, payload):
+        number = dialog.to_recall(header)
+        row = None if number is None else self.endpoints[key].rows.get(number)
+        for event in dialog.arrived(header, payload, None if row is None else row.token):
             self.trace(key, event)
             self._happened(key, event)
         self._start_storing()
@@ -398,7 +405,7 @@ class SimulatedBroker:
             link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self.now)
             self._memory.links.flush(link)
 
-    def _happened(self, key: Key, event: Acknowledged | Failed | Dropped) -> None:
+    def _happened(self, key: Key, event: Event) -> None:
         match event:
             case Acknowledged(below, _):
                 peer = self.world.peer_of(key, event.far_broker)
@@ -407,6 +414,10 @@ class SimulatedBroker:
                 self._memory.acknowledged[key] = event
             case Failed(failure):
                 self.endpoints[key].fail(failure.code)
+                self.on_delivery(self, key)
+            case Apart():
+                self.endpoints[key].refused = event.far
+                self.endpoints[key].fail(event.own.code)
                 self.on_delivery(self, key)
             case Dropped():
                 pass

@@ -145,7 +145,7 @@ class Run:
         if endpoint is None or not endpoint.is_open or (content is not Content.DATA and not endpoint.send_sequence):
             return
         self.endpoints[key] = endpoint
-        number = endpoint.send(content, body)
+        number = endpoint.send(content, body, self.loop.random.randbytes(8))
         self.sent.setdefault(key, []).append(_Sent(content, body))
         self.loop.trace(broker, "application sends", key, number, content.name, len(body), "bytes")
         broker.poke(key)

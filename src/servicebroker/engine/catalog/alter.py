@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Queue, check_filegroup, find_queue_now, find_user_object
-from servicebroker.engine.conversation.failure import fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import Failed, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.retention import set_retention
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.authorization import forget_permissions
@@ -60,7 +60,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
     yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))
-    yield tell_remote(both, BrokerError(8487))
+    yield tell_remote(both, Failed.of(BrokerError(8487)))
     for table in ("service_contract_message_usages", "service_contracts"):
         yield Statement(
             "alter.drop_contract.delete_contract",

@@ -78,7 +78,7 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
         yield from remove_endpoints(gone)
 
 
-def tell_remote(handles: Iterable[UUID], error: BrokerError) -> Statement:
+def tell_remote(handles: Iterable[UUID], failed: Failed) -> Statement:
     """The peers of those of these endpoints that are in other instances get the Error when they next send."""
     return Statement(
         "failure.tell_remote",
@@ -86,7 +86,7 @@ def tell_remote(handles: Iterable[UUID], error: BrokerError) -> Statement:
         "select conversation_handle, $2, $3 from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and is_remote "
         "on conflict (conversation_handle) do update set failure_code = $2, failure_text = $3",
-        (list(handles), -error.number, error.text),
+        (list(handles), failed.code, failed.description),
     )
 
 

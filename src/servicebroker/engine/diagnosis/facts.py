@@ -14,6 +14,7 @@ from servicebroker.engine.diagnosis.findings import (
     DisputeFacts,
     Facts,
     NeighbourFacts,
+    OldCopyFacts,
     PeerFacts,
     QueueFacts,
     SessionFacts,
@@ -94,6 +95,13 @@ def gather(now: datetime) -> Steps[Facts]:
         "where instance_id not in (select instance_id from servicebroker.accepted_peers) "
         f"group by instance_id having count(distinct owner) > 1 limit {_MOST}",
     )
+    copies = yield Statement(
+        "facts.gather.find_old_copies",
+        "select coalesce(d.name, ''), o.own_broker, o.far_broker, o.is_here, o.far_service, o.times, o.last_time, "
+        "o.last_detail from servicebroker.old_copies o "
+        "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
+        f"order by o.last_time desc limit {_MOST}",
+    )
     changes = yield from changed(_MOST)
     return Facts(
         now,
@@ -115,6 +123,7 @@ def gather(now: datetime) -> Steps[Facts]:
         encryption,
         [PeerFacts(*row) for row in peers],
         [DisputeFacts(*row) for row in disputes],
+        [OldCopyFacts(*row) for row in copies],
     )
 
 

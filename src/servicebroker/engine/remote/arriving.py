@@ -272,9 +272,10 @@ def _keep(plans: list[Plan]) -> Steps[None]:
         yield Statement(
             "arriving.keep.insert_fragments",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
-            "fragments, message_type_name, content, message_body) "
+            "fragments, message_type_name, content, message_body, token) "
             "select * "
-            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[])",
+            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[], "
+            "  $8::bytea[])",
             (
                 [handle for handle, _ in keeps],
                 [step.number for _, step in keeps],
@@ -283,6 +284,7 @@ def _keep(plans: list[Plan]) -> Steps[None]:
                 [step.part.message_type for _, step in keeps],
                 [int(step.part.content) for _, step in keeps],
                 Bodies(step.part.body for _, step in keeps),
+                Bodies(step.part.token for _, step in keeps),
             ),
         )
     if discards:
@@ -308,11 +310,16 @@ def _advance(plans: list[Plan]) -> Steps[None]:
         )
     rows = yield Statement(
         "arriving.advance.update_arrivals",
-        "update servicebroker.arrivals a set receive_sequence = m.reached, "
+        "update servicebroker.arrivals a set receive_sequence = m.reached, token = m.token, "
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
-        "from unnest($1::uuid[], $2::bigint[], $3::bigint[]) m (handle, expected, reached) "
+        "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[]) m (handle, expected, reached, token) "
         "where a.conversation_handle = m.handle and a.receive_sequence = m.expected returning m.handle",
-        (handles, [plan.batch.expected for plan in moving], [plan.batch.reached for plan in moving]),
+        (
+            handles,
+            [plan.batch.expected for plan in moving],
+            [plan.batch.reached for plan in moving],
+            Bodies(plan.batch.token for plan in moving),
+        ),
     )
     if len(rows) != len(moving):
         raise InstanceError(
@@ -383,7 +390,7 @@ def _conclude(plan: Plan, now: datetime) -> Steps[None]:
     """What the arrivals mean for the endpoint itself."""
     endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
     if plan.failure is not None:
-        yield tell_remote([handle], plan.failure.to_sender)
+        yield tell_remote([handle], Failed.of(plan.failure.to_sender))
         yield from fail_endpoints([handle], plan.failure.to_receiver)
         return
     if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it

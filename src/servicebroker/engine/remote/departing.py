@@ -13,15 +13,17 @@ from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec import structs
+
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import close_endpoints
-from servicebroker.engine.conversation.failure import drop_waiting, fail_with
+from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_with, tell_remote
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.missing_routes import ask
 from servicebroker.engine.remote.remote_endpoints import Remote, find_gone, lock_alone, lock_shared
 from servicebroker.engine.remote.site import Here, find_site, picking
 from servicebroker.model.messages import error_body
-from servicebroker.protocol.dialog import Acknowledged
+from servicebroker.protocol.dialog import Acknowledged, Apart
 from servicebroker.protocol.envelope import Content, Failure, Part
 from servicebroker.protocol.routing import Ask, Conversation, Decision, RoutingTable, classify
 from servicebroker.protocol.routing import Remote as Away
@@ -200,12 +202,12 @@ def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]
     rows = yield Statement(
         "departing.read",
         "select r.place, t.number, t.size, t.message_type_name, t.content, "
-        "case when t.size <= $5 then t.message_body end "
+        "case when t.size <= $5 then t.message_body end, t.token "
         "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) with ordinality "
         "  r (handle, first, most, room, place) "
         "cross join lateral (select *, sum(size) over (order by number) - size as before from ("
         f"select message_sequence_number as number, message_type_name, {MESSAGE_BODY} as message_body, "
-        "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, "
+        "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, token, "
         f"coalesce(octet_length({MESSAGE_BODY}), 0) as size from servicebroker.transmission_queue "
         "where conversation_handle = r.handle and message_sequence_number >= r.first "
         "order by message_sequence_number limit r.most) found) t "
@@ -220,8 +222,8 @@ def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]
     )
     found, handles = {}, list(wanted)
     for place, group in groupby(rows, itemgetter(0)):
-        _, numbers, sizes, types, contents, bodies = zip(*group, strict=True)
-        parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies))
+        _, numbers, sizes, types, contents, bodies, tokens = zip(*group, strict=True)
+        parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies, tokens))
         found[handles[place - 1]] = Leaving(numbers, sizes, parts)
     return found
 
@@ -236,6 +238,17 @@ def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[
         f"select substring({MESSAGE_BODY} from $3 for $4) from servicebroker.transmission_queue "
         "where conversation_handle = $1 and message_sequence_number = $2",
         (handle, number, offset + 1, length),
+    )
+    return rows[0][0] if rows else None
+
+
+def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
+    """The token of one message that waits; None when it is gone, or has none."""
+    rows = yield Statement(
+        "departing.token_of",
+        "select token from servicebroker.transmission_queue "
+        "where conversation_handle = $1 and message_sequence_number = $2",
+        (handle, number),
     )
     return rows[0][0] if rows else None
 
@@ -312,6 +325,14 @@ def fail(failures: Mapping[UUID, Failure], now: datetime) -> Steps[list[UUID]]:
     for handle in done.difference(ended):
         yield from fail_with([handle], error_body(failures[handle].code, failures[handle].description))
     return [*done, *gone]
+
+
+def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
+    """The two sides of these conversations have different pasts, and each gets an Error. Returns those that have it."""
+    done = yield from fail({handle: apart.own for handle, apart in partings.items()}, now)
+    for handle in done:
+        yield tell_remote([handle], Failed(*structs.astuple(partings[handle].far)))
+    return done
 
 
 def set_statuses(texts: dict[UUID, str]) -> Statement:

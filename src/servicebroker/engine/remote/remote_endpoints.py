@@ -50,6 +50,7 @@ class Remote(NamedTuple):
     security: str | None = None
     keys: Keys | None = None
     by_service_master_key: bytes | None = None
+    receive_token: bytes | None = None  # of the last message that has arrived in order
 
 
 _SELECT = (
@@ -61,6 +62,7 @@ _SELECT = (
     "coalesce((select min(t.message_sequence_number) from servicebroker.transmission_queue t "
     "  where t.conversation_handle = e.conversation_handle), e.send_sequence), e.send_sequence, "
     "coalesce(a.receive_sequence, 0), a.failure_code, a.failure_text, e.security::text, m.by_service_master_key, "
+    "a.token, "
     "k.principal_id, k.far_principal_id, k.first_key_id, k.first_key, k.second_key_id, k.second_key, k.exchange "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases d on d.database_id = e.database_id "
@@ -101,15 +103,15 @@ def _find(statement: Statement) -> Steps[list[Remote]]:
     fragments = yield Statement(
         "remote_endpoints.find",
         "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
-        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int "
+        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
         "from servicebroker.arrived_fragments f "
         "where conversation_handle = any ($1) and message_sequence_number >= (select receive_sequence "
         "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle) group by 1, 2, 3",
         ([row[0] for row in rows],),
     )
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
-    for handle, number, count, which, size, content in fragments:
-        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content))
+    for handle, number, count, which, size, content, token in fragments:
+        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content), token)
     return [
         Remote._make(
             [
@@ -117,8 +119,9 @@ def _find(statement: Statement) -> Steps[list[Remote]]:
                 None if row[21] is None else (row[21], row[22]),
                 dict(kept[row[0]]),
                 row[23],
-                None if row[25] is None else Keys._make(row[25:]),
+                None if row[26] is None else Keys._make(row[26:]),
                 row[24],
+                row[25],
             ]
         )
         for row in rows
