@@ -39,6 +39,7 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
         yield from end_conversation(handle, now=now, error=(error.number, error.text))
         return
     rows = yield Statement(
+        "diagnostic_answers.answer_query",
         "select d.service_broker_guid::text, s.service_id, q.is_enqueue_enabled, array(select c.name "
         "  from servicebroker.service_contract_usages u join servicebroker.service_contracts c "
         "  on c.database_id = u.database_id and c.service_contract_id = u.service_contract_id "
@@ -62,6 +63,7 @@ def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
         initiator = yield from find_endpoint(endpoint.far_handle)
         return (yield from refused_arrival(initiator, service_id)) is None
     rows = yield Statement(
+        "diagnostic_answers.may_send",
         "select far_principal_id from servicebroker.conversation_keys where conversation_handle = $1",
         (endpoint.conversation_handle,),
     )

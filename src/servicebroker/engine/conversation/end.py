@@ -87,7 +87,7 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
     else:
         message = (names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA)
-    yield Statement(enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
+    yield Statement("end.tell", enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
     yield _set_state(peer, after(EndpointState(peer.state), event) or EndpointState.CLOSED)
     return False
 
@@ -107,6 +107,7 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
         is_conversation_error=error is not None,
     )
     yield Statement(
+        "end.park_end.disconnect",
         "with unread as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
         "  where f.conversation_handle = $1 and a.conversation_handle = $1 "
         "  and f.message_sequence_number < a.receive_sequence) "
@@ -116,6 +117,7 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
     )
     if peer is not None:
         yield Statement(
+            "end.park_end.close_way_back",
             "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
             (peer.conversation_handle,),
         )
@@ -146,6 +148,7 @@ def _purge(endpoint: Endpoint) -> Steps[None]:
 def _forget_address(endpoint: Endpoint) -> Statement:
     """The peer's next SEND finds nobody."""
     return Statement(
+        "end.forget_address",
         "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
         "where far_handle = $1 and conversation_handle = $2",
         (endpoint.conversation_handle, endpoint.far_handle),
@@ -154,6 +157,7 @@ def _forget_address(endpoint: Endpoint) -> Statement:
 
 def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:
     return Statement(
+        "end.set_state",
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (endpoint.conversation_handle, state.value),
     )

@@ -96,6 +96,7 @@ def _lock(
     if any(endpoint.is_blocked for endpoint in endpoints.values()):
         yield lock_parking()
     yield Statement(
+        "multicast.lock",
         "select from servicebroker.conversation_endpoints where conversation_handle = any ($1) "
         "order by conversation_id, is_initiator for update",
         (wanted,),
@@ -122,7 +123,7 @@ def _deliver(
     sent: dict[UUID, int] = {}
     for (queue_id, type_id, validation, version), together in ways.items():
         values = (together, type_id, validation, body_id, version)
-        rows = yield Statement(enqueue.send_shared(queue_id), values)
+        rows = yield Statement("multicast.deliver", enqueue.send_shared(queue_id), values)
         sent.update((handle, number) for handle, number, _ in rows)
     for endpoint in endpoints:
         if endpoint.conversation_handle in sent:

@@ -96,7 +96,7 @@ def _open(catalog: Catalog, one: Beginning, own: UserCertificate) -> Steps[None]
         raise BrokerError(28050)
     keys = catalog.keys
     if keys is not None and keys.folder is None:
-        rows = yield Statement("select instance_id from servicebroker.instance")
+        rows = yield Statement("acting.open", "select instance_id from servicebroker.instance")
         keys.locate(rows[0][0])
     master = None if keys is None else keys.master_key(one.master_key.by_service_master_key)
     if keys is None or master is None:

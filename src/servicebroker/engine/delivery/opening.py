@@ -42,6 +42,7 @@ def lock_service(name: str) -> Statement:
     they did. For the other lock see `lock_parking`.
     """
     return Statement(
+        "opening.lock_service",
         "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock_shared($2, hashtext($3))",
         (locks.DELIVERY, locks.SERVICE, name),
     )
@@ -94,6 +95,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if not home.is_open:
         return Outcome(waits=waiting.TARGET_QUEUE_OFF)
     yield Statement(
+        "opening.open_target",
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
         "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "

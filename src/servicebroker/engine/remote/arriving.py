@@ -149,12 +149,13 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Ste
 
 
 # `endpoints.lock_parking`, waiting for nobody
-_TRY_PARKING = Statement("select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+_TRY_PARKING = Statement("arriving.try_parking", "select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
 
 
 def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
     """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
     rows = yield Statement(
+        "arriving.lock_shared",
         "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
         "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
         "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
@@ -243,6 +244,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
     """A message of fragments, some of which are in the batch. Its body is left where it is unless it is looked at."""
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
     kept = yield Statement(
+        "arriving.put_together.find_kind",
         "select message_type_name, content::int from servicebroker.arrived_fragments "
         "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
         (endpoint.conversation_handle, number),
@@ -252,6 +254,7 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
     if content == Content.DATA and usage is not None and usage.validation == "N":
         return Part(message_type, Content(content), None)
     rows = yield Statement(
+        "arriving.put_together.find_bodies",
         "select fragment, message_body from servicebroker.arrived_fragments "
         "where conversation_handle = $1 and message_sequence_number = $2",
         (endpoint.conversation_handle, number),
@@ -271,6 +274,7 @@ def _keep(plans: list[Plan]) -> Steps[None]:
     discards = [(handle, step.below) for handle, step in kept if isinstance(step, Discard)]
     if keeps:
         yield Statement(
+            "arriving.keep.insert_fragments",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
             "fragments, message_type_name, content, message_body, token) "
             "select * "
@@ -289,6 +293,7 @@ def _keep(plans: list[Plan]) -> Steps[None]:
         )
     if discards:
         yield Statement(
+            "arriving.keep.delete_fragments",
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, below) "
             "where f.conversation_handle = d.handle and f.message_sequence_number < d.below",
             ([handle for handle, _ in discards], [below for _, below in discards]),
@@ -303,10 +308,12 @@ def _advance(plans: list[Plan]) -> Steps[None]:
     handles = [plan.endpoint.conversation_handle for plan in moving]
     if any(plan.batch.expected == 0 for plan in moving):
         yield Statement(
+            "arriving.advance.insert_arrivals",
             "insert into servicebroker.arrivals (conversation_handle) select unnest($1::uuid[]) on conflict do nothing",
             (handles,),
         )
     rows = yield Statement(
+        "arriving.advance.update_arrivals",
         "update servicebroker.arrivals a set receive_sequence = m.reached, token = m.token, "
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
         "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[]) m (handle, expected, reached, token) "
@@ -333,6 +340,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     for queue_id, messages in queues.items():
         if messages:
             yield Statement(
+                "arriving.deliver.enqueue",
                 enqueue.arrive(queue_id),
                 (
                     *map(list, zip(*_runs(messages), strict=True)),
@@ -342,6 +350,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
     if gone:
         yield Statement(
+            "arriving.deliver.delete_fragments",
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
             "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
             ([handle for handle, _ in gone], [number for _, number in gone]),
@@ -355,6 +364,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     if whole:
         *columns, bodies = zip(*whole, strict=True)
         yield Statement(
+            "arriving.deliver.keep_beside",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
             "fragments, message_type_name, content, message_body) "
             "select handle, number, 0, 1, type, content, body "
@@ -414,6 +424,7 @@ def take_end(handle: UUID, state: EndpointState, event: Event, now: datetime) ->
 def set_state(handle: UUID, state: EndpointState) -> Statement:
     """The endpoint's new state."""
     return Statement(
+        "arriving.set_state",
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (handle, state.value),
     )

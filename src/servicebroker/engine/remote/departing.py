@@ -83,6 +83,7 @@ def look(seen: Snapshot | None) -> Steps[OutgoingLook]:
     """
     end, unfinished = seen or (BEGINNING, ())
     rows = yield Statement(
+        "departing.look",
         "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
         "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
         "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
@@ -113,6 +114,7 @@ _FRESH = (
 def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
     """The next endpoints of which messages wait, in the order of their handles; each costs one look into an index."""
     rows = yield Statement(
+        "departing.page",
         "with recursive found as ("
         "(select conversation_handle from servicebroker.transmission_queue "
         "where conversation_handle > $1 order by conversation_handle limit 1) "
@@ -172,6 +174,7 @@ def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
     next time.
     """
     rows = yield Statement(
+        "departing.claim",
         "with free as materialized (select conversation_handle as handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and far_handle is null for no key update skip locked) "
         "update servicebroker.conversation_endpoints e set is_remote = true, routed_broker = c.broker, "
@@ -198,6 +201,7 @@ class Reading(NamedTuple):
 def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
     """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
     rows = yield Statement(
+        "departing.read",
         "select r.place, t.number, t.size, t.message_type_name, t.content, "
         "case when t.size <= $5 then t.message_body end, t.token "
         "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) with ordinality "
@@ -231,6 +235,7 @@ _CONTENTS = tuple(Content)  # by their numbers
 def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:
     """`length` bytes at `offset` of one message, without reading the rest of it; None when it is gone."""
     rows = yield Statement(
+        "departing.read_fragment",
         f"select substring({MESSAGE_BODY} from $3 for $4) from servicebroker.transmission_queue "
         "where conversation_handle = $1 and message_sequence_number = $2",
         (handle, number, offset + 1, length),
@@ -241,6 +246,7 @@ def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[
 def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
     """The token of one message that waits; None when it is gone, or has none."""
     rows = yield Statement(
+        "departing.token_of",
         "select token from servicebroker.transmission_queue "
         "where conversation_handle = $1 and message_sequence_number = $2",
         (handle, number),
@@ -261,6 +267,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
     The first acknowledgement says which broker has the target: everything goes to that one from then on.
     """
     rows = yield Statement(  # as `remote.lock_shared`, and what they are
+        "departing.acknowledge.lock",
         "select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for key share skip locked",
         (list(news),),
@@ -273,6 +280,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
     first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
     if first:
         yield Statement(
+            "departing.acknowledge.note",
             "update servicebroker.conversation_endpoints "
             "set is_acknowledged = true, far_broker_instance = broker::text "
             "from unnest($1::uuid[], $2::uuid[]) a (handle, broker) where conversation_handle = handle",
@@ -289,6 +297,7 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
     if not below:
         return set()
     rows = yield Statement(
+        "departing.remove",
         "with gone as (delete from servicebroker.transmission_queue t "
         "using unnest($1::uuid[], $2::bigint[]) a (handle, below) "
         "where t.conversation_handle = a.handle and t.message_sequence_number < a.below "
@@ -305,6 +314,7 @@ def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UU
     free, gone = yield from lock_shared(list(failures))
     done = yield from lock_alone(list(free))
     rows = yield Statement(
+        "departing.fail",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and state = 'DO'",
         (list(done),),
@@ -329,6 +339,7 @@ def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
 def set_statuses(texts: dict[UUID, str]) -> Statement:
     """Why the messages of these endpoints wait; '' when they are on their way."""
     return Statement(
+        "departing.set_statuses",
         "with free as materialized (select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for key share skip locked) "  # who ENDs now deletes what waits
         "update servicebroker.transmission_queue t set transmission_status = s.text "

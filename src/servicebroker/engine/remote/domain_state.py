@@ -26,14 +26,21 @@ class ToldMembership(NamedTuple):
 
 def tell_membership(membership: ToldMembership | None) -> Steps[None]:
     """Keep how it stands; None: the endpoint does not ask for a domain."""
-    yield Statement("delete from servicebroker.domain_membership")
+    yield Statement(
+        "domain_state.tell_membership.delete_domain_membership", "delete from servicebroker.domain_membership"
+    )
     if membership is not None:
-        yield Statement("insert into servicebroker.domain_membership values ($1, $2, $3, $4, $5)", membership)
+        yield Statement(
+            "domain_state.tell_membership.insert_domain_membership",
+            "insert into servicebroker.domain_membership values ($1, $2, $3, $4, $5)",
+            membership,
+        )
 
 
 def find_membership() -> Steps[ToldMembership | None]:
     """What was told last."""
     rows = yield Statement(
-        "select account, thumbprint, start_date, expiry_date, problem from servicebroker.domain_membership"
+        "domain_state.find_membership",
+        "select account, thumbprint, start_date, expiry_date, problem from servicebroker.domain_membership",
     )
     return ToldMembership(*rows[0]) if rows else None

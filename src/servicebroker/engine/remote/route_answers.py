@@ -31,6 +31,7 @@ class Answers(NamedTuple):
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     """End our side of what was answered, and match again what waited for it. Nobody is waited for."""
     rows = yield Statement(
+        "route_answers.take_answers.find_requests",
         "select r.database_id, r.conversation_handle, e.state, e.queue_id, "
         "e.state is null or pg_try_advisory_xact_lock($1, uuid_hash(e.conversation_group_id)), "
         "pg_try_advisory_xact_lock($2, 0) "  # as `lock_delivery`
@@ -52,6 +53,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
         if state is not None:
             yield from end_conversation(handle, now=now)
     yield Statement(
+        "route_answers.take_answers.note_answer",
         "update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3) "
         "and case about when 'Route' then not exists (select from servicebroker.routes o "
         "  where o.database_id = r.database_id and o.remote_service_name = r.service_name "
@@ -70,6 +72,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
 def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:
     """What the Errors on a conversation say."""
     rows = yield Statement(
+        "route_answers.failures",
         f"select message_body from servicebroker.queue_{int(queue_id)} "
         "where conversation_handle = $1 and message_type_id = $2",
         (handle, ERROR_ID),

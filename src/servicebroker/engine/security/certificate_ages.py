@@ -46,6 +46,7 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
     found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
     rows = yield Statement(
         # of several the broker takes the latest that is valid (model/dialog_security.py)
+        "certificate_ages.certificates_in_use",
         "select distinct on (d.name, p.name) d.name, p.name, c.name, c.private_key is not null, c.expiry_date "
         "from servicebroker.certificates c join servicebroker.databases d using (database_id) "
         "join servicebroker.principals p on p.database_id = c.database_id and p.principal_id = c.owner_id "
