@@ -1,10 +1,11 @@
 """Prints the way of one message: the files and functions that it passes, from SEND to RECEIVE in another instance.
 
-    python tools/message_path.py [--files]
+    python tools/message_path.py [--files | --write]
 
 Two instances, each with the daemon that `servicebroker serve` runs, connected by a socket; a conversation without
 encryption. The files are printed in the order in which each thread first uses them, then those that only the first
-message of a conversation needs. `--files` leaves the functions out, and is what stands in docs/architecture.md.
+message of a conversation needs. `--files` leaves the functions out; `--write` puts that into
+docs/architecture.md, where a test compares it.
 
 What only happens now and then (a daemon looks at its endpoint once a second) is on no message's way: several messages
 are sent, and what all of them pass is printed.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 import tempfile
 import textwrap
@@ -34,6 +36,7 @@ import servicebroker as sb
 from servicebroker.broker.daemon import Daemon
 
 SOURCES = Path(sb.__file__).parent
+DOCUMENT = Path(__file__).parents[1] / "docs/architecture.md"
 SENDER, RECEIVER = "//path/Sender", "//path/Receiver"
 CONVERSATIONS = 6
 STAGES = (  # who does something for a message, in the order in which it is first needed
@@ -178,6 +181,13 @@ def as_text(first: Way, later: Way, *, functions: bool) -> str:
     return "\n".join(lines)
 
 
+def documented(page: str) -> str:
+    """What docs/architecture.md shows."""
+    found = re.search(r"^## The files on the way .*?^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
 def _listed(way: Way, functions: bool) -> Iterator[str]:
     """A paragraph for each stage."""
     for stage, files in way.items():
@@ -199,7 +209,11 @@ def main(arguments: list[str]) -> None:
             with psycopg.connect(instance.url, autocommit=True) as connection:
                 connection.execute("create database other")
             ways = ways_of_messages(instance.url, make_conninfo(instance.url, dbname="other"))
-    print(as_text(*ways, functions="--files" not in arguments))
+    if "--write" in arguments:
+        page = DOCUMENT.read_text()
+        DOCUMENT.write_text(page.replace(documented(page), as_text(*ways, functions=False) + "\n"))
+    else:
+        print(as_text(*ways, functions="--files" not in arguments))
 
 
 if __name__ == "__main__":

@@ -504,6 +504,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
         eventually(lambda: instance.doorbell.waiting(queue_number(database, STOCK_QUEUE)))
         server = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions still answer
         died = time.monotonic()
 
         def works() -> bool:

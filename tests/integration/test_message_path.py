@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import message_path
-
-DOCUMENT = Path(__file__).parents[2] / "docs/architecture.md"
 
 
 def read(text: str) -> dict[str, set[str]]:
@@ -27,9 +23,7 @@ def read(text: str) -> dict[str, set[str]]:
 
 
 def test_the_way_of_a_message_is_the_documented_one(make_instance_url: Callable[[], str]) -> None:
-    block = re.search(
-        r"^## The files on the way .*?^```text\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
-    )
-    assert block is not None
+    documented = message_path.documented(message_path.DOCUMENT.read_text())
     ways = message_path.ways_of_messages(make_instance_url(), make_instance_url())
-    assert read(block[1]) == read(message_path.as_text(*ways, functions=False))
+    found, shown = (read(text) for text in (message_path.as_text(*ways, functions=False), documented))
+    assert found == shown, "python tools/message_path.py --write"

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from servicebroker.api.activated_session import Session
-from servicebroker.api.aio.activated_session import AsyncSession
+from servicebroker.api.activated_session import ActivatedSession
+from servicebroker.api.aio.activated_session import AsyncActivatedSession
 
 
 class Ending(NamedTuple):
@@ -36,7 +36,9 @@ class Stop:
         if self.is_asked():
             ending.ask(self.reason)
 
-    def ends_session(self, session: Session | AsyncSession, do: Callable[[Callable[[], None]], object]) -> None:
+    def ends_session(
+        self, session: ActivatedSession | AsyncActivatedSession, do: Callable[[Callable[[], None]], object]
+    ) -> None:
         """Have the readers of a session wait no more when the process ends; `do` calls what wakes them."""
 
         def ask(reason: int | None) -> None:

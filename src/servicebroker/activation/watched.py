@@ -9,7 +9,7 @@ from typing import Any
 
 from servicebroker.activation.stop import Stop
 from servicebroker.engine.activation.monitors import Definition, Glance
-from servicebroker.protocol.queue_monitor import NEW, Monitor, State
+from servicebroker.protocol.queue_monitor import NEW, Monitor, MonitorState
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Watched:
     @property
     def is_quiet(self) -> bool:
         """Whether there is nothing to do for a reader."""
-        return self.monitor.state != State.NOTIFIED and len(self.tasks) <= self.waiting
+        return self.monitor.state != MonitorState.NOTIFIED and len(self.tasks) <= self.waiting
 
     def wants_look(self, glance: Glance, following: int) -> bool:
         """Whether there may be something that no look has seen yet: a transaction that has put it there goes on.
@@ -53,12 +53,12 @@ class Watched:
     def may_settle(self, oldest: int) -> bool:
         """Whether a look after a glance with this `oldest` has seen all that the counters tell of, and nobody reads."""
         seen = self.settles is not None and oldest >= self.settles
-        return seen and not self.is_settled and not self.tasks and self.monitor.state == State.INACTIVE
+        return seen and not self.is_settled and not self.tasks and self.monitor.state == MonitorState.INACTIVE
 
     @property
     def wants_to_be_told(self) -> bool:
         """Whether a SEND is to notify: while nobody reads. Later looks are enough for the rest."""
-        return self.is_on and not self.tasks and self.monitor.state != State.NOTIFIED
+        return self.is_on and not self.tasks and self.monitor.state != MonitorState.NOTIFIED
 
     def news(self, now: datetime, here: float) -> tuple[Any, ...] | None:
         """What sys.dm_broker_queue_monitors is to show, when that is new; `here` is `now` on the monitor's clock."""

@@ -20,7 +20,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.aside import Aside, senders
 from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
-from servicebroker.benchmarks.ports import free_port
+from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import NEEDS_EXTRA, with_ratios

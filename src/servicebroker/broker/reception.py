@@ -21,12 +21,12 @@ from servicebroker.engine.security import session_keys
 from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Dropped
-from servicebroker.protocol.dialog_keys import UNSECURED, Session
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
+    BrokerFailure,
     Envelope,
-    Failure,
     Header,
     Kind,
     Payload,
@@ -72,7 +72,7 @@ class Received(NamedTuple):
     payload: Payload
 
 
-class Waiting:
+class WaitingOpenings:
     """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
 
     Their senders would take seconds to try again.
@@ -128,7 +128,7 @@ class Reception:
     def __init__(
         self,
         memory: Memory,
-        waiting: Waiting,
+        waiting: WaitingOpenings,
         catalog: Catalog,
         security: DialogSecurity,
         clock: Callable[[], datetime],
@@ -175,7 +175,7 @@ class Reception:
         if not header.is_from_initiator or header.opening is None:
             _drop_stranger(came, 11213)
             if not header.is_secured:
-                refuse(link, header, Failure(-8462, RULES[8462].text))
+                refuse(link, header, BrokerFailure(-8462, RULES[8462].text))
             return None
         place = do(remote_opening.find_place(self._catalog, header, self._clock(), self._chance.randrange))
         if isinstance(place, Place):
@@ -188,7 +188,7 @@ class Reception:
             return None
         _drop_stranger(came, 11210, header.to_service, header.from_broker, place.description)
         if not header.is_secured:
-            refuse(link, header, Failure(place.code, place.description))
+            refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
     def _admit(self, do: Do, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
@@ -203,7 +203,7 @@ class Reception:
             return None
         if place.failure is not None:
             _drop(header, 11214, header.opening.contract if header.opening else "")
-            refuse(link, header, Failure(place.failure.code, place.failure.description), admitted.session)
+            refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
         handle = do(remote_opening.insert_target(header, place.home, admitted.security, self._clock()))
         if handle is None:
@@ -213,7 +213,7 @@ class Reception:
             do(session_keys.save_keys({handle: admitted.keys}))
         link.opened()
         (endpoint,) = do(remote_endpoints.find_by_handle([handle]))
-        journal.conversed(Deed.DIALOG_CREATED, endpoint, State.STARTED_INBOUND)
+        journal.conversed(Deed.DIALOG_CREATED, endpoint, EndpointState.STARTED_INBOUND)
         if journal.watches_conversations():
             for group in do(remote_endpoints.groups_of([handle])).values():
                 journal.grouped(CREATED, group)
@@ -234,7 +234,7 @@ def parsed(arrival: Arrival, now: float) -> Came:
     return Came(arrival.link, envelope, body, passage, now)
 
 
-def _opened(envelope: Envelope, session: Session) -> Payload:
+def _opened(envelope: Envelope, session: SessionKeys) -> Payload:
     payload = open_payload(envelope, session.of(envelope.header))
     if isinstance(payload, tuple):
         _check(*(part.message_type for part in payload))
@@ -246,7 +246,7 @@ def _check(*names: str) -> None:
         raise CorruptedMessage(11235, "a name contains the character NUL")
 
 
-def refuse(link: Link, header: Header, failure: Failure, session: Session = UNSECURED) -> None:
+def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
     """Answer where no endpoint is, or not for this peer."""
     is_secured = session.first.is_secured
     answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)

@@ -1,5 +1,8 @@
 """Whether what is stored holds together, as DBCC CHECKDB says of a broker. It only reads.
 
+And whether what guards an instance in PostgreSQL guards it: its owner or a superuser can have changed that. How our
+objects are defined is compared by `store/expected_objects.py`.
+
 Every check is one statement, so it sees one moment, and a running instance gives no false alarm.
 """
 
@@ -12,7 +15,6 @@ from typing import NamedTuple
 from servicebroker.engine.activation.clause import OWNER_ID
 from servicebroker.engine.catalog.alter import dropped_queues
 from servicebroker.engine.delivery.transmission import WAY_IS_FREE
-from servicebroker.engine.diagnosis.tampering import tampered
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.expected_objects import changed
 from servicebroker.store.statements import Statement, Steps
@@ -21,7 +23,7 @@ MOST = 100  # findings of one kind, of one queue
 _AGES = {28021: timedelta(minutes=1)}  # so long may the background leave lying what could be delivered
 
 
-class Finding(NamedTuple):
+class Inconsistency(NamedTuple):
     """What is wrong: a number of the list of errors, and its text."""
 
     number: int
@@ -32,7 +34,7 @@ class Report(NamedTuple):
     """What was looked at, counted by kind, and what is wrong: nothing, when all is well. At most MOST of a kind."""
 
     analyzed: dict[str, int]
-    findings: list[Finding]
+    findings: list[Inconsistency]
 
 
 # number of the error, and a statement for the values in its text
@@ -129,25 +131,28 @@ _COUNTS = {
 def check(now: datetime) -> Steps[Report]:
     """Look at everything in the instance."""
     counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
-    rows = yield Statement(f"select {counts}", prepared=False)
+    rows = yield Statement("consistency.check.count", f"select {counts}", prepared=False)
     analyzed = dict(zip(_COUNTS, rows[0], strict=True))
-    findings: list[Finding] = []
+    findings: list[Inconsistency] = []
     for number, text in _CHECKS.items():
         times = (now - _AGES.get(number, timedelta(0)),) if "$1" in text else ()
-        rows = yield Statement(f"{text} limit {MOST}", times, prepared=False)
+        rows = yield Statement("consistency.check.instance", f"{text} limit {MOST}", times, prepared=False)
         findings += _findings(number, rows)
     rows = yield Statement(
+        "consistency.check.find_queues",
         "select queue_id, to_regclass('servicebroker.queue_' || queue_id) is not null "
         "and to_regclass('servicebroker.retained_' || queue_id) is not null "
         "and to_regclass(format('%I.%I', postgres_schema, postgres_name)) is not null from servicebroker.queues "
-        "order by queue_id"
+        "order by queue_id",
     )
     for queue_id, is_whole in rows:
         if not is_whole:
             findings += _findings(8444, [(queue_id,)])
             continue
         for number, text in _OF_A_QUEUE.items():
-            found = yield Statement(f"{text.format(id=queue_id)} limit {MOST}", prepared=False)
+            found = yield Statement(
+                "consistency.check.queue", f"{text.format(id=queue_id)} limit {MOST}", prepared=False
+            )
             findings += _findings(number, found)
     findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
     findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])
@@ -160,5 +165,34 @@ def changes_of(kind: str, name: str, is_there: bool) -> str:
     return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
 
 
-def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Finding]:
-    return [Finding(number, BrokerError(number, *values).text) for values in rows]
+def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Inconsistency]:
+    return [Inconsistency(number, BrokerError(number, *values).text) for values in rows]
+
+
+_OPEN = ("rows_here", "approximate_count", "shown_number")  # functions that views call as their reader
+_OURS = "('servicebroker', 'servicebroker_fence', 'sys', 'tsql')"
+
+_FAULTS = (
+    "select format('everybody may execute the function %s', p.oid::regprocedure) from pg_proc p "
+    "cross join aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a "
+    "where p.pronamespace in ('servicebroker'::regnamespace, 'servicebroker_fence'::regnamespace) and a.grantee = 0 "
+    f"and p.proname not in {_OPEN}",
+    "select format('%s %s belongs to %s', case c.relkind when 'v' then 'the view' when 'S' then 'the sequence' "
+    "else 'the table' end, c.oid::regclass, c.relowner::regrole) from pg_class c join pg_namespace n "
+    f"on n.oid = c.relnamespace where n.nspname in {_OURS} and c.relkind in ('r', 'p', 'v', 'm', 'S', 'f') "
+    "and c.relowner <> (select nspowner from pg_namespace where nspname = 'servicebroker')",
+    "select format('the function %s belongs to %s', p.oid::regprocedure, p.proowner::regrole) from pg_proc p "
+    f"join pg_namespace n on n.oid = p.pronamespace where n.nspname in {_OURS} "
+    "and p.proowner <> (select nspowner from pg_namespace where nspname = 'servicebroker')",
+    "select format('the table %s has row level security', c.oid::regclass) from pg_class c "
+    "where c.relnamespace = 'servicebroker'::regnamespace and c.relrowsecurity",
+)
+
+
+def tampered() -> Steps[list[str]]:
+    """What is not as we have made it, in words; nothing, when all is."""
+    said: list[str] = []
+    for text in _FAULTS:
+        rows = yield Statement("consistency.tampered", text, prepared=False)
+        said += [fault for (fault,) in rows]
+    return said

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.remote.domain_state import Membership
+from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
 from servicebroker.model.wording import counted
@@ -17,6 +17,11 @@ LONG = timedelta(minutes=1)  # a transaction older than this, or a message that 
 
 # what `transmission_status` says, in part, and what to do about it
 _WAITS = (
+    (
+        "acknowledges nothing",
+        "See servicebroker doctor and the log at the other instance. If it was restored and lacks the conversation: "
+        "END CONVERSATION WITH ERROR here, or WITH CLEANUP, and begin anew.",
+    ),
     ("no service by that name", "Create the service there, or create a route to the instance that has it."),
     ("queue", "Switch the target's queue on: ALTER QUEUE ... STATUS = ON, or servicebroker poison retry."),
     ("disabled", "Enable the broker: Database.alter(enable_broker=True)."),
@@ -38,7 +43,8 @@ _ERRORS = {
     -8462: "The other side has gone without saying so: begin anew.",
     -8470: "The other side's service was dropped.",
     -8428: "The receiver does not know the message type: create it there under the same name.",
-    -9719: "ERROR_BROKER_CONVERSATIONS has ended it, as after a restore.",
+    -9719: "This database was restored: ERROR_BROKER_CONVERSATIONS has ended it, or both sides disagreed. Begin anew.",
+    -9720: "The other side's database was restored: what it has taken since that copy is lost there. Begin anew.",
 }
 
 
@@ -150,6 +156,19 @@ class DisputeFacts(NamedTuple):
     certificates: list[str]
 
 
+class OldCopyFacts(NamedTuple):
+    """The two sides of conversations were found to disagree, since one database was restored: ours when `is_here`."""
+
+    database: str
+    own_broker: UUID
+    far_broker: str
+    is_here: bool
+    far_service: str
+    times: int
+    last: datetime
+    detail: str
+
+
 class Facts(NamedTuple):
     """What the configuration of an instance is, and what happens there now."""
 
@@ -165,13 +184,14 @@ class Facts(NamedTuple):
     remote_routes: int
     in_recovery: bool
     is_public: bool = False  # CONNECT on the endpoint is granted to public
-    membership: Membership | None = None
+    membership: ToldMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
     changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
     is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them
     encryption: str | None = None  # of the endpoint
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
+    old_copies: Sequence[OldCopyFacts] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -210,6 +230,7 @@ def judge(facts: Facts) -> list[Finding]:
         *_network(facts),
         *(_dispute(one) for one in facts.disputes),
         *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
+        *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < RECENTLY),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
@@ -368,6 +389,27 @@ def _dispute(one: DisputeFacts) -> Finding:
         f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, and none of them is let in.",
         f"Say which one is: servicebroker certificate accept {' | '.join(one.certificates)}. Where both are of one "
         "peer, drop one and import it with the same --login as the other.",
+    )
+
+
+def _old_copy(one: OldCopyFacts) -> Finding:
+    ended = (
+        f"{counted(one.times, 'conversation')} with broker {one.far_broker} (service {one.far_service}) ended with an "
+        f"Error, the last at {one.last:%Y-%m-%d %H:%M:%S} UTC: {one.detail}"
+    )
+    subject = f"database {one.database}, broker {one.own_broker}"
+    if one.is_here:
+        return Finding(
+            subject,
+            f"This database has gone back to an old copy: {ended}",
+            f"What was sent and taken here since that copy is known to broker {one.far_broker} only: compare with it, "
+            "then begin the conversations anew. After a restore: servicebroker instance adopt.",
+        )
+    return Finding(
+        subject,
+        f"That database has gone back to an old copy: {ended}",
+        f"What broker {one.far_broker} has taken since that copy is lost there: send it again, and begin the "
+        "conversations anew. At that instance: servicebroker instance adopt, servicebroker doctor.",
     )
 
 
