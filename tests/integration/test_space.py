@@ -9,7 +9,7 @@ from functools import partial
 
 import psycopg
 import pytest
-import servicebroker.engine.upkeep
+import servicebroker.engine.conversation.upkeep
 
 import servicebroker as sb
 from servicebroker.api.upkeep import upkeep
