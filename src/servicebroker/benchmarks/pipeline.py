@@ -18,8 +18,8 @@ from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.jdbc import Jdbc
 from servicebroker.benchmarks.measure import Meter, Sample, figures
 from servicebroker.benchmarks.measured_system import Way, batches, text_body
-from servicebroker.benchmarks.memory import Memory
 from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
+from servicebroker.benchmarks.processes import Memory
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import Field, Progress, with_ratios
 from servicebroker.benchmarks.scenarios import BASELINE, PIPELINE, Scenario

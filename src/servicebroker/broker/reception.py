@@ -13,7 +13,7 @@ from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.relay_memory import Memory
-from servicebroker.broker.round_transaction import LATER, SOON, Do
+from servicebroker.broker.round_transaction import Again, Do
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.remote import remote_endpoints, remote_opening
 from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
@@ -37,7 +37,6 @@ from servicebroker.protocol.envelope import (
     refusal,
 )
 from servicebroker.protocol.forwarding import Passage, unwrap
-from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
@@ -76,18 +75,18 @@ class WaitingOpenings:
     """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
 
     Their senders would take seconds to try again.
-
-    Attributes:
-        wake_at: when those that are kept are taken.
     """
 
     def __init__(self, seconds: Callable[[], float]) -> None:
-        self._seconds = seconds
         self._kept: list[Came] = []
         self._of_link: Counter[Link] = Counter()
         self._bytes = 0
-        self._pause = SOON
-        self.wake_at = NEVER
+        self._again = Again(seconds)
+
+    @property
+    def wake_at(self) -> float:
+        """When those that are kept are taken."""
+        return self._again.at
 
     def keep(self, came: Came) -> bool:
         """Whether there is room for it."""
@@ -102,24 +101,20 @@ class WaitingOpenings:
 
     def take(self) -> list[Came]:
         """Those that it is time for."""
-        if self._seconds() < self.wake_at:
+        if not self._again.has_come():
             return []
-        taken, self._kept, self._bytes, self.wake_at = self._kept, [], 0, NEVER
+        taken, self._kept, self._bytes = self._kept, [], 0
         self._of_link.clear()
         return taken
 
     def hurry(self) -> None:
         """Something has happened that they may have waited for."""
         if self._kept:
-            self.wake_at = self._seconds()
+            self._again.hurry()
 
     def plan_again(self) -> None:
         """What is kept is taken soon, and less often when that lasts."""
-        if not self._kept:
-            self._pause = SOON
-        elif self.wake_at == NEVER:
-            self.wake_at = self._seconds() + self._pause
-            self._pause = min(self._pause * 2, LATER)
+        self._again.plan(is_left=bool(self._kept))
 
 
 class Reception:

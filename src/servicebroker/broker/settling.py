@@ -11,7 +11,7 @@ from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link
 from servicebroker.broker.reception import Received, refuse
 from servicebroker.broker.relay_memory import Entry, Memory
-from servicebroker.broker.round_transaction import LATER, SOON, Do, alone
+from servicebroker.broker.round_transaction import Again, Do, alone
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue, traces
 from servicebroker.engine.conversation.traces import Traced
@@ -23,7 +23,6 @@ from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.dialog import Acknowledged, Apart, Dropped, Failed, Sending
 from servicebroker.protocol.envelope import BrokerFailure, Content
 from servicebroker.protocol.incoming import Batch, Deliver
-from servicebroker.protocol.outgoing import NEVER
 
 
 class Settling:
@@ -48,14 +47,14 @@ class Settling:
         self._acknowledged: dict[UUID, Acknowledged] = {}
         self._failed: dict[UUID, BrokerFailure] = {}
         self._apart: dict[UUID, Apart] = {}
-        self._again_at, self._pause = NEVER, SOON
+        self._again = Again(seconds)
         self._dirty = self._written = 0  # transmission objects, in this round
         self._last_batch = seconds()
 
     @property
     def wake_at(self) -> float:
         """When what could not be written is tried again."""
-        return self._again_at
+        return self._again.at
 
     def arrived(self, do: Do, link: Link, received: Received) -> None:
         """What a message changes is noted, until it is written."""
@@ -213,13 +212,8 @@ class Settling:
 
     def plan_again(self) -> None:
         """Rows that somebody holds are tried again soon, and less often when that lasts."""
-        if self._postponed or self._acknowledged or self._failed or self._apart:
-            now = self._seconds()
-            if now >= self._again_at or self._again_at == NEVER:
-                self._again_at = now + self._pause
-                self._pause = min(self._pause * 2, LATER)
-        else:
-            self._again_at, self._pause = NEVER, SOON
+        self._again.has_come()
+        self._again.plan(is_left=bool(self._postponed or self._acknowledged or self._failed or self._apart))
 
 
 def _tell(endpoint: remote_endpoints.RemoteEndpoint, batch: Batch) -> None:

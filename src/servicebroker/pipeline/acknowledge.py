@@ -37,8 +37,8 @@ def archive_conversation(handle: UUID) -> Steps[None]:
         BrokerError: 8426 unknown handle.
     """
     endpoint, _ = yield from lock_conversation(handle)
-    place = (endpoint.priority, endpoint.conversation_group_id, handle)
-    yield Statement("acknowledge.archive_conversation", frontier.archive_conversation(endpoint.queue_id), place)
+    text = frontier.archive_conversations(endpoint.queue_id)
+    yield Statement("acknowledge.archive_conversation", text, ([handle],))
 
 
 def acknowledge(
