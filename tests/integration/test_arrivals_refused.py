@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from remote_support import Pair, begin, leftovers
 from servicebroker.broker import metrics
 from servicebroker.protocol.envelope import (
+    BrokerFailure,
     Content,
-    Failure,
     Header,
     Kind,
     Opening,
@@ -109,7 +109,7 @@ def with_part(content: Content = Content.DATA, name: str = ORDER, body: bytes | 
         (in_header(kind=Kind.FRAGMENT), "the fragment numbers do not fit the message"),
         (lambda h, p: (replace(h, number=1), (Part("t", Content.END, None), *p)), "messages follow the end"),
         (lambda h, _: (replace(h, kind=Kind.ACKNOWLEDGEMENT), None), "not be associated with an active conversation"),
-        (lambda h, _: (replace(h, kind=Kind.FAILURE), Failure(-1, "")), "not be associated with an active conv"),
+        (lambda h, _: (replace(h, kind=Kind.FAILURE), BrokerFailure(-1, "")), "not be associated with an active conv"),
     ],
 )
 def test_a_first_message_that_is_not_taken(
@@ -256,7 +256,7 @@ def test_an_unsequenced_message_has_the_number_zero(pair: Pair, caplog: pytest.L
     pair.west.round([])
     pair.east.round(list(pair.west.out.frames))
     (frame,) = pair.east.out.frames
-    payload = Failure(-8462, "gone") if kind is Kind.FAILURE else None
+    payload = BrokerFailure(-8462, "gone") if kind is Kind.FAILURE else None
     before = corrupted()
     for number in (1, 2**62):
         pair.west.round([forged(frame, lambda h, _, n=number: (replace(h, kind=kind, number=n), payload))])

@@ -21,12 +21,21 @@ from servicebroker.protocol.dialog import (
     Happening,
     Identity,
     Sending,
-    State,
     Transmission,
+    TransmissionState,
     pack,
     unpack,
 )
-from servicebroker.protocol.envelope import Acknowledgement, Content, Failure, Header, Kind, Opening, Part, Payload
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    BrokerFailure,
+    Content,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+)
 from servicebroker.protocol.incoming import Kept
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
@@ -35,14 +44,14 @@ CONVERSATION, HERE, THERE, ELSEWHERE = (UUID(int=number) for number in range(1, 
 LIMITS = Limits(fragment_size=100, window=1_000, message_cost=10)
 
 
-def dialog(is_initiator: bool = True, state: State | None = None, **changes: Any) -> Dialog:
+def dialog(is_initiator: bool = True, state: TransmissionState | None = None, **changes: Any) -> Dialog:
     own, far = ("//here", "//there") if is_initiator else ("//there", "//here")
     identity = Identity(CONVERSATION, is_initiator, HERE if is_initiator else THERE, own, far, "//contract", 1_000.0)
-    return Dialog(identity._replace(**changes), state or State(), lambda: 0.5, LIMITS)
+    return Dialog(identity._replace(**changes), state or TransmissionState(), lambda: 0.5, LIMITS)
 
 
 def target(**changes: Any) -> Dialog:
-    return dialog(False, State(far_broker=HERE), **changes)
+    return dialog(False, TransmissionState(far_broker=HERE), **changes)
 
 
 def send(from_: Dialog, now: float = 0.0) -> Transmission:
@@ -256,7 +265,7 @@ def test_tokens_of_one_history_change_nothing() -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) -> None:
     _, other = talked(9)
-    initiator = dialog(state=State(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (event,) = move(initiator, other, "b")
     assert event.number == 11218  # nothing shows yet that it is another one
@@ -268,7 +277,7 @@ def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) 
 @pytest.mark.parametrize("count", [4, 6])
 def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> None:
     _, other = talked(9)
-    initiator = dialog(state=State(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, count, "b")
     (apart, *_) = move(initiator, other, "b")
     assert apart.what == "Message 8 has come twice, and differs."
@@ -278,7 +287,7 @@ def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> Non
 def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
     """The frames before it were lost."""
     _, other = talked(9)
-    initiator = dialog(state=State(5, 5, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
     say(initiator, 4, "b")
     send(initiator)
     say(initiator, 1, "b")
@@ -288,12 +297,12 @@ def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
 
 def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
     _, other = talked(9)
-    initiator = dialog(state=State(5, 12, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
     say(initiator, 1, "b")
     move(initiator, other, "b")
     (apart,) = move(other, initiator, "b")
     assert apart.what == "Message 8 was acknowledged, and is not the one that was sent."
-    same = dialog(state=State(5, 12, far_broker=THERE, is_acknowledged=True))
+    same = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
     say(same)
     move(same, other)
     assert move(other, same) == [Acknowledged(9, THERE)]
@@ -302,7 +311,7 @@ def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
 def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
     for has_message in (True, False):
         initiator, _ = talked(9)
-        other = dialog(False, State(next=5, far_broker=HERE, token=drawn(4)))
+        other = dialog(False, TransmissionState(next=5, far_broker=HERE, token=drawn(4)))
         if has_message:
             say(initiator)
         else:
@@ -317,7 +326,7 @@ def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
 def test_a_copy_that_has_missed_nothing_goes_on() -> None:
     """It sends again what had not been acknowledged when it was made."""
     _, other = talked(9)
-    initiator = dialog(state=State(5, 9, far_broker=THERE, is_acknowledged=True))
+    initiator = dialog(state=TransmissionState(5, 9, far_broker=THERE, is_acknowledged=True))
     say(initiator, 4)
     assert [event.number for event in move(initiator, other)] == [11218]
     assert move(other, initiator) == [Acknowledged(9, THERE)]
@@ -354,7 +363,7 @@ def test_fragments_of_two_histories_make_no_message() -> None:
 
 def test_it_is_told_once_and_answered_each_time() -> None:
     initiator, other = talked(9)
-    other = dialog(False, State(next=5, far_broker=HERE))
+    other = dialog(False, TransmissionState(next=5, far_broker=HERE))
     say(initiator)
     transmission = send(initiator)
     payload = (Part("t", Content.DATA, b"x" * 10, drawn(9)),)
@@ -362,7 +371,7 @@ def test_it_is_told_once_and_answered_each_time() -> None:
     send(other)
     (event,) = other.arrived(transmission.header, payload)
     assert event.number == 11212
-    assert isinstance(send(other).payload, Failure)
+    assert isinstance(send(other).payload, BrokerFailure)
     assert other.transmit(0.0) is None
 
 
@@ -434,7 +443,7 @@ def test_an_error_goes_past_what_was_not_acknowledged() -> None:
 
 def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
     initiator, other = dialog(), target()
-    failure = Failure(-8408, "no such contract")
+    failure = BrokerFailure(-8408, "no such contract")
     initiator.offer(0, 10)
     other.refuse(failure)
     transmission = send(other)
@@ -545,14 +554,14 @@ def test_rows_that_are_not_deleted_yet_are_offered_again_after_a_restart() -> No
 
 
 def test_a_peer_that_has_ended_is_known_after_a_restart() -> None:
-    assert dialog(state=State(next=3, final=2)).sending is Sending.HELD
-    closed = dialog(state=State(sending=Sending.CLOSED, far_broker=THERE))
+    assert dialog(state=TransmissionState(next=3, final=2)).sending is Sending.HELD
+    closed = dialog(state=TransmissionState(sending=Sending.CLOSED, far_broker=THERE))
     assert closed.sending is Sending.CLOSED
 
 
 kept = st.builds(Kept, st.just(500), st.integers(0, 2**500 - 1), st.integers(0, 2**31), st.sampled_from(Content))
 states = st.builds(
-    State,
+    TransmissionState,
     st.integers(0, 2**62),
     st.integers(0, 2**62),
     st.integers(0, 100),
@@ -567,7 +576,7 @@ states = st.builds(
 
 
 @given(states)
-def test_a_state_is_packed_and_unpacked(state: State) -> None:
+def test_a_state_is_packed_and_unpacked(state: TransmissionState) -> None:
     assert unpack(pack(state)) == state
 
 

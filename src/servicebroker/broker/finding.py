@@ -11,7 +11,7 @@ from servicebroker.broker.matching import MATCH_AGAIN
 from servicebroker.broker.relay_memory import Entry, Memory
 from servicebroker.broker.round_transaction import Do
 from servicebroker.engine.remote import departing, remote_endpoints
-from servicebroker.engine.remote.departing import Waiting
+from servicebroker.engine.remote.departing import WaitingConversation
 from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.outgoing import NEVER
 
@@ -74,7 +74,7 @@ class Finding:
                 case str(why):
                     self._lines.say(entry, why)
 
-    def find(self, do: Do, found: list[Waiting]) -> set[UUID]:
+    def find(self, do: Do, found: list[WaitingConversation]) -> set[UUID]:
         """Whom the look has found, whom a page has, and who is to be looked up again."""
         for waiting in found:
             if entry := self._memory.get(waiting.conversation_handle):

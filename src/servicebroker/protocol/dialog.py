@@ -18,9 +18,9 @@ import msgspec
 from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES
 from servicebroker.protocol.envelope import (
     Acknowledgement,
+    BrokerFailure,
     Content,
     Exchange,
-    Failure,
     Header,
     Kind,
     Opening,
@@ -67,7 +67,7 @@ TRANSITIONS: dict[tuple[Sending, Happening], Sending] = {
 }
 SENDS = frozenset({Sending.FLOWING, Sending.ENDING})
 _KEEPS = frozenset({Sending.FLOWING, Sending.HELD})  # nothing that was sent is dropped
-GONE = Failure(-8462, RULES[8462].text)
+GONE = BrokerFailure(-8462, RULES[8462].text)
 STATUS = {Sending.HELD: RULES[9779].text, Sending.FAILED: RULES[9784].text}
 
 
@@ -102,7 +102,7 @@ class Acknowledged(NamedTuple):
 class Failed(NamedTuple):
     """The peer's broker refuses the conversation: the application gets this Error, nothing is sent any more."""
 
-    failure: Failure
+    failure: BrokerFailure
 
 
 class Dropped(NamedTuple):
@@ -123,17 +123,17 @@ class Apart(NamedTuple):
     what: str
 
     @property
-    def own(self) -> Failure:
+    def own(self) -> BrokerFailure:
         """The Error of this side."""
         return self._error(9719 if self.is_here else 9720)
 
     @property
-    def far(self) -> Failure:
+    def far(self) -> BrokerFailure:
         """The Error of the peer."""
         return self._error(9720 if self.is_here else 9719)
 
-    def _error(self, number: int) -> Failure:
-        return Failure(-number, f"{RULES[number].text} {self.what}")
+    def _error(self, number: int) -> BrokerFailure:
+        return BrokerFailure(-number, f"{RULES[number].text} {self.what}")
 
 
 Event = Acknowledged | Failed | Dropped | Apart
@@ -144,10 +144,10 @@ class Transmission(NamedTuple):
 
     header: Header
     cut: Cut | None
-    payload: Failure | None = None
+    payload: BrokerFailure | None = None
 
 
-class State(NamedTuple):
+class TransmissionState(NamedTuple):
     """What outlives the object in memory; all of it can also be found again from the store.
 
     `base` is the lowest message in the transmission queue and `sent_below` the next number of SEND (both the latter
@@ -176,7 +176,7 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
 _saved = msgspec.msgpack.Decoder(_Saved)
 
 
-def pack(state: State) -> bytes:
+def pack(state: TransmissionState) -> bytes:
     """The bytes of a saved state."""
     kept = [
         (number, one.fragments, one.bits.to_bytes(-(-one.fragments // 8), "big"), one.size, one.content, one.token)
@@ -185,14 +185,14 @@ def pack(state: State) -> bytes:
     return msgspec.msgpack.encode(_Saved(state[:9], kept))
 
 
-def unpack(saved: bytes) -> State:
+def unpack(saved: bytes) -> TransmissionState:
     """The state that `pack` made bytes of."""
     decoded = _saved.decode(saved)
     kept = {
         n: Kept(count, int.from_bytes(bits, "big"), size, content, token)
         for n, count, bits, size, content, token in decoded.kept
     }
-    return State(*decoded.state, kept)
+    return TransmissionState(*decoded.state, kept)
 
 
 class Dialog:
@@ -219,7 +219,9 @@ class Dialog:
         "sending",
     )
 
-    def __init__(self, identity: Identity, state: State, draw: Callable[[], float], limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, identity: Identity, state: TransmissionState, draw: Callable[[], float], limits: Limits = LIMITS
+    ) -> None:
         self.identity = identity
         self.far_broker = state.far_broker
         self._deleted_below = state.base
@@ -232,7 +234,7 @@ class Dialog:
         self._jumps = False  # an Error leaves out messages that the peer may not have
         self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final, state.token), limits)
         self._link_status = ""
-        self._failure: Failure | None = None
+        self._failure: BrokerFailure | None = None
         self._is_refusing = False
         if self._incoming.stored.is_closed:
             self._happens(Happening.PEER_ENDED)
@@ -308,7 +310,7 @@ class Dialog:
         self._happens(Happening.CLOSED_HERE)
         self._failure = GONE
 
-    def refuse(self, failure: Failure) -> None:
+    def refuse(self, failure: BrokerFailure) -> None:
         """Answer what the peer sends with an error of the broker, now and each time it tries again."""
         self._failure = failure
         self._is_refusing = True
@@ -395,7 +397,7 @@ class Dialog:
         ack = header.acknowledgement
         wrong = None if ack is None else self._outgoing.contradicts(ack, recalled)
         events = [] if ack is None or wrong else self._acknowledge(header, ack)
-        if isinstance(payload, Failure):
+        if isinstance(payload, BrokerFailure):
             return [*events, *self._fail(payload)]
         if wrong:
             return self._part(Apart(is_here=True, what=wrong))
@@ -469,7 +471,7 @@ class Dialog:
             self._happens(Happening.END_ACKNOWLEDGED)
         return [Acknowledged(self._outgoing.base, header.from_broker)]
 
-    def _fail(self, failure: Failure) -> list[Event]:
+    def _fail(self, failure: BrokerFailure) -> list[Event]:
         before = self.sending
         self._happens(Happening.FAILURE_ARRIVED)
         return [Failed(failure)] if before is not self.sending else []
@@ -558,7 +560,7 @@ class Dialog:
         out, stored = self._outgoing, self._incoming.stored
         self.dirty = False
         return pack(
-            State(
+            TransmissionState(
                 self._deleted_below,
                 out.sent_below,
                 out.attempts,

@@ -134,18 +134,18 @@ class Part(Struct, array_like=True, frozen=True):
     token: Token | None = None
 
 
-class Failure(Struct, array_like=True, frozen=True):
+class BrokerFailure(Struct, array_like=True, frozen=True):
     """An error that a broker made: the number below zero, and the text that the Error message shows."""
 
     code: Annotated[int, Meta(le=-1)]
     description: Annotated[str, Meta(max_length=3_000)]
 
 
-Payload = tuple[Part, ...] | Failure | None
+Payload = tuple[Part, ...] | BrokerFailure | None
 
 
 def refusal(header: Header, own_broker: UUID, *, is_secured: bool = False) -> Header:
-    """The header of a `Failure` that answers `header` where no endpoint is, or none is made."""
+    """The header of a `BrokerFailure` that answers `header` where no endpoint is, or none is made."""
     return Header(
         header.conversation_id,
         not header.is_from_initiator,
@@ -170,7 +170,7 @@ _PARTS = Annotated[tuple[Part, ...], Meta(min_length=1, max_length=MAXIMUM_RUN)]
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _headers = msgspec.msgpack.Decoder(Header)
 _parts = msgspec.msgpack.Decoder(_PARTS)
-_failures = msgspec.msgpack.Decoder(Failure)
+_failures = msgspec.msgpack.Decoder(BrokerFailure)
 _exchanges = msgspec.msgpack.Decoder(Exchange)
 
 

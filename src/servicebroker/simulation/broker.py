@@ -11,14 +11,14 @@ from uuid import UUID
 from msgspec import structs
 
 from servicebroker.model.errors import RULES
-from servicebroker.model.states import State as EndpointState
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged, Apart, Dialog, Dropped, Event, Failed, Identity, unpack
-from servicebroker.protocol.dialog_keys import UNSECURED, Session
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
+    BrokerFailure,
     Content,
     Exchange,
-    Failure,
     Header,
     Kind,
     Part,
@@ -363,7 +363,7 @@ class SimulatedBroker:
         else:
             self.trace(refusal.error)
 
-    def _session(self, key: Key, header: Header) -> Session:
+    def _session(self, key: Key, header: Header) -> SessionKeys:
         """The keys of a conversation, with what the message itself tells of them."""
         endpoint, told = self.endpoints.get(key), None
         if header.is_secured and header.exchange is not None:
@@ -371,12 +371,14 @@ class SimulatedBroker:
                 raise CorruptedMessage(11230)
             told = session_key(header.exchange.wrapped, self.world.loop.random)
         if endpoint is None:
-            return UNSECURED if told is None else Session(told, None, bool(header.exchange and header.exchange.source))
+            return (
+                UNSECURED if told is None else SessionKeys(told, None, bool(header.exchange and header.exchange.source))
+            )
         if told is not None and endpoint.identity.is_initiator and endpoint.session.second is None:
             return endpoint.session._replace(second=told)
         return endpoint.session
 
-    def _open(self, key: Key, header: Header, payload: object, session: Session) -> bool:
+    def _open(self, key: Key, header: Header, payload: object, session: SessionKeys) -> bool:
         """Make the target's endpoint, or answer that there is none."""
         if header.kind not in (Kind.RUN, Kind.FRAGMENT) or not isinstance(payload, tuple):
             return False
@@ -404,7 +406,7 @@ class SimulatedBroker:
         return True
 
     def _refuse(self, header: Header) -> None:
-        failure, hop = Failure(-8462, RULES[8462].text), self._hop(_home(header.from_service))
+        failure, hop = BrokerFailure(-8462, RULES[8462].text), self._hop(_home(header.from_service))
         link = self._memory.links.find(hop)
         if link is None:
             self._memory.links.connect(hop)  # what came through a forwarder comes again, and is answered then

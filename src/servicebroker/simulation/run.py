@@ -8,9 +8,9 @@ from itertools import product
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.states import State as EndpointState
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Identity
-from servicebroker.protocol.dialog_keys import UNSECURED, Session
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.integrity import KEY_SIZE
 from servicebroker.simulation.broker import SimulatedBroker, World, exchange, session_key
@@ -151,7 +151,7 @@ class Run:
         told, session = None, UNSECURED
         if random.random() < 0.6:
             secret, is_full = random.randbytes(KEY_SIZE), random.random() < 0.5
-            told, session = exchange(secret, is_signed=is_full), Session(session_key(secret, random), None, is_full)
+            told, session = exchange(secret, is_signed=is_full), SessionKeys(session_key(secret, random), None, is_full)
         key = (conversation.int, True)
         identity = Identity(
             conversation,

@@ -9,10 +9,10 @@ from copy import copy
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.states import State as EndpointState
-from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, State
-from servicebroker.protocol.dialog_keys import Session
-from servicebroker.protocol.envelope import Content, Failure, Part
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog_keys import SessionKeys
+from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
 
 Key = tuple[int, bool]  # conversation, is_initiator; a number, since it is looked up all the time
@@ -35,7 +35,7 @@ class Received(NamedTuple):
 class Endpoint:
     """A row of conversation_endpoints, with its messages."""
 
-    def __init__(self, identity: Identity, priority: int, session: Session) -> None:
+    def __init__(self, identity: Identity, priority: int, session: SessionKeys) -> None:
         self.identity = identity
         self.session = session
         self.priority = priority
@@ -51,7 +51,7 @@ class Endpoint:
         self.fragments: dict[int, int] = {}
         self.queue: list[Received] = []
         self.failed: list[int] = []
-        self.refused: Failure | None = None  # what the peer is told
+        self.refused: BrokerFailure | None = None  # what the peer is told
 
     # --- the application
 
@@ -97,7 +97,7 @@ class Endpoint:
 
     # --- the broker
 
-    def transmission_state(self) -> State:
+    def transmission_state(self) -> TransmissionState:
         """What a transmission object starts from."""
         base = min(self.rows, default=self.send_sequence)
         kept = {
@@ -115,7 +115,7 @@ class Endpoint:
             sending = Sending.ENDING
         elif self.state is EndpointState.CLOSED:
             sending = Sending.CLOSED
-        return State(
+        return TransmissionState(
             base,
             self.send_sequence,
             0,

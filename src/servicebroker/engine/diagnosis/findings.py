@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.remote.domain_state import Membership
+from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
 from servicebroker.model.wording import counted
@@ -184,7 +184,7 @@ class Facts(NamedTuple):
     remote_routes: int
     in_recovery: bool
     is_public: bool = False  # CONNECT on the endpoint is granted to public
-    membership: Membership | None = None
+    membership: ToldMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
     changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
     is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them

@@ -24,7 +24,7 @@ from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.rejection import Rejection
-from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
 from servicebroker.store import locks
@@ -46,7 +46,7 @@ class Result(NamedTuple):
     queues: set[int]
 
 
-class Endpoint(NamedTuple):
+class ReceivingEndpoint(NamedTuple):
     """What storing has to know of an endpoint. `waits`: its queue is off, or something already waits beside it."""
 
     conversation_handle: UUID
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
     `failure` is why a message of the type `refused_type` is not taken.
     """
 
-    endpoint: Endpoint
+    endpoint: ReceivingEndpoint
     batch: Batch
     messages: list[Arrived]
     event: Event | None = None
@@ -101,11 +101,15 @@ class Plan(NamedTuple):
     @property
     def changes(self) -> bool:
         """Whether the endpoint's row is written, and not only looked at."""
-        begins = self.endpoint.state == State.STARTED_INBOUND and bool(self.messages)
+        begins = self.endpoint.state == EndpointState.STARTED_INBOUND and bool(self.messages)
         return begins or self.event is not None or self.failure is not None
 
 
-_LIVE = (State.STARTED_INBOUND, State.CONVERSING, State.DISCONNECTED_INBOUND)  # the application reads what arrives
+_LIVE = (
+    EndpointState.STARTED_INBOUND,
+    EndpointState.CONVERSING,
+    EndpointState.DISCONNECTED_INBOUND,
+)  # the application reads what arrives
 _CONTROL = {
     Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
     Content.ERROR: (names.ERROR_ID, "X", RANK_ERROR),
@@ -138,19 +142,20 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Ste
         stored,
         [handle for handle in batches if handle not in gone.union(stored)],
         gone,
-        [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == State.CLOSED],
+        [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
         {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
         {plan.endpoint.queue_id for plan in plans if plan.messages or plan.failure},
     )
 
 
 # `endpoints.lock_parking`, waiting for nobody
-_TRY_PARKING = Statement("select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+_TRY_PARKING = Statement("arriving.try_parking", "select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
 
 
-def _lock_shared(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
+def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
     """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
     rows = yield Statement(
+        "arriving.lock_shared",
         "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
         "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
         "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
@@ -163,7 +168,7 @@ def _lock_shared(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
         "where e.conversation_handle = any ($1) for key share of e skip locked",
         (list(handles),),
     )
-    return [Endpoint(*row) for row in rows]
+    return [ReceivingEndpoint(*row) for row in rows]
 
 
 def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
@@ -181,7 +186,7 @@ def _told(plan: Plan) -> Failed | None:
     return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
 
 
-def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
+def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[Plan]:
     """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them."""
     usages = yield from find_usages(
         catalog, endpoint.database_id, endpoint.service_contract_id, endpoint.catalog_version
@@ -193,7 +198,7 @@ def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
             event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
             if endpoint.state in _LIVE:
                 taken.append(Arrived(endpoint.conversation_handle, alike, *_CONTROL[alike.content]))
-            happens = taken or (State(endpoint.state), event) in TRANSITIONS
+            happens = taken or (EndpointState(endpoint.state), event) in TRANSITIONS
             return Plan(endpoint, batch, taken, event if happens else None)
         if endpoint.state in _LIVE[:2]:
             count, failure = yield from _accepted(sender, usages, alike)
@@ -208,7 +213,7 @@ def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
     return Plan(endpoint, batch, taken)
 
 
-def _in_order(endpoint: Endpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
+def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
     """The messages of the batch that are next in order."""
     found = []
     for step in batch.steps:
@@ -235,10 +240,11 @@ def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, 
     return len(alike.bodies), None
 
 
-def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
+def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
     """A message of fragments, some of which are in the batch. Its body is left where it is unless it is looked at."""
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
     kept = yield Statement(
+        "arriving.put_together.find_kind",
         "select message_type_name, content::int from servicebroker.arrived_fragments "
         "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
         (endpoint.conversation_handle, number),
@@ -248,6 +254,7 @@ def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages)
     if content == Content.DATA and usage is not None and usage.validation == "N":
         return Part(message_type, Content(content), None)
     rows = yield Statement(
+        "arriving.put_together.find_bodies",
         "select fragment, message_body from servicebroker.arrived_fragments "
         "where conversation_handle = $1 and message_sequence_number = $2",
         (endpoint.conversation_handle, number),
@@ -261,12 +268,13 @@ def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages)
 
 def _keep(plans: list[Plan]) -> Steps[None]:
     """Fragments and what came too early; what an Error has overtaken goes."""
-    takes = [plan for plan in plans if plan.endpoint.state != State.CLOSED]
+    takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
     discards = [(handle, step.below) for handle, step in kept if isinstance(step, Discard)]
     if keeps:
         yield Statement(
+            "arriving.keep.insert_fragments",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
             "fragments, message_type_name, content, message_body, token) "
             "select * "
@@ -285,6 +293,7 @@ def _keep(plans: list[Plan]) -> Steps[None]:
         )
     if discards:
         yield Statement(
+            "arriving.keep.delete_fragments",
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, below) "
             "where f.conversation_handle = d.handle and f.message_sequence_number < d.below",
             ([handle for handle, _ in discards], [below for _, below in discards]),
@@ -299,10 +308,12 @@ def _advance(plans: list[Plan]) -> Steps[None]:
     handles = [plan.endpoint.conversation_handle for plan in moving]
     if any(plan.batch.expected == 0 for plan in moving):
         yield Statement(
+            "arriving.advance.insert_arrivals",
             "insert into servicebroker.arrivals (conversation_handle) select unnest($1::uuid[]) on conflict do nothing",
             (handles,),
         )
     rows = yield Statement(
+        "arriving.advance.update_arrivals",
         "update servicebroker.arrivals a set receive_sequence = m.reached, token = m.token, "
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
         "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[]) m (handle, expected, reached, token) "
@@ -329,6 +340,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     for queue_id, messages in queues.items():
         if messages:
             yield Statement(
+                "arriving.deliver.enqueue",
                 enqueue.arrive(queue_id),
                 (
                     *map(list, zip(*_runs(messages), strict=True)),
@@ -338,6 +350,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
     if gone:
         yield Statement(
+            "arriving.deliver.delete_fragments",
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
             "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
             ([handle for handle, _ in gone], [number for _, number in gone]),
@@ -351,6 +364,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     if whole:
         *columns, bodies = zip(*whole, strict=True)
         yield Statement(
+            "arriving.deliver.keep_beside",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
             "fragments, message_type_name, content, message_body) "
             "select handle, number, 0, 1, type, content, body "
@@ -385,27 +399,32 @@ def _conclude(plan: Plan, now: datetime) -> Steps[None]:
         return
     if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
         return
-    state = State.CONVERSING if endpoint.state == State.STARTED_INBOUND and plan.messages else State(endpoint.state)
+    state = (
+        EndpointState.CONVERSING
+        if endpoint.state == EndpointState.STARTED_INBOUND and plan.messages
+        else EndpointState(endpoint.state)
+    )
     if plan.event is not None:
         yield from take_end(handle, state, plan.event, now)
     elif state != endpoint.state:
         yield set_state(handle, state)
 
 
-def take_end(handle: UUID, state: State, event: Event, now: datetime) -> Steps[None]:
+def take_end(handle: UUID, state: EndpointState, event: Event, now: datetime) -> Steps[None]:
     """An EndDialog or an Error has arrived on an endpoint whose row is locked."""
     after = TRANSITIONS.get((state, event), state)
     if event is Event.ERROR_ARRIVED:
         yield drop_waiting([handle])
     if after is REMOVED:  # it has ended; a target stays, or its first message, coming late, would open it anew
         yield from close_endpoints([handle], now)
-    elif after is not state or state is State.CONVERSING:
+    elif after is not state or state is EndpointState.CONVERSING:
         yield set_state(handle, after)
 
 
-def set_state(handle: UUID, state: State) -> Statement:
+def set_state(handle: UUID, state: EndpointState) -> Statement:
     """The endpoint's new state."""
     return Statement(
+        "arriving.set_state",
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (handle, state.value),
     )

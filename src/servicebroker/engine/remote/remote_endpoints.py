@@ -14,7 +14,7 @@ from servicebroker.protocol.incoming import Kept
 from servicebroker.store.statements import Statement, Steps
 
 
-class Remote(NamedTuple):
+class RemoteEndpoint(NamedTuple):
     """One endpoint.
 
     `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
@@ -75,17 +75,22 @@ _SELECT = (
 )
 
 
-def find_by_handle(handles: Sequence[UUID]) -> Steps[list[Remote]]:
+def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
     """Those of these endpoints that have no peer in this instance."""
     return _find(
-        Statement(_SELECT + "where e.conversation_handle = any ($1) and e.far_handle is null", (list(handles),))
+        Statement(
+            "remote_endpoints.find_by_handle",
+            _SELECT + "where e.conversation_handle = any ($1) and e.far_handle is null",
+            (list(handles),),
+        )
     )
 
 
-def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote]]:
+def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[RemoteEndpoint]]:
     """The endpoints of these conversations, each given with whether it is the initiator's, as far as they are here."""
     return _find(
         Statement(
+            "remote_endpoints.find_by_conversation",
             _SELECT + "where (e.conversation_id, e.is_initiator) in (select * from unnest($1::uuid[], $2::boolean[])) "
             "and e.far_handle is null",
             ([conversation for conversation, _ in keys], [is_initiator for _, is_initiator in keys]),
@@ -93,9 +98,10 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
     )
 
 
-def _find(statement: Statement) -> Steps[list[Remote]]:
+def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
     fragments = yield Statement(
+        "remote_endpoints.find",
         "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
         "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
         "from servicebroker.arrived_fragments f "
@@ -107,7 +113,7 @@ def _find(statement: Statement) -> Steps[list[Remote]]:
     for handle, number, count, which, size, content, token in fragments:
         kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content), token)
     return [
-        Remote._make(
+        RemoteEndpoint._make(
             [
                 *row[:21],
                 None if row[21] is None else (row[21], row[22]),
@@ -128,6 +134,7 @@ def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
     Who sends on them is not disturbed.
     """
     rows = yield Statement(
+        "remote_endpoints.lock_shared",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for key share skip locked",
         (list(handles),),
@@ -141,6 +148,7 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     if not handles:
         return set()
     rows = yield Statement(
+        "remote_endpoints.find_gone",
         "select conversation_handle from servicebroker.conversation_endpoints where conversation_handle = any ($1)",
         (list(handles),),
     )
@@ -152,6 +160,7 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     if not handles:
         return set()
     rows = yield Statement(
+        "remote_endpoints.lock_alone",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for no key update skip locked",
         (list(handles),),
@@ -162,6 +171,7 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
     """The conversation groups of these endpoints."""
     rows = yield Statement(
+        "remote_endpoints.groups_of",
         "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1)",
         (handles,),
@@ -172,6 +182,7 @@ def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
 def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
     """Those of these groups that are there still."""
     rows = yield Statement(
+        "remote_endpoints.groups_left",
         "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
         (list(groups),),
     )
