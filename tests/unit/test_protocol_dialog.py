@@ -334,8 +334,8 @@ def test_a_copy_that_has_missed_nothing_goes_on() -> None:
 
 def test_who_ends_says_how_much_was_acknowledged_before_the_end_is_offered() -> None:
     """The receiver waits for a message that was acknowledged, and the window is full."""
-    initiator = dialog(state=State(5, 500, sending=Sending.ENDING, far_broker=THERE, is_acknowledged=True))
-    assert initiator.has_work(0.0) is False
+    initiator = dialog(state=TransmissionState(5, 500, sending=Sending.ENDING, far_broker=THERE, is_acknowledged=True))
+    assert not initiator.has_work(0.0)
     say(initiator)
     assert send(initiator).header.floor == 5
 
