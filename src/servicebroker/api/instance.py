@@ -19,7 +19,7 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
-from servicebroker.api.doorbell import Doorbell
+from servicebroker.api.doorbell import Bell, Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
@@ -229,6 +229,10 @@ class Instance(Network, Rights):
         """
         if self._upkeep is not None and (messages or not choosy):
             self._upkeep.took(queue_id, messages)
+
+    def sleep(self, bell: Bell, seconds: float) -> bool:
+        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        return bell.wait(seconds)
 
     def looked(self, found: bool) -> None:
         """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""

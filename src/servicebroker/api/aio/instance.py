@@ -18,7 +18,7 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.aio.database import AsyncDatabase
-from servicebroker.api.aio.doorbell import Doorbell
+from servicebroker.api.aio.doorbell import Bell, Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.rights import AsyncRights
@@ -228,6 +228,10 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         """
         if self._upkeep is not None and (messages or not choosy):
             self._upkeep.took(queue_id, messages)
+
+    async def sleep(self, bell: Bell, seconds: float) -> bool:
+        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        return await bell.wait(seconds)
 
     def looked(self, found: bool) -> None:
         """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""
