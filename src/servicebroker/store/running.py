@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter
 from typing import Any, TypeVar
 
 import psycopg
@@ -13,6 +14,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.direct import DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
+from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
 
 T = TypeVar("T")
@@ -69,9 +71,13 @@ def execute(connection: psycopg.Connection[Any], name: str, sql: str, *parameter
 
 
 def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
-    """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
+    """Run a statement, count it, and note what it says of a lock that it keeps beyond savepoints."""
     try:
-        rows = _fetched(connection, statement)
+        counts, began = counts_of(connection), perf_counter()
+        try:
+            rows = _fetched(connection, statement)
+        finally:
+            counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
         if statement.locks:
             kept.doubt(connection)

@@ -410,7 +410,7 @@ class AsyncVerbs(ABC):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                changed = await bell.wait(min(left, FALLBACK_POLL))
+                changed = await self.database.instance.sleep(bell, min(left, FALLBACK_POLL))
                 if changed and await self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found

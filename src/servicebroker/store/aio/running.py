@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter
 from typing import Any, TypeVar
 
 import psycopg
@@ -14,6 +15,7 @@ from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
 from servicebroker.store.direct import adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
+from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
 
 T = TypeVar("T")
@@ -70,9 +72,13 @@ async def execute(connection: psycopg.AsyncConnection[Any], name: str, sql: str,
 
 
 async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
-    """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
+    """Run a statement, count it, and note what it says of a lock that it keeps beyond savepoints."""
     try:
-        rows = await _fetched(connection, statement)
+        counts, began = counts_of(connection), perf_counter()
+        try:
+            rows = await _fetched(connection, statement)
+        finally:
+            counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
         if statement.locks:
             kept.doubt(connection)
