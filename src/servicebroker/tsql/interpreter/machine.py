@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import psycopg
 
 from servicebroker.engine.catalog.databases import create_database
-from servicebroker.engine.security.principals import add_member, create_user
+from servicebroker.engine.security.principals import add_role_member, create_user
 from servicebroker.engine.security.tsql_objects import Use, authorize_uses, check_definitions
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import postgres_name
@@ -270,7 +270,7 @@ class Machine:
             if person.login_id is not None:
                 dbo = User(database_id, name, DBO, "dbo")
                 yield from create_user(dbo, person.name, for_login=person.name)
-                yield from add_member(dbo, "db_owner", person.name)
+                yield from add_role_member(dbo, "db_owner", person.name)
 
         with self.instance.connection() as connection:
             in_transaction(connection, steps())
