@@ -26,7 +26,7 @@ from servicebroker.api.preparation import prepare
 from servicebroker.api.rights import Rights
 from servicebroker.api.tally import Tally
 from servicebroker.api.transaction import release_kept, translated
-from servicebroker.api.upkeep import Upkeep, tell
+from servicebroker.api.upkeep import Upkeep, tell, tell_statements
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.plain_verbs import Direct
@@ -264,6 +264,7 @@ class Instance(Network, Rights):
         try:
             with connections.connection(timeout=_AT_ONCE) as connection:
                 tell(connection, self.tally)
+                tell_statements(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 

@@ -16,6 +16,7 @@ import psycopg
 from servicebroker.api.transaction import release_kept
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.direct import send_ahead
+from servicebroker.store.running import fetch
 from servicebroker.tsql.context import Context
 from servicebroker.tsql.interpreter import (  # noqa: F401 # they register what they run
     applocks,
@@ -161,7 +162,7 @@ class Session:
         database = self.machine.context.database
         if self.machine.transactions.doomed:
             return []
-        rows = self.machine.connection.run_prepared(_NAMES, (database.database_id,))
+        rows = fetch(self.machine.connection, "session.names", _NAMES, (database.database_id,))
         return [name for (name,) in rows]
 
     def call(self, database: str, schema: str, name: str) -> None:

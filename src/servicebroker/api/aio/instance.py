@@ -23,7 +23,7 @@ from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.rights import AsyncRights
 from servicebroker.api.aio.transaction import release_kept, translated
-from servicebroker.api.aio.upkeep import Upkeep, tell
+from servicebroker.api.aio.upkeep import Upkeep, tell, tell_statements
 from servicebroker.api.preparation import prepare
 from servicebroker.api.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled
@@ -263,6 +263,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         try:
             async with connections.connection(timeout=_AT_ONCE) as connection:
                 await tell(connection, self.tally)
+                await tell_statements(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 
