@@ -24,7 +24,6 @@ from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.round_transaction import alone
 from servicebroker.broker.seat import instance_of, seat
 from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.standing import Proof
@@ -148,6 +147,7 @@ class Daemon:
                     self._outage.lost(problem)
                     self._network.stand(IN_DOUBT)
                     self._relay.forget()
+                    self._inbox.forget_links()
                     self._stopped.wait(RECONNECT)
         finally:
             if self._impatient is not None:
@@ -267,7 +267,7 @@ class Daemon:
         if answers := peers.take_answers():
             run_alone(connection, save_answers(answers, self._clock()))
         if mistrusted := peers.take_mistrusted():
-            run_alone(connection, alone(save_mistrusted(mistrusted, self._clock())))
+            run_alone(connection, save_mistrusted(mistrusted, self._clock()))
             for what, (times, detail) in mistrusted.items():
                 journal.mistrusted(what, times, detail)
 

@@ -13,13 +13,16 @@ from servicebroker.engine.conversation.failure import Failed
 from servicebroker.engine.remote.remote_endpoints import Remote as Endpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import MESSAGES, STANDING, Mistrust
+from servicebroker.model.peers import MESSAGES, STANDING, STRANGER, Mistrust
+from servicebroker.model.wording import cleaned
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.routing import Destination, Local, Refused, Remote
 from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 _log = logging.getLogger("servicebroker.broker")
+
+_LONGEST = 2_000  # characters of a line
 
 UNDELIVERABLE = "Broker:Message Undeliverable"
 
@@ -157,7 +160,8 @@ def mistrusted(what: Mistrust, times: int, detail: str) -> None:
 
     Whoever claimed to be another instance was refused when it greeted, and told of then.
     """
-    metrics.MISTRUSTED.labels(what.owner, what.claim).inc(times)
+    owner = STRANGER if what.owner.startswith(STRANGER) else what.owner  # they are as many as they like
+    metrics.MISTRUSTED.labels(owner, what.claim).inc(times)
     fields = {"peer_owner": what.owner, "times": str(times), "error": detail}
     if what.claim == MESSAGES:
         _record(logging.WARNING, "Audit Broker Conversation", subclass="No Security Header", **fields)
@@ -233,4 +237,6 @@ def _tell_of_message(event: str, why: str, header: Header, subclass: str = "") -
 
 
 def _tell(level: int, event: str, text: str, fields: dict[str, str]) -> None:
-    _log.log(level, "%s: %s", event, text, extra={"fields": {"event": event, **fields}})
+    """Say it, whatever a peer has put into it."""
+    told = {name: cleaned(value) for name, value in fields.items()}
+    _log.log(level, "%s: %s", event, cleaned(text, _LONGEST), extra={"fields": {"event": event, **told}})

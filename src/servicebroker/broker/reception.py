@@ -247,7 +247,9 @@ def _check(*names: str) -> None:
 
 
 def refuse(link: Link, header: Header, failure: Failure, session: Session = UNSECURED) -> None:
-    """Answer where no endpoint is, or not for this peer."""
+    """Answer where no endpoint is, or not for this peer; who does not read what it was told is told no more."""
+    if link.room <= 0:
+        return
     is_secured = session.first.is_secured
     answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)
     link.send(encode(answer, failure, session.of(answer)))

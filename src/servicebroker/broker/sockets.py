@@ -127,7 +127,7 @@ class Inbox:
     def __init__(self) -> None:
         self.relieved: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-        self._happened: deque[Happening] = deque()
+        self._happened: dict[object, Happening] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
         self.bell = threading.Event()
 
@@ -136,7 +136,9 @@ class Inbox:
         now = time.monotonic()
         with self._lock:
             if not isinstance(item, Arrival):
-                self._happened.append(item)
+                key = _about(item)
+                self._happened.pop(key, None)
+                self._happened[key] = item
                 self.bell.set()
                 return
             line = self._lines.setdefault(_line(item.link), _Line())
@@ -151,7 +153,7 @@ class Inbox:
         now = time.monotonic()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
-            taken = [self._happened.popleft() for _ in range(min(most, len(self._happened)))]
+            taken = [self._happened.pop(key) for key in list(self._happened)[:most]]
             self._lines = {
                 key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
             }
@@ -170,6 +172,11 @@ class Inbox:
         if is_relieved:
             self.relieved()
         return taken
+
+    def forget_links(self) -> None:
+        """Nobody remembers what was under way on links: that some of them are over is no news."""
+        with self._lock:
+            self._happened = {key: one for key, one in self._happened.items() if not isinstance(one, Lost)}
 
     def took(self, seconds: float) -> None:
         """So long has it taken to deal with what was taken."""
@@ -216,6 +223,19 @@ class Inbox:
 
 def _line(link: Link) -> object:
     return link.owner or link
+
+
+def _about(item: Lost | Reached | Unreached | Answered | Outdated) -> object:
+    """What a happening is of: the next one of the same takes its place, so that peers cannot pile them up."""
+    match item:
+        case Lost():
+            return item.link
+        case Reached() | Unreached():
+            return item.address
+        case Answered():
+            return Answered, item.address
+        case Outdated():
+            return Outdated
 
 
 class Backlog(NamedTuple):

@@ -61,6 +61,7 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._was_online = self._is_lost = False
         self._has_asked = False  # wants to be told whether we are the principal
+        self._owes = False  # the answer, until the peer reads what it was told before
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
@@ -203,6 +204,8 @@ class Stream(asyncio.Protocol):
         peer = None if self._channel is None else self._channel.peer
         if peer is not None and peer.facts.expiry_date <= self.network.clock():
             self.shut(28035, BrokerError(28035, "it has expired").text)
+        if self._owes:
+            self.tell(self.network.standing)
         self._handle(self.connection.tick(time.monotonic()))
 
     def _pause(self) -> None:
@@ -236,8 +239,11 @@ class Stream(asyncio.Protocol):
             self._handle(self.connection.ask(known, time.monotonic()))
 
     def tell(self, standing: Standing) -> None:
-        """Tell the peer what we are, if it has asked."""
+        """Tell the peer what we are, if it has asked: only the last of it, when it does not read."""
         if self._has_asked and self.connection.phase is Phase.ONLINE:
+            self._owes = self.room <= 0
+            if self._owes:
+                return
             self.connection.tell(self.network.evident(standing), time.monotonic())
             self._write()
 

@@ -166,7 +166,7 @@ def activator(
 ) -> None:
     """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
     from servicebroker.cli.activator import activator as run_activator
-    from servicebroker.cli.serve import log_to_standard_error
+    from servicebroker.cli.log import log_to_standard_error
 
     log_to_standard_error(as_json=as_json)
     run_activator(config)

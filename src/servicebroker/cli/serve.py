@@ -1,17 +1,14 @@
-"""`servicebroker serve`: the daemon of an instance as a process, with its log on standard error."""
+"""`servicebroker serve`: the daemon of an instance as a process."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from typing import Any
 
 from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
@@ -21,6 +18,7 @@ from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
 from servicebroker.cli.existing import must_exist
+from servicebroker.cli.log import log_to_standard_error
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -152,37 +150,3 @@ class _Stopping:
         self.asked = True
         if self._daemon is not None:  # not here: the thread that was interrupted may hold a lock that this takes
             threading.Thread(target=self._daemon.stop).start()
-
-
-class _Lines(logging.Formatter):
-    """One line for each record: time, level, text."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = " ".join(record.getMessage().split())
-        return f"{_time(record)} {record.levelname} {text}{self._trace(record)}"
-
-    def _trace(self, record: logging.LogRecord) -> str:
-        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-
-
-class _Json(logging.Formatter):
-    """One JSON object for each record, with the fields of an event beside its text."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
-        told |= getattr(record, "fields", {})
-        if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps(told)
-
-
-def log_to_standard_error(*, as_json: bool) -> None:
-    """Say what the broker does, and what anybody else warns of."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if as_json else _Lines())
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("servicebroker").setLevel(logging.INFO)
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
