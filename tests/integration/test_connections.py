@@ -433,8 +433,8 @@ def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPat
     with connect(two.east) as peer:
         peer.greet().hears(Online)
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        eventually(lambda: len(two.east.daemon._network.streams) == 1)
-        (stream,) = two.east.daemon._network.streams
+        seats = {one.observed().peer_arbitration_id: one for one in list(two.east.daemon._network.streams)}
+        stream: Any = seats[peer.identifier]
         stream._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         for _ in range(4_000):
             if asks:

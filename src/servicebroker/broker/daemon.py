@@ -34,6 +34,7 @@ from servicebroker.engine.delivery.transmission import deliver_conversation
 from servicebroker.engine.remote.domain_state import Membership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.pair_state import find_standing
+from servicebroker.engine.remote.refusals import save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import InstanceError
@@ -257,8 +258,10 @@ class Daemon:
         if held or self._holds:
             forwarding.write(connection, held)
             self._holds = bool(held)
-        if refused := self._network.take_refusals():
+        if refused := self._network.take_refused():
             connections.count(connection, refused, self._clock())
+        if refusals := self._network.refusals.take():
+            run_alone(connection, save_refusals(refusals, self._clock()))
         self._take_answers(connection)
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:

@@ -153,10 +153,10 @@ class Reception:
         if handle is None or entry is None:
             return self._begin(do, came)
         if entry.session is None:
-            _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
         if header.exchange is not None:
-            learned = self._security.learn(do, entry.endpoint, entry.session, header)
+            learned = self._security.learn(do, entry.endpoint, entry.session, header, came.link)
             if learned is None:
                 return None
             entry.endpoint, entry.session = learned
@@ -193,7 +193,7 @@ class Reception:
 
     def _admit(self, do: Do, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
         header = envelope.header
-        admitted = self._security.admit(do, place.home, place.broker, header)
+        admitted = self._security.admit(do, place.home, place.broker, header, link)
         if admitted is None:
             return None
         if header.is_secured:
@@ -202,12 +202,12 @@ class Reception:
             refuse(link, header, admitted.failure, admitted.session)
             return None
         if place.failure is not None:
-            _drop(header, 11214, header.opening.contract if header.opening else "")
+            _drop(link, header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, Failure(place.failure.code, place.failure.description), admitted.session)
             return None
         handle = do(remote_opening.insert_target(header, place.home, admitted.security, self._clock()))
         if handle is None:
-            _drop(header, 11221, "both sides of the conversation are in this instance")
+            _drop(link, header, 11221, "both sides of the conversation are in this instance")
             return None
         if admitted.keys is not None:
             do(session_keys.save_keys({handle: admitted.keys}))
@@ -257,9 +257,9 @@ def refuse(link: Link, header: Header, failure: Failure, session: Session = UNSE
 
 def _drop_stranger(came: Came, number: int, *values: object) -> None:
     """Of a message that no conversation here is for; a peer that brings many of them is read less."""
-    _drop(came.header, number, *values)
+    _drop(came.link, came.header, number, *values)
     came.link.complain()
 
 
-def _drop(header: Header, number: int, *values: object) -> None:
-    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header)
+def _drop(link: Link, header: Header, number: int, *values: object) -> None:
+    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)

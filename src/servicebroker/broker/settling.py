@@ -75,7 +75,7 @@ class Settling:
                 case Failed():
                     self._failed[handle] = event.failure
                 case Dropped():
-                    journal.undeliverable(event, header)
+                    journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
                         refuse(link, header, Failure(-8495, RULES[8495].text), entry.session)
 

@@ -18,10 +18,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.connections import Observed, Refusals
+from servicebroker.broker.connections import Counted, Observed
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
+from servicebroker.broker.refusals import Refusals
 from servicebroker.broker.stream import Stream
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED, SUPPORTED
@@ -284,7 +285,8 @@ class Network:
         self._told = IN_DOUBT  # to those who have asked
         self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # whether we are the principal, by anybody
-        self._refused: dict[int, Refusals] = {}
+        self._refused: dict[int, Counted] = {}
+        self.refusals = Refusals()
         self._noise: Counter[object] = Counter()  # frames for nothing of each peer, since the last tick
         self._listening: tuple[str, int | None] = "", None
         self._loop = asyncio.new_event_loop()
@@ -319,7 +321,7 @@ class Network:
         sums = [sum(column) for column in zip(*(stream.backlog() for stream in list(self.streams)), strict=True)]
         return Backlog(self.inbox.size, len(self.inbox), *(sums or [0, 0, 0, 0]))
 
-    def take_refusals(self) -> dict[int, Refusals]:
+    def take_refused(self) -> dict[int, Counted]:
         """Which peers were refused since the last time, by the number of the reason."""
         with self._lock:
             taken, self._refused = self._refused, {}
@@ -461,7 +463,7 @@ class Network:
         """Count a peer that was not let in."""
         with self._lock:
             before = self._refused.get(number)
-            self._refused[number] = Refusals((before.times if before else 0) + 1, peer)
+            self._refused[number] = Counted((before.times if before else 0) + 1, peer)
 
     def failed(self, address: Address, status: str) -> None:
         """No link to this address: the next attempt comes later."""

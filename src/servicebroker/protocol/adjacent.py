@@ -155,6 +155,7 @@ class Closed(NamedTuple):
 
     number: int
     text: str
+    is_by_peer: bool = False  # it has said so
 
 
 Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
@@ -352,7 +353,7 @@ class Connection:
                 return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded, said.evidence))]
             case _:
                 goodbye = _goodbyes.decode(frame.body)
-                return [self._closed(goodbye.number, cleaned(goodbye.text))]
+                return [self._closed(goodbye.number, cleaned(goodbye.text), is_by_peer=True)]
 
     def _greeted(self, hello: Hello, now: float) -> Event:
         version = min(hello.newest, self._me.newest)
@@ -383,9 +384,9 @@ class Connection:
         self._say(kind, _encoder.encode(Goodbye(why.number, why.text[:500])), now)
         return self._closed(why.number, why.text)
 
-    def _closed(self, number: int, text: str) -> Closed:
+    def _closed(self, number: int, text: str, *, is_by_peer: bool = False) -> Closed:
         self.phase = Phase.CLOSED
-        return Closed(number, text)
+        return Closed(number, text, is_by_peer)
 
     def _say(self, kind: FrameKind, body: bytes, now: float) -> None:
         if self.phase is not Phase.CLOSED:

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.engine.diagnosis.findings import (
+    HOUR,
     LONG,
     BlockerFacts,
     ConnectionFacts,
@@ -22,6 +23,7 @@ from servicebroker.engine.diagnosis.findings import (
 )
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
 from servicebroker.engine.remote.domain_state import find_membership
+from servicebroker.engine.remote.refusals import find_refusals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.engine.security.logins import find_connect
 from servicebroker.engine.security.role_rights import rights_of
@@ -107,6 +109,7 @@ def gather(now: datetime) -> Steps[Facts]:
         encryption,
         [PeerFacts(*row) for row in peers],
         [DisputeFacts(*row) for row in disputes],
+        (yield from find_refusals(now - HOUR)),
     )
 
 
@@ -190,7 +193,8 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         (priority, group, handle),
     )
     waits = yield Statement(
-        "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], '') "
+        "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], ''), "
+        "min(enqueue_time) "
         f"from (select * from servicebroker.transmission_queue where conversation_handle = $1 limit {COUNT_LIMIT}) t",
         (handle,),
     )
@@ -204,7 +208,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         "select failures, last_error, held_until from servicebroker.failed_messages where conversation_handle = $1",
         (handle,),
     )
-    (messages, oldest), (waiting, status) = own[0], waits[0]
+    (messages, oldest), (waiting, status, sent) = own[0], waits[0]
     count, last_error, held_until = failures[0] if failures else (0, "", None)
     return ConversationFacts(
         now,
@@ -227,6 +231,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         read_error(failed[0][0]) if failed else None,
         readers,
         is_activated,
+        sent,
     )
 
 
