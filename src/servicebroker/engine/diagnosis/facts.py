@@ -37,6 +37,10 @@ from servicebroker.store.statements import Statement, Steps
 _MOST = 100
 _OLD = 10_000  # transactions that a snapshot is behind
 _HERE = "l.database = (select oid from pg_database where datname = current_database())"
+# of an unlogged table, which a standby does not have
+_WITH_READERS = (
+    "with readers as materialized (select * from servicebroker.rows_here(null::servicebroker.waiting_readers)) "
+)
 _SESSIONS = (
     "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
     f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "
@@ -168,11 +172,12 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         BrokerError: 8426 no such conversation in the database.
     """
     rows = yield Statement(
+        f"{_WITH_READERS}"
         "select e.state, e.far_service, e.lifetime, q.queue_id, d.name || '.' || q.schema_name || '.' || q.name, "
         "q.is_receive_enabled, q.is_activation_enabled, e.priority, e.conversation_group_id, "
         "p.queue_id, p.conversation_handle, coalesce(p.priority, 0), p.conversation_group_id, "
         "coalesce(dp.name || '.' || qp.schema_name || '.' || qp.name, ''), "
-        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = e.queue_id and not w.is_monitor) "
+        "(select count(*) from readers w where w.queue_id = e.queue_id and not w.is_monitor) "
         "from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id) "
         "join servicebroker.databases d on d.database_id = e.database_id "
         "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -249,8 +254,8 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 
 def _queues() -> Steps[list[QueueFacts]]:
     rows = yield Statement(
-        "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
-        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q.queue_id and not w.is_monitor), "
+        f"{_WITH_READERS}select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
+        "(select count(*) from readers w where w.queue_id = q.queue_id and not w.is_monitor), "
         f"(select count(distinct l.pid) from pg_locks l where l.locktype = 'relation' and l.granted and {_HERE} "
         "  and l.mode = 'RowExclusiveLock' and l.relation = to_regclass('servicebroker.queue_' || q.queue_id)), "
         "q.is_activation_enabled, q.activation_procedure, q.max_readers, "

@@ -10,6 +10,7 @@ from uuid import UUID
 from servicebroker.engine.remote.domain_state import Membership
 from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.security.certificate_ages import InUse
+from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
 from servicebroker.model.remedies import REMEDIES, after_refusal, number_of
 from servicebroker.model.wording import counted
@@ -199,6 +200,14 @@ def judge(facts: Facts) -> list[Finding]:
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
     ]
+
+
+def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
+    """What can be said while the database is down: that it is, and what lies in files."""
+    said = f"It is down, so that most cannot be known: {problem}"
+    found = [Finding("PostgreSQL", said, "Start the server; what waits goes on by itself then. Ask doctor again.")]
+    own = [InUse("", "", one.subject, True, one.expiry_date) for one in certificates]
+    return [*found, *(_certificate(one, now) for one in own if one.is_expiring(now))]
 
 
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:
