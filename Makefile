@@ -1,5 +1,5 @@
 # make install   a .venv in this folder with the package and all that the other commands need
-# make demo      install, then run the main job            (make demo INPUT=file)
+# make demo      install what it needs, then run the main job            (make demo INPUT=file)
 # make test      install, then the tests in ten minutes; random ones with the seed 1 (SEED=7: with another). Of what has
 #                many cases it takes a sample, and of what is slow by nature a short form
 # make test-all  every test and every case
@@ -33,14 +33,18 @@ help:
 
 install: $(VENV)/installed
 
-$(VENV)/installed: pyproject.toml
+# the demo needs neither what tests nor what checks, builds the docs or is measured against; nor twice what is there
+$(VENV)/for-the-demo: EXTRAS := spark
+$(VENV)/installed: EXTRAS := spark,bench,docs,dev
+
+$(VENV)/for-the-demo $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "servicebroker needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
-	@echo "Installing into $(VENV) (once; about a minute) ..."
+	@echo "Installing into $(VENV) (once; a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark,bench,docs,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: install
+demo: $(if $(wildcard $(VENV)/installed),install,$(VENV)/for-the-demo)
 	@$(BIN)/servicebroker demo --out $(OUT) $(if $(INPUT),--input '$(INPUT)')
 
 # one in some thousand tests loses a race on a busy machine: it is told, with why, and run once more (decision 136)

@@ -57,6 +57,7 @@ COUNTS = {
     "space-messages": Count(20_000, 20_000, "messages that go ten times through one queue"),
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
+    "seeds": Count(300, 1_000, "histories of the simulator in which anything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
 }
@@ -70,6 +71,10 @@ def _work_in_memory() -> None:
 
 
 _work_in_memory()
+
+# Java compiles what it runs a second time, at length: that pays after minutes, and a test of Spark takes seconds
+for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(_options, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

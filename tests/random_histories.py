@@ -5,6 +5,7 @@ The engine is spoken to through the Python API, or, in T-SQL text, by `spoken_ts
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 import psycopg
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -385,10 +386,11 @@ def run_histories(
     model: type[Model],
     url: str,
     steps: int,
+    chance: random.Random,
     record_property: Callable[[str, object], None],
     defined: Callable[[], None] = lambda: None,
 ) -> None:
-    """So many random steps on a new instance; `defined` is called once its objects are there."""
+    """So many random steps on a new instance, or some more; `defined` is called once its objects are there."""
     with psycopg.connect(url, autocommit=True) as connection:
         # a vacuum that truncates a table locks it for a moment, which would look like another transaction
         for setting in (f"lock_timeout = {LOCK_TIMEOUT}", "vacuum_truncate = off"):
@@ -398,14 +400,14 @@ def run_histories(
         for name in DATABASES:
             define(model.real.database(name, create=True))
         defined()
-        histories = settings(
-            max_examples=max(1, steps * 5 // (STEPS * 4)),
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        run_state_machine_as_test(model, settings=histories)
+        while (left := steps - model.steps.total()) > 0:  # a history may be shorter than STEPS
+            histories = settings(
+                max_examples=1 + left // STEPS,
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )
+            run_state_machine_as_test(seed(chance.getrandbits(32))(model), settings=histories)
     record_property("steps", f"{model.steps.total()} steps: {dict(model.steps)}, {dict(model.outcomes)}")
-    assert model.steps.total() >= steps

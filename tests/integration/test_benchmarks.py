@@ -45,7 +45,7 @@ create function pgmq.delete(queue_name text, msg_ids bigint[]) returns setof big
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     sql_file = tmp_path_factory.mktemp("pgmq") / "pgmq--9.8.7.sql"
     sql_file.write_text(STAND_IN)
-    return benchmarks.run(ON_THE_SERVER, pgmq_sql=sql_file, scale=0.02, rounds=2)
+    return benchmarks.run(ON_THE_SERVER, pgmq_sql=sql_file, scale=0.01, rounds=1)
 
 
 def test_every_scenario_measures_us_and_every_peer(report: Report) -> None:

@@ -27,9 +27,8 @@ from fault_proxy import FaultProxy
 from many_sites import Pipe
 from servicebroker.broker import metrics, sockets
 from servicebroker.broker import stream as streams
-from servicebroker.broker.daemon import Daemon
+from servicebroker.broker.daemon import Daemon, seat
 from servicebroker.broker.links import Arrival
-from servicebroker.broker.seat import seat
 from servicebroker.broker.sockets import Inbox
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online

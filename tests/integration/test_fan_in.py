@@ -1,4 +1,4 @@
-"""Three instances send one way to one, each with a process of its own for the daemon (reference 08 D)."""
+"""Three instances send one way to one, each with a process of its own for the daemon."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ import hostile_role
 import servicebroker as sb
 from portal import deliver
 from servicebroker.engine.catalog.databases import create_database, ensure_system_objects
+from servicebroker.engine.diagnosis.consistency import tampered
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.engine.diagnosis.findings import judge
-from servicebroker.engine.diagnosis.tampering import tampered
 from servicebroker.model import names
 from servicebroker.model.messages import error_body
 from servicebroker.model.names import DEFAULT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -163,7 +164,10 @@ class FencedModel(Model):
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_fence_and_the_double_agree(
-    make_url: Callable[[], str], request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+    make_url: Callable[[], str],
+    request: pytest.FixtureRequest,
+    seeded_random: random.Random,
+    record_property: Callable[[str, object], None],
 ) -> None:
     url = make_url()
 
@@ -177,7 +181,7 @@ def test_the_fence_and_the_double_agree(
         Fenced.role = sb.open(f"{url}&options={quote(f'-c role={ROLE}')}")
 
     try:
-        run_histories(FencedModel, url, request.config.option.model_steps // 8, record_property, let_in)
+        run_histories(FencedModel, url, request.config.option.model_steps // 8, seeded_random, record_property, let_in)
     finally:
         Fenced.role.close()
         with psycopg.connect(url, autocommit=True) as connection:

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from daemons import Site, Two, free_port, two_sites
 from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
-from servicebroker.broker.seat import instance_of, seat
+from servicebroker.broker.daemon import instance_of, seat
 from servicebroker.cli.main import app
 from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect

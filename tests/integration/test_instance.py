@@ -8,21 +8,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 import servicebroker as sb
+from servicebroker.store.embedded import EmbeddedServer
 from support import (
     ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
     STOCK_QUEUE,
     begin,
     bodies,
     define_standard_set,
     eventually,
     in_thread,
+    leftovers,
+    open_dialog,
     query,
     queue_number,
+    refused,
+    standard_database,
+    state,
+    stopped,
+    wait_until_blocked,
+    waiting_reader,
 )
 
 # ---------------------------------------------------------------- opening
@@ -70,6 +85,413 @@ def test_an_instance_of_a_newer_version_is_left_alone(make_url: Callable[[], str
         sb.open(url)
 
 
+@pytest.mark.parametrize("url", ["postgresql://nobody@127.0.0.1:1/x", "postgresql:///nosuch?host=/no/where"])
+def test_a_server_that_cannot_be_reached(url: str) -> None:
+    with pytest.raises(sb.InstanceError, match="Cannot connect to PostgreSQL"):
+        sb.open(url)
+
+
+@pytest.fixture
+def as_limited_role(make_url: Callable[[], str], server: EmbeddedServer) -> Callable[[bool], str]:
+    """The URL of a PostgreSQL database where every session acts as a role without superuser rights."""
+
+    def make(may_create: bool) -> str:
+        url = make_url()
+        name = url.split("///")[1].split("?")[0]
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"create role limited_{name} nosuperuser")  # type: ignore[call-overload]
+            connection.execute(f"alter database {name} set role = 'limited_{name}'")  # type: ignore[call-overload]
+            if may_create:
+                connection.execute(f"grant create on database {name} to limited_{name}")  # type: ignore[call-overload]
+        return url
+
+    return make
+
+
+def test_a_role_without_superuser_rights_can_do_all_of_it(as_limited_role: Callable[[bool], str]) -> None:
+    with sb.open(as_limited_role(True)) as instance:
+        database = define_standard_set(instance.database("Mine", create=True))
+        assert query(database, "select current_setting('is_superuser')") == [("off",)]
+        initiator, target = open_dialog(database)
+        database.begin_conversation_timer(initiator, 0)
+        database.send(target, REPLY, b"x")
+        reader = in_thread(database.receive, STOCK_QUEUE, wait=30)
+        eventually(lambda: instance.doorbell._waiting)
+        database.send(initiator, ORDER, b"wake")
+        assert bodies(reader.result(10)) == [b"wake"]
+        assert bodies(database.receive(ORDERS_QUEUE)) == [None, b"x"]
+        assert query(database, "select count(*) from mine_dbo.stockqueue") == [(0,)]
+
+
+def test_a_role_that_may_not_create(as_limited_role: Callable[[bool], str]) -> None:
+    with pytest.raises(sb.InstanceError, match="grant it CREATE"):
+        sb.open(as_limited_role(False))
+
+
+def test_a_role_that_may_not_use_what_another_has_made(make_url: Callable[[], str], server: EmbeddedServer) -> None:
+    url = make_url()
+    with sb.open(url) as instance:
+        instance.database("Theirs", create=True)
+    name = url.split("///")[1].split("?")[0]
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"create role stranger_{name}")  # type: ignore[call-overload]
+        connection.execute(f"alter database {name} set role = 'stranger_{name}'")  # type: ignore[call-overload]
+    with pytest.raises(sb.InstanceError, match="may not make or use"):
+        sb.open(url)
+
+
+@pytest.mark.parametrize("target", [None, "", b"postgres://", 5, []])
+def test_what_is_neither_a_folder_nor_a_url(target: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sb.InstanceError, match="data folder or a PostgreSQL URL, not by"):
+        sb.open(target)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_instance_says_so(make_url: Callable[[], str]) -> None:
+    with sb.open(make_url()) as instance:
+        database = instance.database("msdb")
+    instance.close()  # twice does nothing
+    with pytest.raises(sb.InstanceError, match="is closed"):
+        database.receive("Q")
+    with pytest.raises(sb.InstanceError, match="is closed"), database.transaction():
+        pass
+    with pytest.raises(sb.InstanceError, match="is closed"):
+        instance.status()
+
+
+def test_a_forked_child_opens_the_instance_for_itself(make_url: Callable[[], str]) -> None:
+    with sb.open(make_url()) as instance:
+        database = standard_database(instance)
+        handle = begin(database)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with suppress(BaseException):
+                for verb in (instance.open, instance.status, lambda: database.receive(STOCK_QUEUE, wait=60)):
+                    with pytest.raises(sb.InstanceError, match="forked"):
+                        verb()
+                instance.close()
+                with sb.open(instance.url) as own:
+                    own.database("Test").send(handle, ORDER, b"child")
+                os._exit(0)
+            os._exit(1)
+        database.send(handle, ORDER, b"parent")
+        assert os.waitpid(child, 0)[1] == 0
+        assert sorted(bodies(database.receive(STOCK_QUEUE))) == [b"child", b"parent"]
+
+
+# ---------------------------------------------------------------- transactions
+
+
+@pytest.mark.feature(52)
+def test_messages_and_the_applications_rows_commit_together(database: sb.Database) -> None:
+    with database.transaction() as transaction:
+        transaction.connection.execute("create table together (id int primary key)")
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as transaction:
+        (message,) = transaction.receive(STOCK_QUEUE)
+        transaction.connection.execute("insert into together values (%s)", (message.message_body.decode(),))
+        transaction.send(target, REPLY, b"done")
+    assert query(database, "select id from together") == [(1,)]
+    assert bodies(database.receive(ORDERS_QUEUE)) == [b"done"]
+    database.send(initiator, ORDER, b"1")
+    with pytest.raises(psycopg.errors.UniqueViolation), database.transaction() as transaction:
+        transaction.send(target, REPLY, b"lost")
+        (message,) = transaction.receive(STOCK_QUEUE)
+        transaction.connection.execute("insert into together values (%s)", (message.message_body.decode(),))
+    assert database.receive(ORDERS_QUEUE) == []
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+
+
+def test_a_refusal_does_not_spoil_the_transaction(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"kept")
+        with refused(8432):
+            transaction.send(handle, REPLY, b"x")
+        with refused(8426):
+            transaction.receive(STOCK_QUEUE, conversation_handle=handle)
+        transaction.send(handle, ORDER, b"also kept")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", b"also kept"]
+
+
+def test_a_transaction_that_failed_inside_does_not_pretend_to_commit(database: sb.Database) -> None:
+    """PostgreSQL answers COMMIT with ROLLBACK and no error."""
+    handle = begin(database)
+    with pytest.raises(sb.InstanceError, match="undone"), database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"lost")
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            transaction.connection.execute("select 1/0")
+    assert database.receive(STOCK_QUEUE) == []
+    assert state(database, handle) == "SO"
+
+
+def test_a_verb_in_a_failed_transaction(database: sb.Database) -> None:
+    handle = begin(database)
+    with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            transaction.connection.execute("select 1/0")
+        transaction.send(handle, ORDER, b"x")
+
+
+def test_a_transaction_is_of_no_use_after_its_block(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        pass
+    with pytest.raises(sb.InstanceError, match="has ended"):
+        transaction.send(handle, ORDER, b"x")
+    with pytest.raises(sb.InstanceError, match="has ended"):
+        transaction.receive(STOCK_QUEUE)
+    assert state(database, handle) == "SO"
+
+
+@pytest.mark.parametrize("how", ["commit", "rollback"])
+def test_a_transaction_that_was_ended_on_its_connection(database: sb.Database, how: str) -> None:
+    handle = begin(database)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"x")
+        getattr(transaction.connection, how)()
+        with pytest.raises(sb.InstanceError, match="committed or rolled back"):
+            transaction.end_conversation(handle)
+    assert bodies(database.receive(STOCK_QUEUE)) == ([b"x"] if how == "commit" else [])
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, GeneratorExit, BaseException])
+def test_any_interruption_rolls_back(fresh_database: sb.Database, interruption: type[BaseException]) -> None:
+    with pytest.raises(interruption), fresh_database.transaction() as transaction:
+        transaction.send(transaction.begin_dialog(ORDERS, "//nowhere"), body=b"x")
+        raise interruption
+    assert leftovers(fresh_database) == {}
+
+
+def test_ctrl_c_in_the_middle_of_a_statement(database: sb.Database) -> None:
+    """The main thread waits for a lock when the signal comes; its connection serves again afterwards."""
+    handle, _ = open_dialog(database)
+    with database.transaction() as holder:
+        holder.send(handle, ORDER, b"held")
+
+        def press() -> None:
+            wait_until_blocked(database)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        presser = in_thread(press)
+        with pytest.raises(KeyboardInterrupt):
+            database.send(handle, ORDER, b"interrupted")
+        presser.result(10)
+    database.send(handle, ORDER, b"after")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"held", b"after"]
+
+
+def test_ctrl_c_in_the_first_statement_of_a_transaction(database: sb.Database) -> None:
+    """BEGIN and a RECEIVE that waits for a lock are on their way together."""
+    initiator, target = open_dialog(database)
+    database.send(initiator, ORDER, b"1")
+    with database.transaction() as holder:
+        holder.receive(STOCK_QUEUE, conversation_handle=target)
+
+        def press() -> None:
+            wait_until_blocked(database)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        presser = in_thread(press)
+        with pytest.raises(KeyboardInterrupt), database.transaction() as transaction:
+            transaction.receive(STOCK_QUEUE, conversation_handle=target)
+        presser.result(10)
+    database.send(initiator, ORDER, b"2")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+
+
+# ---------------------------------------------------------------- joining
+
+
+@pytest.mark.parametrize("rows", [None, dict_row])
+def test_joining_a_transaction_of_the_application(database: sb.Database, rows: object) -> None:
+    initiator, target = open_dialog(database)
+    options = {"row_factory": rows} if rows else {}
+    with psycopg.connect(database.instance.url, **options) as connection:  # type: ignore[call-overload]
+        joined = database.join(connection)
+        joined.send(initiator, ORDER, b"1")
+        assert database.receive(STOCK_QUEUE) == []
+        connection.commit()
+        assert bodies(joined.receive(STOCK_QUEUE)) == [b"1"]
+        joined.send(target, REPLY, b"lost")
+        connection.rollback()
+        assert bodies(joined.receive(STOCK_QUEUE)) == [b"1"]
+        joined.begin_conversation_timer(target, 1000)
+        joined.end_conversation(target)
+        second = joined.begin_dialog(ORDERS, "//nowhere")
+        joined.send(second, body=b"x")
+    assert database.receive(STOCK_QUEUE) == []
+    assert [message.is_end_dialog for message in database.receive(ORDERS_QUEUE)] == [True]
+    assert state(database, second) == "CO"
+    database.end_conversation(second, cleanup=True)
+
+
+def test_joining_under_a_savepoint_of_the_application(database: sb.Database) -> None:
+    handle = begin(database)
+    with psycopg.connect(database.instance.url) as connection:
+        joined = database.join(connection)
+        joined.send(handle, ORDER, b"kept")
+        with pytest.raises(ZeroDivisionError), connection.transaction():
+            joined.send(handle, ORDER, b"lost")
+            raise ZeroDivisionError
+        assert joined.send(handle, ORDER, b"kept too") == 1
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept", b"kept too"]
+
+
+def test_joining_a_connection_in_autocommit_mode_makes_each_verb_a_transaction(database: sb.Database) -> None:
+    initiator, target = open_dialog(database)
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        joined = database.join(connection)
+        joined.send(initiator, ORDER, b"1")
+        assert bodies(database.receive(STOCK_QUEUE)) == [b"1"]
+        with database.transaction() as holder:  # all of END under its locks, not statement by statement
+            holder.send(target, REPLY, b"first")
+            ended = in_thread(joined.end_conversation, initiator)
+            wait_until_blocked(database)
+            locks = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
+            assert query(database, locks, connection.info.backend_pid)[0][0] == 1
+        ended.result(10)
+        with connection.transaction():
+            joined.send(joined.begin_dialog(ORDERS, "//nowhere"), body=b"x")
+            assert query(database, "select count(*) from servicebroker.conversation_endpoints where state = 'SO'")
+    assert [message.is_end_dialog for message in database.receive(STOCK_QUEUE)] == [True]
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_verb_in_a_pipeline_of_the_application_does_nothing(database: sb.Database, autocommit: bool) -> None:
+    handle, _ = open_dialog(database)
+    database.send(handle, ORDER, b"stays")
+    with psycopg.connect(database.instance.url, autocommit=autocommit) as connection:
+        verbs = database.join(connection)
+        with connection.pipeline():
+            connection.execute("select 1")
+            for verb in (lambda: verbs.receive(STOCK_QUEUE), lambda: verbs.send(handle, ORDER, b"not sent")):
+                with pytest.raises(sb.InstanceError, match="pipeline mode"):
+                    verb()
+    with database.transaction() as transaction:
+        with transaction.connection.pipeline(), pytest.raises(sb.InstanceError, match="pipeline mode"):
+            transaction.receive(STOCK_QUEUE)
+        assert bodies(transaction.receive(STOCK_QUEUE)) == [b"stays"]
+
+
+# ---------------------------------------------------------------- when PostgreSQL goes away
+
+
+def test_a_connection_whose_prepared_statements_are_gone(make_url: Callable[[], str]) -> None:
+    """DISCARD ALL on a connection of the pool goes unnoticed; inside a transaction it undoes that, and is said."""
+    with sb.Instance(make_url(), upkeep=None, connections=1) as instance:
+        database = standard_database(instance)
+        handle = begin(database)
+        for number in range(3):
+            assert database.send(handle, ORDER, b"x") == number
+            with instance.connection() as connection:
+                connection.execute("discard all")
+        with database.transaction() as transaction:
+            assert transaction.send(handle, ORDER, b"x") == 3
+        with pytest.raises(sb.InstanceError, match="begin it again"), database.transaction() as transaction:
+            transaction.send(handle, ORDER, b"lost")
+            transaction.connection.execute("deallocate all")
+            transaction.send(handle, ORDER, b"lost")
+        with database.transaction() as transaction:
+            assert transaction.send(handle, ORDER, b"x") == 4
+
+
+def test_what_can_be_said_of_a_connection_that_was_closed(database: sb.Database) -> None:
+    connection = psycopg.connect(database.instance.url)
+    joined = database.join(connection)
+    joined.receive(STOCK_QUEUE)
+    connection.close()
+    with pytest.raises(sb.InstanceError), joined.savepoint():
+        pass
+    with pytest.raises(sb.InstanceError, match="connection is closed"):
+        joined.receive(STOCK_QUEUE)
+    joined.release_locks()  # they went with the connection
+
+
+def test_a_connection_that_is_killed_in_a_transaction(database: sb.Database) -> None:
+    handle = begin(database)
+    database.send(handle, ORDER, b"kept")
+    for place in ("verb", "commit", "statement", "error"):
+        expected = ZeroDivisionError if place == "error" else sb.InstanceError
+        with pytest.raises(expected), database.transaction() as transaction:
+            assert bodies(transaction.receive(STOCK_QUEUE)) == [b"kept"]
+            transaction.send(handle, ORDER, b"lost")
+            stopped(transaction.connection)
+            if place == "verb":
+                transaction.send(handle, ORDER, b"x")
+            if place == "statement":
+                transaction.connection.execute("select 1")
+            if place == "error":
+                raise ZeroDivisionError
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"kept"]
+    assert database.send(handle, ORDER, b"next") == 1
+
+
+def test_connections_that_are_killed_while_they_rest(database: sb.Database) -> None:
+    """One verb may find a dead connection; then all the dead ones are gone."""
+    handle = begin(database)
+    with database.transaction(), database.transaction(), database.transaction():
+        pass
+    with psycopg.connect(database.instance.url, autocommit=True) as connection:
+        connection.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+            "where datname = current_database() and application_name = 'servicebroker'"
+        )
+    with pytest.raises(sb.InstanceError, match="went away"):
+        database.send(handle, ORDER, b"x")
+    for number in range(5):
+        assert database.send(handle, ORDER, b"x") == number
+    with database.transaction(), database.transaction(), database.transaction():
+        pass
+
+
+def test_the_doorbell_works_again_after_its_connections_were_killed(database: sb.Database) -> None:
+    handle = begin(database)
+    assert database.receive(STOCK_QUEUE, wait=0.01) == []
+    kill = (
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+        "where datname = current_database() "
+        "and application_name in ('servicebroker doorbell', 'servicebroker waiting readers')"
+    )
+    listening = (
+        "select count(*) from pg_stat_activity where datname = current_database() "
+        "and application_name = 'servicebroker doorbell'"
+    )
+    assert len(query(database, kill)) == 2
+    eventually(lambda: query(database, listening) == [(1,)])
+    reader = in_thread(lambda: (database.receive(STOCK_QUEUE, wait=30), time.monotonic()))
+    eventually(lambda: query(database, "select count(*) from servicebroker.waiting_readers") == [(1,)])
+    time.sleep(0.1)  # the reader has looked for the second time
+    sent = time.monotonic()
+    database.send(handle, ORDER, b"x")
+    messages, woke = reader.result(10)
+    assert bodies(messages) == [b"x"]
+    assert woke - sent < 0.3
+
+
+def test_to_wait_again_is_not_planned_again(database: sb.Database) -> None:
+    for _ in range(2):
+        assert database.receive(STOCK_QUEUE, wait=0.01) == []
+    registrar = database.instance.doorbell._registrar
+    assert registrar is not None
+    runs = registrar.execute("select generic_plans + custom_plans from pg_prepared_statements").fetchall()
+    assert len(runs) == 2  # of entering and of leaving
+    assert min(runs) >= (2,)
+
+
+@pytest.mark.usefixtures("without_polls")
+def test_the_doorbell_survives_notifications_of_others(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    reader = waiting_reader(database)
+    for payload in ("", "x", "1 2 3", "-", "9" * 5000):
+        query(database, "select pg_notify('servicebroker', %s)", payload)
+    database.send(handle, ORDER, b"rings")
+    assert bodies(reader.result(15)) == [b"rings"]
+
+
 @pytest.mark.slow
 def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is started again within 5 s; who waits for a message goes on waiting, and gets it."""
@@ -82,6 +504,7 @@ def test_postgresql_is_killed_under_an_open_instance(tmp_path: Path, caplog: pyt
         eventually(lambda: instance.doorbell.waiting(queue_number(database, STOCK_QUEUE)))
         server = int((tmp_path / "data/postgresql/postmaster.pid").read_text().split()[0])
         os.kill(server, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{server}/cwd").exists())  # until then its sessions still answer
         died = time.monotonic()
 
         def works() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from random_histories import Model, run_histories
 def test_the_engine_and_the_double_agree(
     make_instance_url: Callable[..., str],
     request: pytest.FixtureRequest,
+    seeded_random: random.Random,
     record_property: Callable[[str, object], None],
 ) -> None:
-    run_histories(Model, make_instance_url(), request.config.option.model_steps, record_property)
+    run_histories(Model, make_instance_url(), request.config.option.model_steps, seeded_random, record_property)

@@ -14,13 +14,13 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-import servicebroker.store.verbs
 
 import servicebroker as sb
 import servicebroker.api.aio.upkeep
 import servicebroker.api.aio.verbs
 import servicebroker.api.upkeep
 import servicebroker.api.verbs
+import servicebroker.store.sql_verbs
 from portal import deliver
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.catalog.catalog import Catalog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -52,6 +53,7 @@ def unsaid(verb: Callable[[Any], Any]) -> Callable[[Any], None]:
 def test_tsql_and_the_double_agree(
     make_instance_url: Callable[..., str],
     request: pytest.FixtureRequest,
+    seeded_random: random.Random,
     record_property: Callable[[str, object], None],
 ) -> None:
-    run_histories(TsqlModel, make_instance_url(), request.config.option.tsql_steps, record_property)
+    run_histories(TsqlModel, make_instance_url(), request.config.option.tsql_steps, seeded_random, record_property)

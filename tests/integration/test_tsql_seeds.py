@@ -21,7 +21,7 @@ REPORT, OTHER = "//Adventure-Works.com/AccountsPayable/ExpenseReport", "//s/Othe
 
 @pytest.fixture
 def recycling(instance: sb.Instance, request: pytest.FixtureRequest) -> sb.Database:
-    """Seed 000: its table, procedures and activation."""
+    """The published recycling of conversations: its table, procedures and activation."""
     return define_recycling(instance.database(f"Recycling{abs(hash(request.node.name)) % 10**6}", create=True))
 
 
@@ -126,7 +126,7 @@ def test_000_the_daemon_starts_the_procedure(make_instance_url, tmp_path):
 
 @pytest.fixture(params=["https://", "http://"])
 def expenses(instance: sb.Instance, request: pytest.FixtureRequest) -> sb.Database:
-    """Seed 002, as printed and with the names that messages really have."""
+    """The published handling of poison messages, as printed and with the names that messages really have."""
     process = listing("002", "CREATE PROCEDURE ProcessExpenseReport", "La procédure stockée TrackMessage")
     track = listing("002", "CREATE PROCEDURE TrackMessage", "La définition de table")
     table = listing("002", "CREATE TABLE ExpenseServiceFailedMessages", "La procédure ClearMessageTracking")

@@ -11,15 +11,14 @@ from servicebroker.protocol.incoming import Incoming
 from servicebroker.simulation.faults import Faults
 from servicebroker.simulation.run import run, run_many, trace_of
 
-SEEDS = 1_000
 
-
-def test_every_message_arrives_once_and_in_order_whatever_goes_wrong() -> None:
-    sums, failures = run_many(range(SEEDS))
+def test_every_message_arrives_once_and_in_order_whatever_goes_wrong(request: pytest.FixtureRequest) -> None:
+    seeds = request.config.option.seeds
+    sums, failures = run_many(range(seeds))
     assert failures == []
-    assert sums["runs"] == SEEDS
-    assert sums["messages"] > 5 * SEEDS
-    assert sums["corrupted"] > SEEDS
+    assert sums["runs"] == seeds
+    assert sums["messages"] > 5 * seeds
+    assert sums["corrupted"] > seeds
 
 
 def test_other_seeds_each_time(seeded_random: Random) -> None:

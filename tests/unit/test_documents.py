@@ -25,6 +25,30 @@ def test_every_file_that_a_document_names_is_there(document: Path) -> None:
     assert missing == []
 
 
+def test_every_rule_that_is_pointed_to_is_there() -> None:
+    told = re.compile(r"\b(docs/[\w/-]+\.md)#([\w-]+)")
+    sources = [path for end in ("py", "sql") for path in (ROOT / "src").rglob(f"*.{end}")]
+    pointed = {found for path in sources for found in told.findall(path.read_text())}
+    assert ("docs/reference/rules.md", "routing") in pointed
+    missing = [(page, rule) for page, rule in pointed if rule not in anchors(ROOT / page)]
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Where a link into the page may lead: its titles, as mkdocs writes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w]+", "-", title.lower()).strip("-") for title in titles}
+
+
+def test_nothing_is_cited_that_is_not_in_the_repository() -> None:
+    folders = [ROOT / name for name in ("src", "docs", "tests", "tools", "examples")]
+    sources = [path for folder in folders for end in ("py", "sql", "md") for path in folder.rglob(f"*.{end}")]
+    elsewhere = re.compile(r"\b(reference \d\d\b|[Ss]eed 0\d\d\b|(?<!shared/)seeds/)")
+    assert [
+        str(path) for path in sources if path.name != "test_documents.py" and elsewhere.search(path.read_text())
+    ] == []
+
+
 def test_every_decision_is_listed_in_order() -> None:
     listed = re.findall(r"^\| \[(\d+)\]\(([\w.-]+)\)", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE)
     assert [(int(number), name) for number, name in listed] == sorted(DECISIONS.items())

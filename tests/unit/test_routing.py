@@ -1,4 +1,4 @@
-"""Routing: the decision table of seed 001, walked completely, and what must hold for any table of routes."""
+"""Routing: all of docs/reference/rules.md#routing, as a decision table, and what must hold for any table of routes."""
 
 from __future__ import annotations
 

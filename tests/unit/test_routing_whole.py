@@ -123,7 +123,7 @@ def waiting(one: Conversation, number: int, site: Site) -> Destination:
 @pytest.mark.parametrize(
     ("service", "asked", "largest"), [(NAME, False, 3), (NAME, True, 2), (DIALLED, False, 2), (DIALLED, True, 2)]
 )
-def test_each_table_of_a_few_routes_leads_where_the_seed_says(service: str, asked: bool, largest: int) -> None:
+def test_each_table_of_a_few_routes_leads_where_the_rules_say(service: str, asked: bool, largest: int) -> None:
     kinds = palette(service)
     tables = [table for size in range(largest + 1) for table in itertools.combinations(kinds, size)]
     places: list[dict[str, list[str]]] = [{}, {service: [HERE]}, {service: [NEXT]}, {service: [HERE, NEXT]}]

@@ -1,4 +1,7 @@
-"""One activated task: a loop around calls of the procedure, in a session of its own (reference 04 section 3)."""
+"""One activated task: a loop around calls of the procedure, in a session of its own.
+
+The rules: docs/reference/rules.md#activated-tasks.
+"""
 
 from __future__ import annotations
 

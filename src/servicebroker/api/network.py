@@ -14,7 +14,7 @@ from servicebroker.engine.catalog import network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
-from servicebroker.engine.security import logins, server_grants, transport_certificates
+from servicebroker.engine.security import logins, transport_certificates
 from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import Facts
@@ -182,7 +182,7 @@ class Network(ABC):
         Raises:
             BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
         """
-        self._administer(server_grants.set_permission(permission, principal, login, logins.GRANT))
+        self._administer(logins.set_permission(permission, principal, login, logins.GRANT))
 
     def deny(self, permission: str, principal: str, *, login: str | None = None) -> None:
         """DENY permission TO a login: counts more than any GRANT, to it or to public.
@@ -190,7 +190,7 @@ class Network(ABC):
         Raises:
             BrokerError: as `grant`.
         """
-        self._administer(server_grants.set_permission(permission, principal, login, logins.DENY))
+        self._administer(logins.set_permission(permission, principal, login, logins.DENY))
 
     def revoke(self, permission: str, principal: str, *, login: str | None = None) -> None:
         """REVOKE permission FROM a login, granted or denied; nothing there is no error.
@@ -198,7 +198,7 @@ class Network(ABC):
         Raises:
             BrokerError: as `grant`.
         """
-        self._administer(server_grants.set_permission(permission, principal, login, None))
+        self._administer(logins.set_permission(permission, principal, login, None))
 
     def create_certificate(
         self,

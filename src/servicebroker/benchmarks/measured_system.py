@@ -1,13 +1,16 @@
-"""What every measured system gives: its version and, for each scenario, the ways to do it."""
+"""What every measured system gives: its version and, for each scenario, the ways to do it; ports for servers."""
 
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from servicebroker.benchmarks.measure import Work
+from servicebroker.model.errors import InstanceError
 
 BODY_BYTES = 200
 BATCH = 1000  # messages in one statement of the batch scenarios
@@ -54,3 +57,11 @@ def batches(messages: int) -> Iterator[int]:
     """The sizes of the batches that make up `messages`."""
     for begin in range(0, messages, BATCH):
         yield min(BATCH, messages - begin)
+
+
+def free_port() -> int:
+    """A port that an endpoint may have and nobody listens on now."""
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise InstanceError("No port is free.")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.benchmarks.aside import Aside, senders
-from servicebroker.benchmarks.ports import free_port
+from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.model.errors import InstanceError
 
 if TYPE_CHECKING:

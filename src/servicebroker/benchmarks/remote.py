@@ -20,7 +20,7 @@ from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.aside import Aside, senders
 from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
-from servicebroker.benchmarks.ports import free_port
+from servicebroker.benchmarks.measured_system import free_port
 from servicebroker.benchmarks.rabbitmq import Shovelled, find_server
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import NEEDS_EXTRA, with_ratios
@@ -37,7 +37,8 @@ PATIENCE = 60.0  # seconds without a message
 ORDER, CONTRACT, QUEUE = "//bench/Order", "//bench/Ordering", "Inbox"
 PASSWORD = "of a benchmark"  # its data are deleted at the end
 LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead of the messages of a SEND transaction
-SOURCES, APART, FAN_IN_BATCH = 3, 150, 100  # Microsoft's published test, see reference 08 D
+# as in Microsoft's published test of 2009, "Service Broker: Performance and Scalability Techniques"
+SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
 SECURED, UNSECURED = "TLS and dialog security", "encryption off"
 SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
 TICKS = os.sysconf("SC_CLK_TCK")  # a second's, in /proc

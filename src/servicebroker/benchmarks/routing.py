@@ -20,8 +20,7 @@ from psycopg.conninfo import make_conninfo
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.benchmarks.measured_system import BATCH, System, Way, text_body
-from servicebroker.benchmarks.ports import free_port
+from servicebroker.benchmarks.measured_system import BATCH, System, Way, free_port, text_body
 from servicebroker.benchmarks.report import OURS
 from servicebroker.benchmarks.scenarios import BASELINE
 from servicebroker.model.errors import InstanceError

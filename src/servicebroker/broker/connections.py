@@ -1,15 +1,17 @@
-"""sys.dm_broker_connections: what the daemon tells of its connections, and how many it has refused."""
+"""sys.dm_broker_connections: what the daemon tells of its connections, and how many it has refused;
+how rows are shown in a view that is there while the daemon runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
+from psycopg.types.json import Jsonb
 
-from servicebroker.broker.shown import show
 from servicebroker.store.running import execute
 
 
@@ -64,3 +66,23 @@ def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], n
         [one.last_peer for one in refused.values()],
         now,
     )
+
+
+def show(
+    connection: psycopg.Connection[Any], table: str, columns: Sequence[str], rows: Iterable[Iterable[object]]
+) -> None:
+    """These are the rows now, beside the pid of the session. No commit waits for the disk: the table is unlogged."""
+    told = [
+        {name: value if isinstance(value, int | None) else str(value) for name, value in zip(columns, row, strict=True)}
+        for row in rows
+    ]
+    with connection.transaction():
+        execute(connection, f"delete from servicebroker.{table}")
+        if told:
+            execute(
+                connection,
+                f"insert into servicebroker.{table} (pid, {', '.join(columns)}) "
+                f"select pg_backend_pid(), {', '.join(columns)} "
+                f"from jsonb_populate_recordset(null::servicebroker.{table}, $1)",
+                Jsonb(told),
+            )

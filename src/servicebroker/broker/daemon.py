@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
 from random import Random
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4, uuid5
 
 import psycopg
 
@@ -24,7 +25,6 @@ from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.seat import instance_of, seat
 from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.standing import Proof
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
@@ -33,7 +33,7 @@ from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, Ne
 from servicebroker.engine.delivery.transmission import deliver_conversation
 from servicebroker.engine.remote.domain_state import Membership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
-from servicebroker.engine.remote.pair_state import find_standing
+from servicebroker.engine.remote.mirrored_pairs import find_standing
 from servicebroker.engine.remote.refusals import save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
@@ -406,3 +406,19 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
             "delete from servicebroker.waiting_readers where queue_id = $1 and pid = pg_backend_pid()",
             TRANSMITTER,
         )
+
+
+def instance_of(connection: psycopg.Connection[Any]) -> UUID:
+    """The identifier of the instance: the same in a primary and its standbys."""
+    ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
+    return UUID(str(instance))
+
+
+def seat(connection: psycopg.Connection[Any]) -> UUID:
+    """The identifier under which the daemon of an instance greets others.
+
+    Two servers of one instance may be connected to one peer at a time; so it is derived from the instance's and from
+    where the daemon and its server are.
+    """
+    place = f"{socket.gethostname()} {connection.info.host} {connection.info.port}"
+    return uuid5(instance_of(connection), place)

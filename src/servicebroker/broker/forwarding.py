@@ -8,10 +8,10 @@ from uuid import UUID
 import psycopg
 
 from servicebroker.broker import journal, metrics
+from servicebroker.broker.connections import show
 from servicebroker.broker.links import Links
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.reception import Came
-from servicebroker.broker.shown import show
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header

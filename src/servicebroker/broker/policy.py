@@ -24,14 +24,13 @@ from servicebroker.engine.catalog.network_endpoints import (
 )
 from servicebroker.engine.remote.domain_state import Membership as Told
 from servicebroker.engine.remote.known_peers import find_answers
-from servicebroker.engine.remote.site import find_instance
+from servicebroker.engine.remote.site import find_instance, own_addresses
 from servicebroker.engine.security.logins import Connect, find_connect
 from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, shown
 from servicebroker.model.authentication import Method
 from servicebroker.model.errors import RULES, DomainError, InstanceError
 from servicebroker.model.peers import Answer
 from servicebroker.protocol.routing import Address
-from servicebroker.store.addresses import own_addresses
 from servicebroker.store.key_files import KeyFolder
 from servicebroker.store.membership import Membership, MemberState
 from servicebroker.store.running import run

@@ -33,8 +33,7 @@ from servicebroker.broker.trust import Trust
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.remote import departing, remote_endpoints
 from servicebroker.engine.remote.departing import Snapshot
-from servicebroker.engine.remote.onward import route_arrivals
-from servicebroker.engine.remote.site import Here
+from servicebroker.engine.remote.site import Here, route_arrivals
 from servicebroker.model.errors import InstanceError
 from servicebroker.protocol.mirroring import Standing
 from servicebroker.protocol.routing import Address, Decision

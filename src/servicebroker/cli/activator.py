@@ -15,12 +15,15 @@ import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import typer
 
 from servicebroker.api.database import Database
 from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli.existing import open_existing
+from servicebroker.cli.log import log_to_standard_error
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event
@@ -228,14 +231,13 @@ class Activator:
             running.notify()
 
 
-def activator(path: Path) -> None:
-    """Run the activator of a configuration file until SIGTERM or SIGINT.
-
-    Raises:
-        InstanceError: the configuration is wrong, or the instance cannot be reached.
-        BrokerError: 911 no such database, 15151 no such queue.
-    """
-    config = read_config(path)
+def activator(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
+) -> None:
+    """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
+    log_to_standard_error(as_json=as_json)
+    config = read_config(file)
     with open_existing(config.instance) as instance:
         found = Activator(instance.database(config.database), config)
         for number in (signal.SIGTERM, signal.SIGINT):

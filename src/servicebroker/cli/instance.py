@@ -1,7 +1,8 @@
-"""`servicebroker instance`: a copy in a file, another instance from it, and what makes it one of its own server."""
+"""`servicebroker init`, `check`, and `instance`: a copy in a file, another instance from it, one of its own server."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,17 +11,20 @@ from typing import Annotated
 
 import typer
 
+from servicebroker.api.open import open_instance
 from servicebroker.api.preparation import prepare
 from servicebroker.cli.existing import must_exist, open_existing
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.engine.diagnosis.adopting import adopt as adopting
 from servicebroker.engine.diagnosis.adopting import check_alone, databases
 from servicebroker.model.errors import InstanceError
+from servicebroker.model.wording import counted
 from servicebroker.store import copies
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
-from servicebroker.store.migrations import check_known, mend
+from servicebroker.store.migrations import check_known
+from servicebroker.store.migrations import mend as make_anew
 from servicebroker.store.running import execute, in_transaction, run
 from servicebroker.store.server import check_server
 
@@ -43,6 +47,48 @@ IdentifierOption = Annotated[
     ),
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The copy, as pg_dump -Fc makes it.")]
+
+
+def init(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    database: Annotated[str | None, typer.Option(help="A broker database to create in it, if missing.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an instance, or bring the schema of an existing one up to date."""
+    with open_instance(instance) as opened:
+        if database is not None:
+            opened.database(database, create=True)
+        if as_json:
+            typer.echo(json.dumps({"instance": instance, "url": opened.url, "database": database}))
+            return
+        typer.echo(f"The instance is ready: {instance}")
+        typer.echo(f"Its PostgreSQL: {opened.url}")
+        if database is not None:
+            typer.echo(f"Broker database: {database}")
+
+
+def check(
+    mend: Annotated[bool, typer.Option("--mend", help="First make the broker's views and functions anew.")] = False,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    as_json: JsonOption = False,
+) -> None:
+    """Look whether all that is stored holds together; exit code 1 when something does not."""
+    must_exist(instance)
+    with open_instance(instance) as opened:
+        if mend:
+            with opened.connection() as connection:
+                make_anew(connection)
+        analyzed, findings = opened.check()
+    if as_json:
+        typer.echo(json.dumps({"analyzed": analyzed, "findings": [finding._asdict() for finding in findings]}))
+    else:
+        for finding in findings:
+            typer.echo(f"Msg {finding.number}: {finding.text}")
+        for kind, count in analyzed.items():
+            typer.echo(f"{kind} analyzed: {count:,}.")
+        typer.echo(f"{counted(len(findings), 'problem')} found.")
+    if findings:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -120,7 +166,7 @@ def _adopt(instance: str, identifier: str) -> None:
     with _reached(instance) as url, connect(url) as connection:
         run(connection, check_alone())
         changed = in_transaction(connection, adopting(beside=identifier == NEW))
-        mend(connection)
+        make_anew(connection)
         names = run(connection, databases())
     with open_existing(instance) as opened:
         for name in names:

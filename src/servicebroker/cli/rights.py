@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated
 
 import typer
+from psycopg import sql
 
 from servicebroker.api.instance import Instance
 from servicebroker.cli.existing import open_existing
@@ -94,7 +96,13 @@ def show(
 def _print(opened: Instance, plan: Steps[list[Statement]]) -> None:
     with opened.connection() as connection:
         statements = run(connection, plan)
-    typer.echo("\n".join(["begin;", *map(str, statements), "commit;"]))
+    typer.echo("\n".join(["begin;", *map(_as_text, statements), "commit;"]))
+
+
+def _as_text(statement: Statement) -> str:
+    """A statement for psql, with its values."""
+    values = [sql.Literal(value).as_string(None) for value in statement.parameters]
+    return re.sub(r"\$(\d+)", lambda place: values[int(place[1]) - 1], statement.sql) + ";"
 
 
 def _show(found: list[RoleRights]) -> None:

@@ -8,7 +8,10 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
 
 from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
@@ -19,6 +22,7 @@ from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.log import log_to_standard_error
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -40,43 +44,62 @@ _log = logging.getLogger("servicebroker.broker")
 
 
 def serve(
-    target: str,
-    listen: str | None,
-    encryption: str,
-    authentication: str,
-    keys: str | None,
-    *,
-    procedures: Sequence[str] = (),
-    interval: float = INTERVAL,
-    alert: Alert | None = None,
-    metrics: str | None = None,
-    as_json: bool,
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Listen there, whatever the stored endpoint says; :4022 for every address."
+        ),
+    ] = None,
+    encryption: Annotated[
+        str, typer.Option(metavar="MODE", help="With --listen: REQUIRED, SUPPORTED or DISABLED.")
+    ] = "REQUIRED",
+    authentication: Annotated[
+        str, typer.Option(metavar="METHODS", help="With --listen: CERTIFICATE, WINDOWS, or both in their order.")
+    ] = "CERTIFICATE",
+    keys: KeysOption = None,
+    procedures: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE", help="A module or .py file with activation procedures; may be repeated."),
+    ] = None,
+    activation_interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Between two readers that are started for one queue under load.")
+    ] = INTERVAL,
+    alert_command: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND", help="Run for each queue that is switched off by itself, the event as JSON on its input."
+        ),
+    ] = None,
+    alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
-    """Serve the instance until SIGTERM or SIGINT, through restarts of its database; then let procedures finish.
-
-    Raises:
-        InstanceError: there is none, or it cannot be used; procedures cannot be imported.
-        BrokerError: 5837 port, 5838 authentication, 402 what the arguments may not say.
-    """
+    """Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C."""
     listener = None if listen is None else parse_listener(listen, encryption, authentication)
+    alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)
     stopping = _Stopping()
     while not stopping.asked:
         try:
-            must_exist(target)
-            with open_instance(target, keys=keys) as instance:
-                daemon = Daemon(instance.url, instance.clock, listener=listener, keys=instance.key_folder())
+            must_exist(instance)
+            with open_instance(instance, keys=keys) as opened:
+                daemon = Daemon(opened.url, opened.clock, listener=listener, keys=opened.key_folder())
                 stopping.stops(daemon)
                 with contextlib.ExitStack() as running:
-                    running.enter_context(_measured(instance, metrics))
+                    running.enter_context(_measured(opened, metrics))
                     running.enter_context(captured())
                     if daemon.wait_for_promotion():
-                        running.enter_context(alerts(instance, alert))
-                        running.enter_context(activate(instance, procedures=procedures, interval=interval))
+                        running.enter_context(alerts(opened, alert))
+                        running.enter_context(
+                            activate(opened, procedures=procedures or (), interval=activation_interval)
+                        )
                     daemon.run()
                 return
         except Unreachable as problem:
-            if not is_url(target):
+            if not is_url(instance):
                 raise
             _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
             stopping.wait(RETRY)

@@ -8,15 +8,49 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from typing import Annotated
 
 import typer
 
-from servicebroker.simulation import mirrors
+from servicebroker.cli.options import JsonOption
+from servicebroker.simulation import mirrors as failing_mirrors
 from servicebroker.simulation.fleet import Fleet, Outcome, Size
 from servicebroker.simulation.run import Failure, run_many, trace_of
 from servicebroker.simulation.store import Lost
 
 PORTION = 200  # seeds that a process runs before it reports
+
+
+def simulate_command(
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Seeds A up to, not including, B; or one seed. 0:1000, with --fleet 0."),
+    ] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INSTANCES:SERVICES",
+            help="Instead: a fleet that routes by name while instances die and routes change, such as 1000:100000.",
+        ),
+    ] = None,
+    conversations: Annotated[int, typer.Option(help="With --fleet: how many begin.")] = 100_000,
+    mirrors: Annotated[
+        bool, typer.Option("--mirrors", help="Instead: mirrored pairs whose primaries fail and come back.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run brokers over broken links and crashes, one run for each seed, and say which lost a promise."""
+    try:
+        wanted = parse_seeds(seeds if seeds is not None else "0" if fleet else "0:1000")
+        size = None if fleet is None else parse_fleet(fleet, conversations)
+    except ValueError:
+        raise typer.BadParameter("give two numbers as in 0:1000, the second one larger, or one seed") from None
+    if mirrors:
+        run_mirrors(wanted, as_json=as_json)
+    elif size is not None:
+        run_fleets(wanted, size, as_json=as_json)
+    else:
+        run_seeds(wanted, as_json=as_json)
 
 
 def parse_seeds(text: str) -> range:
@@ -92,7 +126,7 @@ def run_mirrors(seeds: range, *, as_json: bool) -> None:
     failures: list[Failure] = []
     for seed in seeds:
         try:
-            sums.update(runs=1, **mirrors.run(seed)._asdict())
+            sums.update(runs=1, **failing_mirrors.run(seed)._asdict())
         except Lost as problem:
             failures.append(Failure(seed, str(problem)))
     if as_json:
@@ -106,7 +140,7 @@ def run_mirrors(seeds: range, *, as_json: bool) -> None:
             typer.echo(f"seed {failure.seed}: {failure.reason}")
     if failures:
         with contextlib.suppress(Lost):
-            mirrors.run(failures[0].seed, lambda line: typer.echo(line, err=True))
+            failing_mirrors.run(failures[0].seed, lambda line: typer.echo(line, err=True))
         raise typer.Exit(1)
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
+from typing import Annotated
 from uuid import UUID
 
 import typer
@@ -21,7 +22,8 @@ from servicebroker.activation.activate import activate
 from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.cli.sqlcmd import Sqlcmd
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption
+from servicebroker.cli.sqlcmd import Sqlcmd, variables_of
 from servicebroker.tsql.results import ResultSet, RowCount, Said
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import Message, TsqlError
@@ -30,6 +32,28 @@ Teller = Callable[[Said], None]
 
 SETTLE = 3.0  # seconds that activated procedures have for what the script has sent last
 PATIENCE = 1.0  # seconds that they have to end then; the transaction of one that is still waiting is undone
+
+
+def sql(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    database: Annotated[
+        str, typer.Option("--database", "-d", metavar="DATABASE", help="Made when missing.")
+    ] = "master",
+    file: Annotated[Path | None, typer.Option("--input", "-i", metavar="FILE", help="A script to run.")] = None,
+    text: Annotated[str | None, typer.Option("--query", "-Q", metavar="TEXT", help="T-SQL to run.")] = None,
+    variables: Annotated[
+        list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
+    ] = [],  # noqa: B006 # typer reads it
+    as_json: Annotated[bool, typer.Option("--json", help="One line for each result set and message.")] = False,
+) -> None:
+    """Run T-SQL: a script, a text, or what is typed. Exit code 1 when something was refused."""
+    try:
+        sqlcmd = Sqlcmd(variables_of(variables))
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong)) from None
+    folder = Path.cwd() if file is None else file.parent
+    if not run_sql(instance, database, read_script(file, text), sqlcmd, folder, as_json=as_json):
+        raise typer.Exit(1)
 
 
 class Told:

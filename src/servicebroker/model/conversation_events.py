@@ -1,6 +1,6 @@
 """Broker:Conversation and Broker:Conversation Group: what a verb has done, told by what was there before and after it.
 
-The words are those of the trace (reference 03 section 10, 05 section 23).
+The words are those of the trace (docs/reference/metrics.md#events).
 """
 
 from __future__ import annotations

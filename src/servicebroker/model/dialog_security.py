@@ -1,4 +1,4 @@
-"""How a conversation with another instance is secured: the decision of reference 03 section 9, as a table.
+"""How a conversation with another instance is secured, as the table of docs/reference/rules.md#dialog-security.
 
 Inside an instance nothing is encrypted, and a binding says only who acts (`engine/delivery/acting.py`). The
 reference says of some cells that the conversation fails, and elsewhere that its messages wait; here they wait, and

@@ -1,4 +1,4 @@
-"""Every error a verb can raise, with its Service Broker number, severity and text (reference 06).
+"""Every error a verb can raise, with its Service Broker number, severity and text.
 
 Two families: a `BrokerError` is the answer of the broker to a statement and carries a number;
 an `InstanceError` says that the instance itself cannot be reached or made (no number exists for that).
@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
 
 MINIMUM_LIFETIME = 1
-MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (reference 02 section 3)
+MAXIMUM_LIFETIME = 2_147_483_647  # seconds; also the default (docs/reference/rules.md#begin-dialog)
 
 _UNDELIVERABLE = "This message could not be delivered because "
 

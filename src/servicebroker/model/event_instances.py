@@ -1,14 +1,13 @@
-"""The body of an event notification's message (reference 04 section 5): UTF-16 XML, written and read."""
+"""The body of an event notification's message: UTF-16 XML, written and read.
+
+The rules: docs/reference/rules.md#event-notifications.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
 from html import escape
 from typing import NamedTuple
-
-from lxml import etree
-
-from servicebroker.model.xml import parse
 
 QUEUE_ACTIVATION = "QUEUE_ACTIVATION"
 BROKER_QUEUE_DISABLED = "BROKER_QUEUE_DISABLED"
@@ -55,6 +54,10 @@ def read_event(body: bytes | None) -> EventInstance:
     Raises:
         ValueError: the body is none.
     """
+    from lxml import etree  # who reads no XML does not load what parses it
+
+    from servicebroker.model.xml import parse
+
     try:
         root = parse(body or b"")
     except etree.XMLSyntaxError as problem:

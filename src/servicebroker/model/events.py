@@ -1,4 +1,7 @@
-"""Events of the broker, with the numbers of its trace (reference 04 and 05): one registry for all of them."""
+"""Events of the broker, with the numbers of its trace: one registry for all of them.
+
+The rules: docs/reference/metrics.md#events.
+"""
 
 from __future__ import annotations
 

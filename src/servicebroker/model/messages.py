@@ -1,4 +1,4 @@
-"""What RECEIVE returns, and the XML body of an Error message (reference 02 sections 5 and 11)."""
+"""What RECEIVE returns, and the XML body of an Error message (docs/reference/rules.md#receive)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from html import escape
 from typing import NamedTuple
 from uuid import UUID
 
-from lxml import etree
-
 from servicebroker.model import names
 from servicebroker.model.errors import ERROR_NAMESPACE
-from servicebroker.model.xml import parse
 
 
 class Message(NamedTuple):
@@ -76,6 +73,10 @@ def read_error(body: bytes | None) -> tuple[int, str]:
     Raises:
         ValueError: the body is not an Error message.
     """
+    from lxml import etree  # who reads no XML does not load what parses it
+
+    from servicebroker.model.xml import parse
+
     try:
         root = parse(body or b"")
     except etree.XMLSyntaxError as problem:

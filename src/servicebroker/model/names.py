@@ -1,4 +1,4 @@
-"""Names: the built-in objects, the rules for a name, and its PostgreSQL twin (reference 01 sections 11 and 12)."""
+"""Names: the built-in objects, the rules for a name, and its PostgreSQL twin (docs/reference/rules.md#names)."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def is_encodable(text: str) -> bool:
 
 
 def checked_queue(name: object) -> str:
-    """A queue's name: as `checked`, and it may not begin with # (reference 01 section 12)."""
+    """A queue's name: as `checked`, and it may not begin with # (docs/reference/rules.md#names)."""
     text = checked("queue", name)
     if text.startswith("#"):
         raise BrokerError(15151, "use", "queue", text, hint="A queue name may not begin with #.")

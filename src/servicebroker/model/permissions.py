@@ -1,4 +1,6 @@
-"""Principals and permissions: who may do what with which object, decided over plain values (reference 01 section 13).
+"""Principals and permissions: who may do what with which object, decided over plain values.
+
+The rules: docs/reference/permissions.md.
 
 `IMPLIED_BY` says which permission brings which other; `NEEDS` says what each statement asks for.
 """

@@ -1,7 +1,9 @@
 """Poison messages as plain values: when a queue is switched off by itself, and what a policy says of a failed message.
 
-Five rollbacks in a row of transactions that received from a queue switch it off (reference 04 section 7.1); who asks
-says which transactions have ended and how.
+Five rollbacks in a row of transactions that received from a queue switch it off; who asks says which transactions have
+ended and how.
+
+The rules: docs/reference/rules.md#automatic-poison-detection.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def reason(queue: str) -> str:
     return f"The queue '{queue}' was switched off after five rollbacks of transactions that received."
 
 
-# ---------------------------------------------------------------- programmatic handling (reference 04 section 7.2)
+# ------------------------- programmatic handling (docs/reference/rules.md#programmatic-poison-handling)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the receiver says of a message that it does not take (reference 02 section 12)."""
+"""What the receiver says of a message that it does not take (docs/reference/rules.md#validation)."""
 
 from __future__ import annotations
 

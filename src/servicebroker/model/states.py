@@ -1,4 +1,4 @@
-"""The life of a conversation endpoint: every transition of reference 02 section 2, in one table.
+"""The life of a conversation endpoint: every transition (docs/reference/rules.md#states), in one table.
 
 `TRANSITIONS[state, event]` is the next state; a pair that is missing is refused with `REFUSALS[event]`.
 """
@@ -36,7 +36,7 @@ class Event(StrEnum):
 
 
 REMOVED = None  # the endpoint is gone
-REPLAY_PROTECTION = timedelta(minutes=30)  # how long a closed target endpoint is kept (reference 02 section 10)
+REPLAY_PROTECTION = timedelta(minutes=30)  # a closed target endpoint stays (docs/reference/rules.md#replay-protection)
 
 _OPEN = (State.STARTED_OUTBOUND, State.STARTED_INBOUND, State.CONVERSING)
 

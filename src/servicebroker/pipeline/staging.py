@@ -145,7 +145,7 @@ def slot_of(key: object, slots: int) -> int:
 
 def stage(connection: psycopg.Connection[Any], writer: str, attempt: UUID, pieces: Iterable[Piece]) -> int:
     """Copy pieces into the stage, in one transaction. Returns the number of messages."""
-    from servicebroker.store.direct import Bodies
+    from servicebroker.store.statements import Bodies
 
     messages = 0
     target = "servicebroker.writer_stage (attempt, piece, writer, slot, message_type_name, messages, bodies)"

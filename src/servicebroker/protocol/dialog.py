@@ -1,4 +1,6 @@
-"""The transmission object: one conversation endpoint's state of transmission, about 1 KB (seed; reference 03, 4).
+"""The transmission object: one conversation endpoint's state of transmission, about 1 KB.
+
+The rules: docs/reference/rules.md#transmission.
 
 It holds numbers, never bodies, and knows no clock: `now` is in seconds of any clock that only goes forward. How to
 drive it stands in the package's docstring.

@@ -1,4 +1,6 @@
-"""Forwarding: messages for services elsewhere, held in memory only until they are passed on (reference 03 section 6).
+"""Forwarding: messages for services elsewhere, held in memory only until they are passed on.
+
+The rules: docs/reference/rules.md#forwarding.
 
 A forwarder acknowledges nothing and opens nothing: what it loses its sender sends again. A message travels with a
 passage, which every forwarder on the way changes, in front of what it was:

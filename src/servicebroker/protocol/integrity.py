@@ -1,4 +1,4 @@
-"""The integrity of what is transmitted (seed: the message's signature; here it is keyed).
+"""The integrity of what is transmitted (the published protocol's signature of a message; here it is keyed).
 
 A dialog with a session key has its bodies encrypted and everything authenticated by AES-256-GCM. A dialog without
 security has no shared key: a digest shows corruption, and against tampering there is only TLS, hop by hop.

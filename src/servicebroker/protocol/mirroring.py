@@ -1,4 +1,4 @@
-"""Mirrored routes: which of the two brokers is the principal (seed 001, "Mirror Addresses"; decision 105).
+"""Mirrored routes: which of the two brokers is the principal (decision 105).
 
 Plain values: what each of the two has last said, or that it cannot be reached, decides. A broker is the principal when
 its PostgreSQL server is not a standby and has just committed; of two that both say so the higher timeline wins, since a

@@ -1,4 +1,6 @@
-"""When a queue gets another reader: the queue monitor as a function of what it sees (reference 04 section 2).
+"""When a queue gets another reader: the queue monitor as a function of what it sees.
+
+The rules: docs/reference/rules.md#queue-monitors.
 
     monitor = NEW
     monitor, decision = look(monitor, seen, settings, now)

@@ -1,4 +1,4 @@
-"""Routing: which route a conversation takes, and where that leads (seed 001; reference 03 section 2).
+"""Routing: which route a conversation takes, and where that leads (docs/reference/rules.md#routing).
 
 Three steps over plain values: find the matching routes, choose one of them, locate the service. Time and chance
 are arguments, so the same arguments give the same decision.
@@ -153,7 +153,7 @@ class Remote(NamedTuple):
 
 
 class Delayed(NamedTuple):
-    """Matched again later; `number` is the message that says why (reference 03 section 7)."""
+    """Matched again later; `number` is the message that says why (docs/reference/rules.md#transmission-status)."""
 
     number: int
 

@@ -24,9 +24,9 @@ from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.statements import Bodies, Row
 
 T = TypeVar("T")
-Row = tuple[Any, ...]
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 _PREPARED_KEPT = 500  # on each connection
@@ -284,10 +284,6 @@ def adapt(adapters: AdaptersMap) -> None:
     """Our own ways to load a uuid and to send an array of bodies."""
     adapters.register_loader("uuid", _UuidLoader)
     adapters.register_dumper(Bodies, _BodiesDumper)
-
-
-class Bodies(list[bytes | None]):
-    """A bytea[] that travels in binary; the driver would write it as escaped text, five times as slowly."""
 
 
 class _BodiesDumper(Dumper):

@@ -6,8 +6,6 @@ import functools
 import re
 from importlib import resources
 
-from psycopg import sql
-
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.store import locks
@@ -69,7 +67,7 @@ def queue_refusals(queue_id: int, schema: str, view: str) -> list[Statement]:
 
 def quoted(name: str) -> str:
     """A PostgreSQL identifier, quoted."""
-    return sql.Identifier(name).as_string(None)
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _statement(part: str, queue_id: int, **names: str) -> Statement:

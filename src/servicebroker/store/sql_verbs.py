@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from psycopg import sql
-
 from servicebroker.model import names
 from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_DESCRIPTION, MAXIMUM_HANDLES
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
@@ -125,7 +123,8 @@ def _quoted(texts: Iterable[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    return sql.Literal(text).as_string(None)
+    escaped = text.replace("'", "''").replace("\\", "\\\\")
+    return f" E'{escaped}'" if "\\" in text else f"'{escaped}'"
 
 
 def _for_format(text: str) -> str:

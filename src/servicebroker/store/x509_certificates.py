@@ -23,7 +23,7 @@ PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 DAYS = 365  # how long a new certificate is valid
 MOST_DAYS = 36_500
 SKEW = timedelta(minutes=10)  # one of the transport is valid from so long ago, for clocks that are behind
-LARGEST = 32_767  # bytes of a certificate (reference 03 section 9)
+LARGEST = 32_767  # bytes of a certificate (docs/reference/rules.md#dialog-security)
 LONGEST_SUBJECT = 64  # characters of a common name
 SMALLEST_RSA = 2048  # bits
 INSTANCE = "servicebroker:"  # and its identifier: a URI among the alternative names

@@ -11,8 +11,7 @@ The objects have the methods of the real ones, with the same arguments, errors a
 rules and shares no SQL with the engine; the same random histories run through both.
 """
 
-from servicebroker.testing.clock import Clock
-from servicebroker.testing.instance import Database, Instance, Transaction
+from servicebroker.testing.instance import Clock, Database, Instance, Transaction
 from servicebroker.testing.instance import open_instance as open
 from servicebroker.testing.rows import WouldWait
 

@@ -1,9 +1,12 @@
-"""The instance, its databases and their transactions: the names of the real ones, without PostgreSQL."""
+"""The instance, its databases and their transactions: the names of the real ones, without PostgreSQL; and a
+clock that stands still until a test jumps.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
@@ -15,7 +18,6 @@ from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.messages import Message
 from servicebroker.testing import definitions
 from servicebroker.testing.catalog import Broker
-from servicebroker.testing.clock import Clock
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
 from servicebroker.testing.receiving import serve
@@ -349,3 +351,22 @@ class Transaction(Verbs):
 def open_instance(*, clock: Clock | None = None) -> Instance:
     """Open an instance in memory; its clock stands still until `instance.clock.jump(seconds=...)`."""
     return Instance(clock)
+
+
+class Clock:
+    """Gives the time, UTC; pass it to `servicebroker.open(..., clock=)` or to the double's `open`."""
+
+    def __init__(self, start: datetime = datetime(2030, 1, 1, tzinfo=UTC)) -> None:
+        self._now = start
+
+    def __call__(self) -> datetime:
+        """The time."""
+        return self._now
+
+    def jump(self, **by: float) -> None:
+        """Go forward; the arguments are those of `datetime.timedelta`: `jump(minutes=31)`."""
+        self._now += timedelta(**by)
+
+    def jump_to(self, time: datetime) -> None:
+        """Go forward to a time; an earlier one changes nothing."""
+        self._now = max(self._now, time)

@@ -10,10 +10,9 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Scope
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.definitions import triggers  # noqa: F401 # it registers what it writes, as below
 from servicebroker.tsql.translation.definitions.object_definitions import definition
 from servicebroker.tsql.translation.documents.xml_namespaces import without_namespaces
-from servicebroker.tsql.translation.queries import aggregates  # noqa: F401
+from servicebroker.tsql.translation.queries import aggregates  # noqa: F401 # it registers what it writes, as below
 from servicebroker.tsql.translation.queries.assignments import assignment
 from servicebroker.tsql.translation.queries.selects import check_options, query
 from servicebroker.tsql.translation.queries.selects_into import into_of, select_into
@@ -22,7 +21,7 @@ from servicebroker.tsql.translation.reading.parts import values_in
 from servicebroker.tsql.translation.reading.text_to_tree import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
 from servicebroker.tsql.translation.text_writer import Writer
-from servicebroker.tsql.translation.values import date_functions, role_questions, special_functions  # noqa: F401
+from servicebroker.tsql.translation.values import date_functions, special_functions  # noqa: F401
 from servicebroker.tsql.translation.values.expressions import condition_or_value
 
 __all__ = ["Translated", "tables_of", "translate", "translate_expression"]

@@ -1,4 +1,4 @@
-"""A broker database alone, as ENABLE_BROKER, NEW_BROKER and DROP DATABASE need it (reference 01 section 1).
+"""A broker database alone, as ENABLE_BROKER, NEW_BROKER and DROP DATABASE need it (docs/reference/rules.md#databases).
 
 Who uses the database is who holds a lock on one of its queues' tables: a transaction that has sent into it or received
 from it. Those that run are waited for, or ended; then the tables are locked, but never for longer than a moment while

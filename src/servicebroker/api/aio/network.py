@@ -13,7 +13,7 @@ from servicebroker.engine.catalog import network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
-from servicebroker.engine.security import logins, server_grants, transport_certificates
+from servicebroker.engine.security import logins, transport_certificates
 from servicebroker.engine.security.transport_certificates import Certificate
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import Facts
@@ -181,7 +181,7 @@ class AsyncNetwork(ABC):
         Raises:
             BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
         """
-        await self._administer(server_grants.set_permission(permission, principal, login, logins.GRANT))
+        await self._administer(logins.set_permission(permission, principal, login, logins.GRANT))
 
     async def deny(self, permission: str, principal: str, *, login: str | None = None) -> None:
         """DENY permission TO a login: counts more than any GRANT, to it or to public.
@@ -189,7 +189,7 @@ class AsyncNetwork(ABC):
         Raises:
             BrokerError: as `grant`.
         """
-        await self._administer(server_grants.set_permission(permission, principal, login, logins.DENY))
+        await self._administer(logins.set_permission(permission, principal, login, logins.DENY))
 
     async def revoke(self, permission: str, principal: str, *, login: str | None = None) -> None:
         """REVOKE permission FROM a login, granted or denied; nothing there is no error.
@@ -197,7 +197,7 @@ class AsyncNetwork(ABC):
         Raises:
             BrokerError: as `grant`.
         """
-        await self._administer(server_grants.set_permission(permission, principal, login, None))
+        await self._administer(logins.set_permission(permission, principal, login, None))
 
     async def create_certificate(
         self,

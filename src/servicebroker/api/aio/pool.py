@@ -1,4 +1,6 @@
-"""Conversations that are reused by many sends and recycled after a while (the pattern of seed 000).
+"""Conversations that are reused by many sends and recycled after a while.
+
+The rules: docs/reference/rules.md#recycled-conversations.
 
 The sender takes its session's row and then the conversation. What comes back is answered in two steps: RECEIVE only
 notes it, since it may hold endpoints whose timers it has fired; a transaction of its own then takes the row first.

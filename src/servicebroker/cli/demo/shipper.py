@@ -1,4 +1,4 @@
-"""`//demo/LogShipper`: sends the lines over recycled conversations (the pattern of seed 000).
+"""`//demo/LogShipper`: sends the lines over recycled conversations (docs/reference/rules.md#recycled-conversations).
 
 Several conversations are in use at once, one a slot. Each is used for a bounded number of messages or an hour,
 then gets an [EndOfStream] message; the target ends it, and the shipper ends its side when the EndDialog comes.

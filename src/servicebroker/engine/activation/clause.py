@@ -1,4 +1,4 @@
-"""The ACTIVATION clause of CREATE and ALTER QUEUE: what is kept, and what is refused (reference 01 section 4).
+"""The ACTIVATION clause of CREATE and ALTER QUEUE: what is kept, and what is refused (docs/reference/rules.md#queues).
 
 The procedure is looked for when it is to be started, not here: it may be made later, or live in another database.
 """

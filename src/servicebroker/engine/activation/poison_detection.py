@@ -1,4 +1,7 @@
-"""Automatic poison detection: how transactions ended, and the switch (reference 04 section 7.1)."""
+"""Automatic poison detection: how transactions ended, and the switch.
+
+The rules: docs/reference/rules.md#automatic-poison-detection.
+"""
 
 from __future__ import annotations
 

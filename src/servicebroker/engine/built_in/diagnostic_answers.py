@@ -1,4 +1,6 @@
-"""ServiceDiagnostic: who may send to a service asks the built-in one how it stands (reference 01 section 11).
+"""ServiceDiagnostic: who may send to a service asks the built-in one how it stands.
+
+The rules: docs/reference/rules.md#built-in-objects.
 
 The names and directions of the three message types are Service Broker's; the form of their bodies is ours.
 """

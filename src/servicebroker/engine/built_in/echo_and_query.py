@@ -1,4 +1,4 @@
-"""The built-in service: an Echo comes back, a Query is answered (reference 01 section 11, 03 section 3).
+"""The built-in service: an Echo comes back, a Query is answered (docs/reference/rules.md#built-in-objects).
 
 Only target endpoints answer, so that two of these services never talk to each other for ever.
 """

@@ -1,4 +1,4 @@
-"""DROP CONTRACT, ALTER and DROP QUEUE (reference 01 sections 3 and 4).
+"""DROP CONTRACT, ALTER and DROP QUEUE (docs/reference/rules.md#queues).
 
 The caller holds the lock of `lock_catalog`: definitions change one at a time.
 """

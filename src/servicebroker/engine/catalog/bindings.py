@@ -1,4 +1,4 @@
-"""CREATE, ALTER, DROP REMOTE SERVICE BINDING: whose certificate stands for a remote service (reference 01, 7)."""
+"""CREATE, ALTER, DROP REMOTE SERVICE BINDING (docs/reference/rules.md#remote-service-bindings)."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Catalog:
 def create_contract(
     database_id: int, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], owner: int = DBO
 ) -> Steps[int]:
-    """CREATE CONTRACT: each message type with INITIATOR, TARGET or ANY (reference 01 section 3).
+    """CREATE CONTRACT: each message type with INITIATOR, TARGET or ANY (docs/reference/rules.md#contracts).
 
     Raises:
         BrokerError: 8403 for a type given twice, 8492 when the initiator may send nothing, 15151 for a type
@@ -149,7 +149,7 @@ def create_queue(
     owner: int = DBO,
     is_system: bool = False,
 ) -> Steps[int]:
-    """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (reference 01 section 4).
+    """CREATE QUEUE: a table of its own, readable as `<database>_<schema>.<queue>` (docs/reference/rules.md#queues).
 
     Raises:
         BrokerError: 2714 when the name is taken, 2760 the schema is the system's, or another database's, 9609 for too
@@ -234,7 +234,7 @@ def check_filegroup(name: object) -> None:
 def create_service(
     database_id: int, name: str, queue_id: int, contracts: Iterable[str] = (), owner: int = DBO
 ) -> Steps[int]:
-    """CREATE SERVICE on a queue; `contracts` are those it can be a target of (reference 01 section 5).
+    """CREATE SERVICE on a queue; `contracts` are those it can be a target of (docs/reference/rules.md#services).
 
     Raises:
         BrokerError: 8404 for a contract given twice, 15151 for one that does not exist, 2714 for a taken name.

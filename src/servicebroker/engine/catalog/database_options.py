@@ -1,4 +1,4 @@
-"""ALTER DATABASE ... SET, what concerns the broker (reference 01 section 1)."""
+"""ALTER DATABASE ... SET, what concerns the broker (docs/reference/rules.md#databases)."""
 
 from __future__ import annotations
 

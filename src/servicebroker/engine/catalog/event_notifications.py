@@ -1,4 +1,6 @@
-"""CREATE and DROP EVENT NOTIFICATION ON QUEUE, and the messages that they send (reference 01 section 10, 04 section 5).
+"""CREATE and DROP EVENT NOTIFICATION ON QUEUE, and the messages that they send.
+
+The rules: docs/reference/rules.md#event-notifications.
 
 Each notification has one conversation, from the built-in service of event notifications to its own; it begins with the
 first event. A notification whose conversation has ended, or failed, is dropped.

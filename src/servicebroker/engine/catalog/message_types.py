@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP MESSAGE TYPE (reference 01 section 2)."""
+"""CREATE, ALTER and DROP MESSAGE TYPE (docs/reference/rules.md#message-types)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP ENDPOINT ... FOR SERVICE_BROKER (reference 01 section 9).
+"""CREATE, ALTER and DROP ENDPOINT ... FOR SERVICE_BROKER (docs/reference/rules.md#endpoints-and-logins).
 
 An instance has at most one, and none at first. The daemon of the instance obeys it within a second.
 """

@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP BROKER PRIORITY (reference 01 section 8)."""
+"""CREATE, ALTER and DROP BROKER PRIORITY (docs/reference/rules.md#priorities)."""
 
 from __future__ import annotations
 

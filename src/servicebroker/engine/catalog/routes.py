@@ -1,4 +1,4 @@
-"""CREATE, ALTER and DROP ROUTE (reference 01 section 6). What already waits is matched again at once."""
+"""CREATE, ALTER and DROP ROUTE (docs/reference/rules.md#routes). What already waits is matched again at once."""
 
 from __future__ import annotations
 

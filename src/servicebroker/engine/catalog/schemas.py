@@ -1,4 +1,7 @@
-"""CREATE, ALTER and DROP XML SCHEMA COLLECTION, and message type validation by one (reference 01 section 2)."""
+"""CREATE, ALTER and DROP XML SCHEMA COLLECTION, and message type validation by one.
+
+The rules: docs/reference/rules.md#message-types.
+"""
 
 from __future__ import annotations
 

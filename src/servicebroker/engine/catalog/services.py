@@ -1,4 +1,4 @@
-"""ALTER and DROP SERVICE (reference 01 section 5). The caller holds the lock of `lock_catalog`."""
+"""ALTER and DROP SERVICE (docs/reference/rules.md#services). The caller holds the lock of `lock_catalog`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BEGIN DIALOG CONVERSATION and BEGIN CONVERSATION TIMER (reference 02 sections 3 and 8)."""
+"""BEGIN DIALOG CONVERSATION and BEGIN CONVERSATION TIMER (docs/reference/rules.md#begin-dialog)."""
 
 from __future__ import annotations
 

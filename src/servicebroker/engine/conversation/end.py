@@ -1,4 +1,4 @@
-"""END CONVERSATION in its three forms (reference 02 section 9)."""
+"""END CONVERSATION in its three forms (docs/reference/rules.md#end-conversation)."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ import functools
 from collections.abc import Sequence
 
 from servicebroker.engine.conversation.shared_bodies import NEW_READER
-from servicebroker.store.direct import Bodies
-from servicebroker.store.statements import Statement
+from servicebroker.store.statements import Bodies, Statement
 
 _COLUMNS = (
     "message_sequence_number, stamp, conversation_group_id, conversation_handle, service_id, "

@@ -34,8 +34,7 @@ from servicebroker.model.arguments import (
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
-from servicebroker.store.direct import Bodies
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Bodies, Statement, Steps
 
 T = TypeVar("T")
 

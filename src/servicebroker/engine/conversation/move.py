@@ -1,4 +1,4 @@
-"""MOVE CONVERSATION (reference 02 section 7)."""
+"""MOVE CONVERSATION (docs/reference/rules.md#move-conversation)."""
 
 from __future__ import annotations
 

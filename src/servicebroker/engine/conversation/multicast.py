@@ -45,7 +45,7 @@ def send_multicast(
 
     Raises:
         BrokerError: what `send` raises, for the first handle that breaks a rule; 402 for no handle, one given twice,
-            or too many (reference 02 section 4).
+            or too many (docs/reference/rules.md#send).
     """
     check_handles(handles)
     names.checked("message type", message_type)

@@ -1,4 +1,6 @@
-"""Which conversation a sender of a pool uses, and what came back on those (reference 02, the pattern of seed 000).
+"""Which conversation a sender of a pool uses, and what came back on those.
+
+The rules: docs/reference/rules.md#recycled-conversations.
 
 Every transaction locks in one order: the session's row first, the conversation next.
 """

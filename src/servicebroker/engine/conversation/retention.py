@@ -1,4 +1,6 @@
-"""RETENTION: what was received and sent stays in the queue until its conversation ends (reference 02 section 15).
+"""RETENTION: what was received and sent stays in the queue until its conversation ends.
+
+The rules: docs/reference/rules.md#retention.
 
 The rows stand in the table retained_<queue>. RECEIVE writes there by itself where the option is on, see
 `store/queue.sql`; END takes them away.

@@ -38,8 +38,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import DBO
 from servicebroker.model.rejection import Rejection, on_both_sides
 from servicebroker.model.states import Event, after
-from servicebroker.store.direct import Bodies
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Bodies, Statement, Steps
 
 
 def send(
@@ -57,7 +56,7 @@ def send(
 
     Raises:
         BrokerError: 8418 no handle, 8426 unknown handle, 8429 wrong state, 8428, 8431, 8432, 8434 message type,
-            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type (reference 02 section 4).
+            8433 NULL body, 8459 too large, 9618 own queue off and retaining, 402 wrong type.
     """
     check_handle(handle)
     names.checked("message type", message_type)

@@ -1,4 +1,7 @@
-"""What the receiving side says of a message, with its own definition of the message type (reference 02 section 12)."""
+"""What the receiving side says of a message, with its own definition of the message type.
+
+The rules: docs/reference/rules.md#validation.
+"""
 
 from __future__ import annotations
 

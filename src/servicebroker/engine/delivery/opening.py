@@ -50,8 +50,8 @@ def lock_service(name: str) -> Statement:
 def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[Outcome]:
     """Create the target endpoint of a conversation whose first message is about to be delivered.
 
-    The routes of the initiator's database say where (reference 03 section 2). Not finding the service is no error:
-    messages wait. The caller has called `lock_service` before it locked the initiator.
+    The routes of the initiator's database say where (docs/reference/rules.md#routing). Not finding the service is no
+    error: messages wait. The caller has called `lock_service` before it locked the initiator.
     """
     if not initiator.is_initiator or (initiator.send_sequence and not (yield from never_opened(initiator))):
         return Outcome(refusal=BrokerError(8462))

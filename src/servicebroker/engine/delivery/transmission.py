@@ -45,7 +45,9 @@ def discard(endpoint: Endpoint, count: int) -> Steps[int]:
 
 
 def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
-    """GET_TRANSMISSION_STATUS: why the endpoint's oldest row of sys.transmission_queue waits (reference 03 section 7).
+    """GET_TRANSMISSION_STATUS: why the endpoint's oldest row of sys.transmission_queue waits.
+
+    The rules: docs/reference/rules.md#transmission-status.
 
     '' when nothing waits, when it was not tried yet, and for an unknown handle.
 

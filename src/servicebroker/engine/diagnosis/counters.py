@@ -1,7 +1,7 @@
 """What PostgreSQL holds of the broker's counters, for `servicebroker serve --metrics`. It only reads.
 
 Names and meanings are those of the objects Broker Statistics, Broker Activation and Broker/DBM Transport, where there
-is such a counter (reference 05 section 22).
+is such a counter (docs/reference/metrics.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counters of the object Broker Statistics that only the processes of applications know (reference 05 section 22).
+"""Counters of the object Broker Statistics that only the processes of applications know (docs/reference/metrics.md).
 
 Each process counts for itself and adds what it has counted to a row now and then, so that no verb pays a statement.
 """

@@ -1,4 +1,4 @@
-"""Whether a conversation that comes from another instance may begin here (reference 03 section 9)."""
+"""Whether a conversation that comes from another instance may begin here (docs/reference/rules.md#dialog-security)."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ from servicebroker.model.wording import cleaned
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
 from servicebroker.store import locks
-from servicebroker.store.direct import Bodies
-from servicebroker.store.statements import Statement, Steps
+from servicebroker.store.statements import Bodies, Statement, Steps
 
 
 class Result(NamedTuple):

@@ -1,4 +1,6 @@
-"""Asking the dynamic routing service for a missing route, or remote service binding (reference 03 section 3).
+"""Asking the dynamic routing service for a missing route, or remote service binding.
+
+The rules: docs/reference/rules.md#asking-for-routes.
 
 A request is a conversation of the broker itself, one for each service that no route leads to, or that has no binding.
 It is pending until the dynamic routing service ends it, see `route_answers.py`. Where the answer has brought none the

@@ -40,7 +40,7 @@ class Place(NamedTuple):
 def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> Steps[Place | Failed | Unroutable]:
     """Where the target of a conversation that begins in another instance is to be.
 
-    The routes of msdb say whether the service is here (reference 03 section 2).
+    The routes of msdb say whether the service is here (docs/reference/rules.md#routing).
     """
     opening = header.opening
     assert opening is not None

@@ -1,7 +1,11 @@
-"""What this instance says of itself to routing: which database has which service, and whose routes count."""
+"""What this instance says of itself to routing: which database has which service, and whose routes count.
+
+And where messages go that no endpoint of this instance is for, and that begin none here.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -9,10 +13,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, find_routes
-from servicebroker.engine.remote.missing_routes import ASK_AGAIN
+from servicebroker.engine.remote.missing_routes import ASK_AGAIN, ask
 from servicebroker.model.errors import BrokerError
-from servicebroker.protocol.routing import Address, Pick, RoutingTable, Site
-from servicebroker.store.addresses import own_addresses
+from servicebroker.protocol.envelope import Header
+from servicebroker.protocol.routing import Address, Ask, Conversation, Decision, Pick, RoutingTable, Site, classify
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -147,3 +151,29 @@ def picking(chance: float) -> Pick:
         return found
 
     return pick
+
+
+def own_addresses(host: str, port: int) -> frozenset[Address]:
+    """Where routes mean a listener at `host` ('' for every address of the machine) and `port`."""
+    hosts = (host,) if host else ("localhost", "127.0.0.1", "::1", os.uname().nodename)
+    return frozenset(Address(one.lower(), port) for one in hosts)
+
+
+def route_arrivals(catalog: Catalog, headers: Sequence[Header], here: Here, now: datetime) -> Steps[list[Decision]]:
+    """What the routes of msdb say of each of these messages from outside.
+
+    Chance is the conversation's identifier: all of its messages take the same way.
+    """
+    located = yield from find_site(list({header.to_service for header in headers}), now, here)
+    outside = yield from located.routes(catalog, located.msdb)
+    site = located.site_of(located.msdb)
+    decisions = []
+    for header in headers:
+        broker = None if header.to_broker is None else str(header.to_broker)
+        conversation = Conversation(header.to_service, broker, None, not header.is_from_initiator)
+        chance = header.conversation_id.int % 2**53 / 2**53
+        decision = classify(conversation, RoutingTable(()), outside, site, now, picking(chance))
+        if isinstance(decision.destination, Ask) and located.msdb is not None:
+            yield from ask(located.msdb.database_id, decision.destination, now)
+        decisions.append(decision)
+    return decisions

@@ -1,4 +1,6 @@
-"""Logins: names of an instance for those who are not of it, above all its peers (reference 01 section 9).
+"""Logins: names of an instance for those who are not of it, above all its peers; their permissions.
+
+The rules: docs/reference/rules.md#endpoints-and-logins.
 
 Nobody opens a session as one; that is done as a role of PostgreSQL. A login has no password.
 """
@@ -11,7 +13,7 @@ from typing import NamedTuple
 from servicebroker.model import names
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import Kind
+from servicebroker.model.permissions import Kind, bringing
 from servicebroker.store.statements import Statement, Steps
 
 PUBLIC = 2  # everybody
@@ -134,3 +136,30 @@ def find_login(action: str, name: str) -> Steps[int]:
     if not rows:
         raise BrokerError(15151, action, "login", name)
     return int(rows[0][0])
+
+
+def set_permission(permission: str, principal: str, on_login: str | None, state: str | None) -> Steps[None]:
+    """GRANT (G), DENY (D) or REVOKE (None) for a login, or public; on another login, or on the instance.
+
+    Raises:
+        BrokerError: 4606 no such permission, 15151 no such login, 4624 to a login on itself.
+    """
+    kind = Kind.SERVER if on_login is None else Kind.LOGIN
+    bringing(kind, permission)
+    on_id = 0 if on_login is None else (yield from find_login("find", on_login))
+    login_id = yield from find_login("find", principal)
+    if kind is Kind.LOGIN and on_id == login_id:
+        raise BrokerError(4624)
+    key = (kind.value, on_id, login_id, permission)
+    if state is None:
+        yield Statement(
+            "delete from servicebroker.server_permissions "
+            "where class = $1 and major_id = $2 and grantee_id = $3 and permission = $4",
+            key,
+        )
+    else:
+        yield Statement(
+            'insert into servicebroker.server_permissions values ($1, $2, $3, $4, $5::"char") '
+            "on conflict (grantee_id, class, major_id, permission) do update set state = excluded.state",
+            (*key, state),
+        )

@@ -15,7 +15,8 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from servicebroker.store.aio.concurrency import cancel_later, finish
-from servicebroker.store.direct import Ahead, PreparedStatements, Row, adapt, ahead_steps, behind, command_steps
+from servicebroker.store.direct import Ahead, PreparedStatements, adapt, ahead_steps, behind, command_steps
+from servicebroker.store.statements import Row
 
 T = TypeVar("T")
 

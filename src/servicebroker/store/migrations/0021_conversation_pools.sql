@@ -1,4 +1,4 @@
--- Conversations that many senders use one after the other, until each is ended (seed 000).
+-- Conversations that many senders use one after the other, until each is ended (docs/reference/rules.md#recycled-conversations).
 
 -- Which conversation a sender uses: one for each key. A sender holds its row until its transaction ends.
 create table servicebroker.session_conversations (

@@ -1,4 +1,4 @@
--- Messages whose processing fails, as long as they are in their queue (seed 002).
+-- Messages whose processing fails, as long as they are in their queue (docs/reference/rules.md#programmatic-poison-handling).
 create table servicebroker.failed_messages (
     conversation_handle uuid primary key,
     queue_id integer not null,

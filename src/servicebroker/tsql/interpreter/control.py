@@ -1,9 +1,11 @@
-"""Blocks, IF, WHILE, TRY, variables, options, transactions."""
+"""Blocks, IF, WHILE, TRY, variables, options, transactions, WAITFOR DELAY and TIME."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
+from datetime import datetime, timedelta
 
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.conversion import convert
@@ -257,8 +259,27 @@ def _save(machine: Machine, statement: SaveTransaction) -> None:
 
 @runs(WaitForTime)
 def _wait(machine: Machine, statement: WaitForTime) -> None:
-    from servicebroker.tsql.interpreter.waitfor import seconds_until
 
     value = text(machine, statement.value) or ""
     time.sleep(seconds_until(statement.kind, value, machine.instance.clock()))
     machine.done(0)
+
+
+_TIME = re.compile(r"\s*(?:\d{4}-\d{2}-\d{2}\s+)?(\d{1,2}):(\d{2})(?::(\d{2})(?:[.:](\d{1,3}))?)?\s*")
+
+
+def seconds_until(kind: str, text: str, now: datetime) -> float:
+    """The seconds from `now`, UTC: the length of a DELAY, or up to the next time of day that TIME names.
+
+    Raises:
+        TsqlError: 148 it is no time of less than 24 hours.
+    """
+    found = _TIME.fullmatch(text)
+    hours, minutes, seconds = (int(found[n] or 0) for n in (1, 2, 3)) if found else (99, 0, 0)
+    if found is None or hours > 23 or minutes > 59 or seconds > 59:
+        raise TsqlError(148, f"Incorrect time syntax in time string '{text}' used with WAITFOR.", severity=15)
+    length = timedelta(hours=hours, minutes=minutes, seconds=seconds, milliseconds=int((found[4] or "0").ljust(3, "0")))
+    if kind == "DELAY":
+        return length.total_seconds()
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    return (midnight + length - now).total_seconds() % timedelta(days=1).total_seconds()

@@ -15,11 +15,9 @@ from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
-from servicebroker.tsql.interpreter.known_functions import UserFunctions
-from servicebroker.tsql.interpreter.known_types import UserTypes
 from servicebroker.tsql.interpreter.machine import Machine, runs
+from servicebroker.tsql.interpreter.remembered import Columns, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.simple import Value
-from servicebroker.tsql.interpreter.tables import Columns
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope

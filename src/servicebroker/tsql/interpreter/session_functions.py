@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from servicebroker.store import locks
 from servicebroker.store.direct import DirectConnection
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.translation.definitions.triggers import UPDATED
+from servicebroker.tsql.translation.definitions.object_definitions import UPDATED
 from servicebroker.tsql.types import INT, SqlType
 
 if TYPE_CHECKING:

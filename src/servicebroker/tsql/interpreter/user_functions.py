@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from servicebroker.tsql.context import database_of
-from servicebroker.tsql.interpreter.known_functions import note_of
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.modules import drop_modules, store
 from servicebroker.tsql.interpreter.objects import defines
+from servicebroker.tsql.interpreter.remembered import note_of
 from servicebroker.tsql.syntax import Definition, Function, Name
 from servicebroker.tsql.translation.definitions.function_bodies import (
     body_scope,

@@ -1,6 +1,8 @@
-"""CREATE, ALTER and DROP of tables, indexes, views, sequences and schemas; TRUNCATE TABLE."""
+"""CREATE, ALTER and DROP of tables, indexes, views, sequences and schemas; TRUNCATE TABLE; UPDATE(column) in triggers."""
 
 from __future__ import annotations
+
+from sqlglot import exp
 
 from servicebroker.model import names
 from servicebroker.store.queue import quoted
@@ -23,8 +25,9 @@ from servicebroker.tsql.translation.queries.sources import ObjectName, object_na
 from servicebroker.tsql.translation.reading.parts import table_in
 from servicebroker.tsql.translation.reading.text_to_tree import Slice, parsed
 from servicebroker.tsql.translation.result import Translated
-from servicebroker.tsql.translation.text_writer import Writer, identifier, refused, schema_of, string
-from servicebroker.tsql.types import column_type
+from servicebroker.tsql.translation.text_writer import Sql, Writer, identifier, refused, schema_of, string
+from servicebroker.tsql.translation.values.functions import SPECIAL
+from servicebroker.tsql.types import BIT, column_type
 
 
 def definition(writer: Writer, piece: Slice) -> Translated:
@@ -321,3 +324,15 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
         index = unquoted(name.part(len(name.words) - 1, len(name.words)).text)
     schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
     return f"DROP INDEX {exists}{schema}{_index_name(own, index)}"
+
+
+UPDATED = "updated "  # before the name of a column: the parameter that says whether the statement has set it
+
+
+def _updated(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    if len(nodes) != 1 or not isinstance(nodes[0], exp.Column):
+        raise TsqlError(102, "Incorrect syntax near 'UPDATE'. It takes the name of a column.", severity=15)
+    return Sql(writer.parameter(UPDATED + nodes[0].name.lower(), BIT), BIT)
+
+
+SPECIAL["update"] = _updated

@@ -1,12 +1,14 @@
-"""Text to syntax tree: sqlglot parses, after a few spellings that it would misread were written otherwise."""
+"""Text to syntax tree: sqlglot parses, after a few spellings that it would misread were written otherwise; trees of which
+a part is missing are refused.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlglot
 from sqlglot import exp
@@ -14,7 +16,6 @@ from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.tokens import COMPOUND, NUMBER, VARIABLE, WORD, Tokens, tokenize
-from servicebroker.tsql.translation.reading.wholeness import lack
 
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
@@ -216,3 +217,30 @@ def _is_value(words: list[str], at: int, piece: Slice) -> bool:
     before = words[at - 1] if at > piece.first else ""
     after = words[at + 1] if at + 1 < piece.last else ""
     return after not in ("(", ".") and before not in ("AS", ".")
+
+
+def lack(tree: exp.Expression) -> str | None:
+    """What stands beside the first missing part of a tree; None when the tree is whole."""
+    for node in tree.walk():
+        if not isinstance(node, exp.Expression) or any(node.error_messages()):
+            return type(node).__name__.upper()
+        has_all = _DEMANDS.get(type(node))
+        if has_all is not None and not has_all(node):
+            return node.name or type(node).__name__.upper()
+    return None
+
+
+def _any_of(*names: str) -> Callable[[Any], bool]:
+    return lambda node: any(node.args.get(name) for name in names)
+
+
+def _is_number(node: Any) -> bool:
+    """Digits on both sides of a dot that stands alone become one literal with two dots."""
+    return bool(node.is_string) or node.this.count(".") < 2
+
+
+_DEMANDS: dict[type[exp.Expression], Callable[[Any], bool]] = {
+    exp.Literal: _is_number,
+    exp.GroupConcat: _any_of("separator"),
+    exp.In: _any_of("expressions", "query"),
+}

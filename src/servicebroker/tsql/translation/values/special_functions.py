@@ -1,4 +1,6 @@
-"""Functions of T-SQL whose arguments are not plain values, but for dates; and those that are not here."""
+"""Functions of T-SQL whose arguments are not plain values, but for dates: IS_MEMBER and its kin
+too; and those that are not here.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Sql,
     Writer,
+    as_text,
     closed_text,
     refused,
     string,
@@ -133,3 +136,29 @@ def _trim(writer: Writer, node: exp.Trim) -> Sql:
         raise unsupported(node, "Use LTRIM and RTRIM.")
     removed = argument(write_value(writer, signs), "s") if signs is not None else string(" ")
     return Sql(f"btrim({value}, {removed})", NVARCHAR)
+
+
+_LOGINS = "('sa', 'dbo')"
+
+
+def _arguments(writer: Writer, nodes: list[exp.Expression], most: int, name: str) -> list[str]:
+    if not 1 <= len(nodes) <= most:
+        raise TsqlError(189, f"The {name} function requires 1 to {most} arguments.", severity=15)
+    return [as_text(write_value(writer, node)) for node in nodes]
+
+
+def _is_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    role, *who = _arguments(writer, nodes, 2, "is_rolemember")
+    writer.used["function", "user_name"] = True
+    principal = who[0] if who else f"{writer.parameter('user_name', NVARCHAR)}"
+    return Sql(f"tsql.is_member({string(writer.scope.database)}, {principal}, {role})", INT)
+
+
+def _is_server_member(writer: Writer, nodes: list[exp.Expression]) -> Sql:
+    """Who works as dbo of the instance's owner may do everything; other fixed roles have no members."""
+    role, *who = _arguments(writer, nodes, 2, "is_srvrolemember")
+    login = who[0] if who else writer.parameter("suser_name", NVARCHAR)
+    return Sql(f"(lower({role}) IN ('sysadmin', 'public') AND lower({login}) IN {_LOGINS})::integer", INT)
+
+
+SPECIAL |= {"is_member": _is_member, "is_rolemember": _is_member, "is_srvrolemember": _is_server_member}

@@ -1,0 +1,85 @@
+"""`servicebroker status`: the queues of an instance, what connects to it, and what will need attention."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from servicebroker.api.open import open_instance
+from servicebroker.cli.existing import must_exist
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
+from servicebroker.engine.security.certificate_ages import certificates_in_use
+from servicebroker.model.wording import counted
+from servicebroker.store.running import run
+
+
+def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+    """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
+    must_exist(instance)
+    with open_instance(instance) as opened:
+        queues, waiting = opened.status()
+        with opened.connection() as connection:
+            now = opened.clock()
+            links, refused = run(connection, connections()), run(connection, refusals())
+            mirrors = run(connection, is_standby())
+            expiring = [one for one in run(connection, certificates_in_use(now)) if one.is_expiring(now)]
+    if as_json:
+        told = {
+            "is_standby": mirrors,
+            "queues": [queue._asdict() for queue in queues],
+            "transmission_queue": waiting._asdict(),
+            "connections": [link._asdict() for link in links],
+            "refused_connections": [one._asdict() for one in refused],
+            "expiring_certificates": [one._asdict() for one in expiring],
+        }
+        typer.echo(json.dumps(told, default=str))
+        return
+    table = Table(title=f"Queues of {instance}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("queue", overflow="fold")
+    table.add_column("services", overflow="fold")
+    table.add_column("messages", justify="right")
+    table.add_column("oldest", justify="right")
+    table.add_column("conversations", overflow="fold")
+    for queue in queues:
+        table.add_row(
+            f"{queue.database}.{queue.queue}",
+            "\n".join(queue.services),
+            f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
+            _age(queue.oldest, now),
+            "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
+        )
+    console = Console()
+    console.print(table if queues else "No queues yet.")
+    if mirrors:
+        console.print("This server is a standby. What connects and what runs is known to its primary only: ask there.")
+    if waiting.messages:
+        console.print(
+            f"{counted(waiting.messages, 'message waits', 'messages wait')} in the transmission queue; "
+            f"the oldest because: {waiting.status}"
+        )
+    for link in links:
+        how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
+        console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
+    for one in refused:
+        console.print(f"{counted(one.times, 'connection')} refused with {one.number}, the last from {one.last_peer}")
+    for old in expiring:
+        over = "has expired" if old.expires <= now else "expires"
+        where = f" of {old.user} in {old.database}" if old.database else ""
+        console.print(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
+
+
+def _age(since: datetime | None, now: datetime) -> str:
+    """How long ago, in the largest unit that fits."""
+    if since is None:
+        return ""
+    seconds = max(0, int((now - since).total_seconds()))
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"

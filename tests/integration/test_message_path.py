@@ -1,0 +1,29 @@
+"""The way of one message is the one that docs/architecture.md shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import message_path
+
+
+def read(text: str) -> dict[str, set[str]]:
+    """The files of each stage, in whatever order threads came to them; the titles stand for themselves."""
+    found: dict[str, set[str]] = {}
+    part = stage = ""
+    for line in text.splitlines():
+        if line.startswith("  "):
+            found[part + stage] |= set(line.split())
+        elif line in message_path.STAGES:
+            stage = line
+            found[part + stage] = set()
+        elif line:
+            part = line + "; "
+    return found
+
+
+def test_the_way_of_a_message_is_the_documented_one(make_instance_url: Callable[[], str]) -> None:
+    documented = message_path.documented(message_path.DOCUMENT.read_text())
+    ways = message_path.ways_of_messages(make_instance_url(), make_instance_url())
+    found, shown = (read(text) for text in (message_path.as_text(*ways, functions=False), documented))
+    assert found == shown, "python tools/message_path.py --write"

@@ -1,0 +1,72 @@
+"""What an application loads is what it uses: modules, counted in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from servicebroker.cli.main import COMMANDS, app, load
+
+LAST = "import sys, json; print(); print(json.dumps(sorted(sys.modules)))"
+OTHERS = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "engine", "store")
+HEAVY = ("psycopg", "psycopg_pool", "asyncio", "lxml", "cryptography", "pyspark", "pyarrow")
+
+
+def loaded(program: str) -> set[str]:
+    """The modules of a new process that has run this."""
+    done = subprocess.run([sys.executable, "-c", f"{program}\n{LAST}"], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def command(*arguments: str) -> str:
+    """A program that runs `servicebroker` with these arguments."""
+    return (
+        "import contextlib\nfrom servicebroker.cli.main import app\n"
+        f"with contextlib.suppress(SystemExit): app({list(arguments)!r})"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "most", "absent"),
+    [
+        ("import servicebroker", 130, (*HEAVY, "typer", "rich")),
+        (command("--version"), 300, (*HEAVY, "rich")),
+        (command("--help"), 350, HEAVY),
+        (command(), 350, HEAVY),
+    ],
+    ids=["import", "version", "help", "nothing"],
+)
+def test_little_is_loaded(program: str, most: int, absent: tuple[str, ...]) -> None:
+    modules = loaded(program)
+    assert not modules & {*absent, *(f"servicebroker.{name}" for name in OTHERS)}
+    assert len(modules) <= most
+
+
+def test_an_opened_instance_needs_neither_scripts_nor_commands() -> None:
+    modules = loaded("import servicebroker\nservicebroker.open")
+    faces = ("tsql", "benchmarks", "simulation", "pipeline", "broker", "cli", "testing")
+    assert not modules & {"typer", "rich", "sqlglot", *(f"servicebroker.{name}" for name in faces)}
+
+
+def test_the_engine_loads_no_driver() -> None:
+    modules = loaded(
+        "import pkgutil, importlib, servicebroker.engine as engine\n"
+        "for one in pkgutil.walk_packages(engine.__path__, engine.__name__ + '.'): importlib.import_module(one.name)"
+    )
+    assert "servicebroker.engine.conversation.send" in modules
+    assert not modules & {"psycopg", "psycopg_pool", "psycopg_binary", "asyncio"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    assert " ".join(load(name).help.split()) == COMMANDS[name].help
+
+
+def test_a_command_that_is_not_there_is_refused() -> None:
+    refused = CliRunner().invoke(app, ["statu"])
+    assert refused.exit_code == 2
+    assert "Did you mean 'status'" in refused.stderr
