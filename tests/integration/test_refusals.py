@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -93,6 +94,8 @@ def test_what_is_on_its_way_is_no_finding(two: Two, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(findings, "REASONLESS", timedelta(0))
         finds(two.west, "service //test/Mute", "1 message to it waits", "nobody has said why")
         assert "nobody has said why" in CliRunner().invoke(app, asked).output
+    found = finds(two.west, "service //test/Mute", "The target service broker is unreachable", "Connection refused")
+    assert "servicebroker route alter" in found["advice"]
     two.west.database.end_conversation(handle, cleanup=True)
 
 
@@ -103,6 +106,10 @@ def test_who_is_no_broker_is_found(two: Two) -> None:
     found = finds(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
     assert found["problem"].count("28027") == 1
     assert "ALTER ENDPOINT" in found["advice"]
+    said = CliRunner().invoke(app, ["status", "--instance", two.east.url], env={"COLUMNS": "300"}).output
+    assert re.search(
+        r"1 connection refused with 28027, the last from TCP://127.0.0.1:\d+: Connection handshake failed", said
+    )
 
 
 def test_who_may_not_connect_learns_that_and_no_names(two: Two, tmp_path: Path) -> None:

@@ -816,7 +816,9 @@ begin
             'select count(*), min(message_enqueue_time) from (select message_enqueue_time from servicebroker.queue_%s '
             'order by priority desc, queuing_order limit $1) q', one.queue_id)
            into messages, oldest using most;
-        readers := (select count(*) from servicebroker.waiting_readers w where w.queue_id = one.queue_id and not w.is_monitor);
+        readers := (select count(*)
+            from servicebroker.rows_here(null::servicebroker.waiting_readers) w
+            where w.queue_id = one.queue_id and not w.is_monitor);
         holders := (
             select count(distinct l.pid) from pg_locks l
              where l.locktype = 'relation' and l.granted and l.mode = 'RowExclusiveLock'
@@ -882,7 +884,9 @@ begin
       from servicebroker.failed_messages f where f.conversation_handle = handle;
     failures := coalesce(failures, 0);
     last_error := coalesce(last_error, '');
-    readers := (select count(*) from servicebroker.waiting_readers w where w.queue_id = one.queue_id and not w.is_monitor);
+    readers := (select count(*)
+            from servicebroker.rows_here(null::servicebroker.waiting_readers) w
+            where w.queue_id = one.queue_id and not w.is_monitor);
     return next;
 end $$;
 
