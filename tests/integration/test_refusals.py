@@ -22,7 +22,7 @@ from servicebroker.engine.remote.refusals import KEPT, MOST, Refusal, find_refus
 from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
 from servicebroker.store.running import run, run_alone
-from support import CONTRACT, ORDER, ORDERS, eventually
+from support import CONTRACT, ORDER, ORDERS, STOCK, eventually
 
 KEEPER, KEPT_SERVICE = "Keeper", "//test/Kept"
 
@@ -36,6 +36,8 @@ def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathF
         for site in (found.west, found.east):
             site.endpoint()
             site.serve()
+        found.send("they are connected")
+        found.arrives("they are connected")
         yield found
 
 
@@ -134,10 +136,13 @@ def test_who_may_not_connect_learns_that_and_no_names(two: Two, tmp_path: Path) 
 
 def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
     two.east.certificate("drop", "west")
-    handle = two.send("x")
+    handle = two.send()
+    eventually(
+        lambda: "unknown ca" in two.west.status() or not two.send("x", handle=handle)
+    )  # some of it still arrives
     found = finds(two.west, "It refuses us", "9751", f"peer {two.east.address}")
     assert "certificate export here and certificate import at the peer" in found["advice"]
-    two.west.waits("unknown ca")
+    finds(two.west, f"service {STOCK}", "unknown ca")
     found = finds(two.east, "peer TCP://127.0.0.1", "Refused here", "28035", "none of those that were imported here")
     assert "servicebroker certificate import" in found["advice"]
     two.west.database.end_conversation(handle, cleanup=True)

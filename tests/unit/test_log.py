@@ -11,7 +11,6 @@ import pytest
 
 from servicebroker.broker import journal
 from servicebroker.cli import log as process_log
-from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import eventually
 
 
@@ -35,11 +34,11 @@ def lines(said: io.StringIO) -> list[str]:
 
 def test_a_repeated_line_is_told_once_and_counted(said: io.StringIO) -> None:
     for _ in range(1_000):
-        journal.corrupted(CorruptedMessage(11235, "100 bytes"), "127.0.0.1:4022")
-    journal.corrupted(CorruptedMessage(11235, "100 bytes"), "10.0.0.7:4022")  # of another host
+        journal.connection("Closed", "127.0.0.1:4022", "100 bytes")
+    journal.connection("Closed", "10.0.0.7:4022", "100 bytes")  # of another host
     assert len(lines(said)) == 2
     eventually(lambda: "999 lines like these were left out from 127.0.0.1" in said.getvalue())
-    journal.corrupted(CorruptedMessage(11235, "100 bytes"), "127.0.0.1:4022")
+    journal.connection("Closed", "127.0.0.1:4022", "100 bytes")
     assert len(lines(said)) == 4
 
 
@@ -48,7 +47,7 @@ def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytes
     (repeats,) = logging.getLogger().handlers[0].filters
     assert isinstance(repeats, process_log.Repeats)
     for number in range(2_000):
-        journal.corrupted(CorruptedMessage(11235, f"{number} bytes"), f"127.0.0.1:{number}")
+        journal.connection("Closed", f"127.0.0.1:{number}", f"{number} bytes")
     for number in range(2_000):  # from as many hosts
         journal.login("Authentication Failure", f"10.0.{number // 250}.{number % 250}:1", "", "no")
     assert len(lines(said)) <= 2 * process_log.DIFFERENT + process_log.KINDS

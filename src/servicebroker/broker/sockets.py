@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -440,8 +441,7 @@ class Network:
                 self._loop.create_connection(lambda: Stream(self, address), address.host, address.port), CONNECT_TIME
             )
         except (OSError, TimeoutError) as problem:
-            why = getattr(problem, "strerror", None) or str(problem) or "no answer"
-            self.failed(address, f"{RULES[9753].text} {address}: {why}.")
+            self.failed(address, f"{RULES[9753].text} {address}: {_why(problem)}.")
 
     def is_secured(self, address: Address) -> bool:
         """Whether a connection to that address begins with TLS."""
@@ -624,6 +624,13 @@ class Network:
     def _end_all(self, number: int, text: str) -> None:
         for stream in list(self.streams):
             stream.shut(number, text)
+
+
+def _why(problem: OSError | TimeoutError) -> str:
+    """Why a connection could not be made; asyncio repeats the address where the system says what is wrong."""
+    if problem.errno and problem.errno > 0:
+        return os.strerror(problem.errno)
+    return problem.strerror or str(problem) or "no answer"
 
 
 def _text(number: int, *values: object) -> str:
