@@ -12,6 +12,7 @@
 #                50,000 random T-SQL texts of each kind
 # make soak      200,000 messages each way between two instances, under faults; ten minutes of 32 on one queue; 1,000,000
 #                open dialogs; 50 kills of a pipeline; ten times a million through one queue
+# make chaos     an hour of everything that goes wrong, one fault after the other, under load (docs/reliability.md)
 # make bench     every benchmark, written to docs/benchmarks.md
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ SEED ?= 1
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --seed $(SEED)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all coverage check sync lint types unit conformance simulate soak bench docs clean
+.PHONY: help install demo test test-all coverage check sync lint types unit conformance simulate soak chaos bench docs clean
 
 help:
 	@sed '/^$$/q; s/^# //' Makefile
@@ -93,6 +94,9 @@ soak: install
 	$(BIN)/python -m pytest -q tests/integration/test_pipeline_faults.py --kills 50
 	$(BIN)/python -m pytest -q tests/integration/test_space.py --space-messages 1000000 -k ten_times
 	$(BIN)/python -m pytest -q tests/integration/test_hostile.py --hostile-seconds 600 --timeout 3600
+
+chaos: install
+	$(BIN)/python -m pytest -q tests/integration/test_chaos.py --chaos-seconds 3600 --log-cli-level INFO
 
 bench: install
 	$(BIN)/servicebroker bench all --write docs/benchmarks.md

@@ -58,6 +58,7 @@ COUNTS = {
     "fuzz-examples": Count(100, 300, "texts of each test that writes random T-SQL"),
     "open-dialogs": Count(5_000, 20_000, "dialogs that are open between two daemons"),
     "seeds": Count(300, 1_000, "histories of the simulator in which anything goes wrong"),
+    "chaos-seconds": Count(12, 60, "how long everything goes wrong"),
     "hostile-seconds": Count(2, 4, "how long a partner means harm to the others"),
     "messages": Count(1_000, 2_000, "how many test_brokers.py sends each way"),
 }

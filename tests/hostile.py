@@ -26,8 +26,8 @@ from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, 
 from servicebroker.protocol.dialog_keys import UNSECURED
 from servicebroker.protocol.envelope import (
     Acknowledgement,
+    BrokerFailure,
     Content,
-    Failure,
     Header,
     Kind,
     Opening,
@@ -161,7 +161,7 @@ def lies(talk: Talk, chance: random.Random) -> list[bytes]:
     everything = Acknowledgement(2**40)
     some = Acknowledgement(chance.randrange(1, 1_000))
     opening = Opening(CONTRACT, 3600, encryption=False)
-    over = Failure(-8462, "It is over.")
+    over = BrokerFailure(-8462, "It is over.")
     said: list[tuple[Header, Payload]] = []
     for is_initiator in (True, False):
         header = _header(talk, is_initiator=is_initiator)

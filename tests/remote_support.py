@@ -128,3 +128,32 @@ def leftovers(site: Site) -> dict[str, int]:
     ]
     counts = {table: query(site.database, f"select count(*) from servicebroker.{table}")[0][0] for table in tables}
     return {table: count for table, count in counts.items() if count}
+
+
+class Copy:
+    """What an instance holds of conversations at a moment, to go back to: as if a copy of then were restored."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._tables = [
+            f"queue_{n}"
+            for (n,) in query(site.database, "select queue_id from servicebroker.queues where queue_id > 65535")
+        ]
+        self._tables += ["conversation_groups", "conversation_endpoints", "conversation_keys"]
+        self._tables += ["transmission_queue", "arrivals", "arrived_fragments"]
+        for table in self._tables:
+            self._do(f"create table public.was_{table} as select * from servicebroker.{table}")
+
+    def restore(self) -> None:
+        """The instance goes back, and its daemon begins anew."""
+        for table in self._tables:
+            self._do(f"delete from servicebroker.{table}")
+        for table in self._tables:
+            self._do(f"insert into servicebroker.{table} select * from public.was_{table}")
+        self._site.relay = self._site.new_relay()
+        self._site.out.frames.clear()
+
+    def _do(self, text: str) -> None:
+        with self._site.connection.transaction():
+            self._site.connection.execute("set local session_replication_role = replica")
+            self._site.connection.execute(text)

@@ -23,16 +23,10 @@ import servicebroker as sb
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.benchmarks.measured_system import text_body
+from servicebroker.benchmarks.processes import processor_time
 from servicebroker.benchmarks.routing import Passing
 
-TICKS = os.sysconf("SC_CLK_TCK")
 SIZES = (1000, 10)  # messages in a transaction
-
-
-def processor_time(pid: int) -> float:
-    """Seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def used(url: str, daemons: list[int]) -> Counter[str]:

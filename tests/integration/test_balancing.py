@@ -14,7 +14,7 @@ import servicebroker as sb
 from many_sites import Site, rounds
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.remote.departing import route
-from servicebroker.engine.remote.remote_endpoints import Remote
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.site import Here
 from servicebroker.protocol.routing import Address
 from servicebroker.store.running import run
@@ -37,9 +37,9 @@ INSTANCES = 8
 CONVERSATIONS = 10_000
 
 
-def departure(database_id: int) -> Remote:
+def departure(database_id: int) -> RemoteEndpoint:
     """A conversation of which nothing was sent yet."""
-    return Remote(
+    return RemoteEndpoint(
         uuid4(), uuid4(), True, database_id, uuid4(), True, ORDERS, STOCK, None, None, CONTRACT,
         datetime.now(UTC) + timedelta(days=1), False, 5, False, "CO", False, False, 0, 1, 0, None, {},
     )  # fmt: skip

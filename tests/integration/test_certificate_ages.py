@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from servicebroker.broker import metrics
 from servicebroker.cli.main import app as command
-from servicebroker.engine.remote.domain_state import Membership, tell_membership
+from servicebroker.engine.remote.domain_state import ToldMembership, tell_membership
 from servicebroker.engine.security.transport_certificates import add_certificate
 from servicebroker.store import x509_certificates
 from servicebroker.store.running import run_alone
@@ -105,7 +105,7 @@ def test_those_of_dialog_security(shop: sb.Database) -> None:
 def test_that_of_a_domain_only_when_it_is_not_renewed(shop: sb.Database) -> None:
     def tell(days: float, problem: str = "") -> None:
         with shop.instance.connection() as connection:
-            told = Membership("CORP\\shop", b"", NOW, NOW + days * DAY, problem)
+            told = ToldMembership("CORP\\shop", b"", NOW, NOW + days * DAY, problem)
             run_alone(connection, tell_membership(told))
 
     tell(5)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import UUID
@@ -16,6 +15,7 @@ import pytest
 from psycopg import sql
 
 from daemons import Site, Two, two_sites
+from servicebroker.benchmarks import processes
 from support import CONTRACT, ORDER, ORDERS, STOCK, STOCK_QUEUE, bodies, eventually, query, waiting_messages
 
 _LOG = logging.getLogger(__name__)  # shown with --log-cli-level INFO
@@ -68,8 +68,7 @@ def copy(site: Site, many: int) -> None:
 
 def memory(site: Site) -> float:
     """Bytes that its daemon holds."""
-    pages = int(Path(f"/proc/{site.daemon.process.pid}/statm").read_text().split()[1])
-    return pages * float(os.sysconf("SC_PAGE_SIZE"))
+    return processes.held(site.daemon.process.pid)
 
 
 def begin(two: Two, many: int) -> list[UUID]:

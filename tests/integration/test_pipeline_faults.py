@@ -24,6 +24,7 @@ pytest.importorskip("pyspark")
 from deltalake import DeltaTable
 
 import servicebroker as sb
+from servicebroker.benchmarks.processes import family
 from servicebroker.pipeline.file import read_pipeline
 from servicebroker.pipeline.run import running
 
@@ -130,17 +131,8 @@ def landing_run(path):
 
 
 def descendants(pid):
-    """The processes below one, by /proc: pid and name."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            name, rest = (entry / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
-            parents[int(entry.name)] = (int(rest.split()[1]), name)
-    found, below = [], {pid}
-    while new := {one for one, (parent, _) in parents.items() if parent in below and one not in below}:
-        below |= new
-        found += [(one, parents[one][1]) for one in new]
-    return found
+    """The processes below one: pid and name."""
+    return list(family(pid))[1:]
 
 
 def kill(path, run, target, server_pid):

@@ -433,7 +433,7 @@ def test_names_that_another_process_made_are_found_though_the_connection_is_lost
         nonlocal losses
         if losses:
             losses -= 1
-            yield Statement("select pg_terminate_backend(pg_backend_pid())")
+            yield Statement("test.ended", "select pg_terminate_backend(pg_backend_pid())")
         return (yield from find_labels(catalog, database_id, anew=anew))
 
     monkeypatch.setattr(servicebroker.engine.catalog.catalog, "find_labels", losing)

@@ -217,7 +217,9 @@ def test_a_statement_that_fails_after_it_took_the_lock(database: sb.Database) ->
 
     def broken() -> Steps[None]:
         yield Statement(
-            "select servicebroker.keep_lock(-5), servicebroker.keep_lock(-5), 1 / (pg_backend_pid() * 0)", locks=True
+            "test.broken",
+            "select servicebroker.keep_lock(-5), servicebroker.keep_lock(-5), 1 / (pg_backend_pid() * 0)",
+            locks=True,
         )
 
     with database.transaction() as transaction:

@@ -25,6 +25,20 @@ def test_a_lock_timeout_under_a_verb(database: sb.Database) -> None:
             waiter.connection.execute("set local lock_timeout = 50")
             waiter.send(handle, ORDER, b"y")
     assert isinstance(caught.value.__cause__, psycopg.errors.LockNotAvailable)
+    assert str(caught.value).endswith(" Statement: conversation.send.")
+    assert caught.value.__cause__.__notes__ == ["Statement: conversation.send"]
+
+
+def test_what_runs_is_seen_by_its_name(database: sb.Database) -> None:
+    """Of the statements of the library alone: the application's stay as they are."""
+    handle, _ = open_dialog(database)
+    with database.transaction() as transaction:
+        transaction.send(handle, ORDER, b"x")
+        pid = transaction.connection.info.backend_pid
+        ((text,),) = query(database, "select query from pg_stat_activity where pid = %s", pid)
+        assert text.startswith("/* conversation.send */ ")
+        transaction.connection.execute("select 1")
+        assert query(database, "select query from pg_stat_activity where pid = %s", pid) == [("select 1",)]
 
 
 def test_a_statement_timeout_under_a_verb(database: sb.Database) -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from servicebroker.cli.main import app
-from servicebroker.protocol.mirroring import STAYS, Claim, Role, Standing
+from servicebroker.protocol.mirroring import STAYS, Claimant, Role, Standing
 from servicebroker.simulation import mirrors
 from servicebroker.simulation.store import Lost
 
@@ -62,7 +62,7 @@ def test_a_mirror_that_claims_the_role_is_found_out(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_sender_that_never_changes_over_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STAYS, Claim.NO, True)
+    monkeypatch.setitem(STAYS, Claimant.NO, True)
     assert failures() > 0
 
 
@@ -74,7 +74,7 @@ def test_the_command() -> None:
 
 
 def test_the_command_replays_a_seed_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STAYS, Claim.NO, True)
+    monkeypatch.setitem(STAYS, Claimant.NO, True)
     bad = next(seed for seed in range(200) if is_bad(seed))
     result = CliRunner().invoke(app, ["simulate", "--mirrors", "--seeds", str(bad)])
     assert result.exit_code == 1

@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servicebroker.protocol.queue_monitor import NEW, Decision, Monitor, Seen, Settings, State, could_not_start, look
+from servicebroker.protocol.queue_monitor import (
+    NEW,
+    Decision,
+    Monitor,
+    MonitorState,
+    Seen,
+    Settings,
+    could_not_start,
+    look,
+)
 
-INACTIVE, NOTIFIED, OCCURRING = State.INACTIVE, State.NOTIFIED, State.RECEIVES_OCCURRING
+INACTIVE, NOTIFIED, OCCURRING = MonitorState.INACTIVE, MonitorState.NOTIFIED, MonitorState.RECEIVES_OCCURRING
 NOTHING, ACTIVATE, LIMIT = Decision.NOTHING, Decision.ACTIVATE, Decision.LIMIT
 THREE = Settings(max_readers=3)
 OUTSIDE = Settings(max_readers=0, external=True)
@@ -18,7 +27,7 @@ OUTSIDE = Settings(max_readers=0, external=True)
 READY, EMPTY = Seen(True, arrivals=1), Seen(False)
 
 
-def played(settings: Settings, *steps: tuple[float, Seen, State, Decision]) -> Monitor:
+def played(settings: Settings, *steps: tuple[float, Seen, MonitorState, Decision]) -> Monitor:
     """Looks at these moments, each with the state and the decision that it leads to."""
     monitor = NEW
     for number, (now, seen, state, decision) in enumerate(steps):
@@ -31,7 +40,7 @@ def ready(running: int = 1, **seen: Any) -> Seen:
     return Seen(True, **{"arrivals": 1, "running": running, **seen})
 
 
-TABLE: dict[str, tuple[Settings, list[tuple[float, Seen, State, Decision]]]] = {
+TABLE: dict[str, tuple[Settings, list[tuple[float, Seen, MonitorState, Decision]]]] = {
     "an arrival starts the first at once": (
         THREE,
         [(0, EMPTY, INACTIVE, NOTHING), (0.001, READY, NOTIFIED, ACTIVATE)],

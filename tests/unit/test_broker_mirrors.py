@@ -5,10 +5,10 @@ from __future__ import annotations
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.protocol.mirroring import ASK_AGAIN, HEARING, NEVER, Known, Role, Standing
-from servicebroker.protocol.routing import Address, Remote
+from servicebroker.protocol.routing import Address, Elsewhere
 
 A, B, C = Address("a", 1), Address("b", 1), Address("c", 1)
-PAIR, PLAIN = Remote(A, B), Remote(C)
+PAIR, PLAIN = Elsewhere(A, B), Elsewhere(C)
 FIRST = Standing(Role.PRINCIPAL, "c", 1, is_guarded=True)
 MIRROR = Standing(Role.MIRROR, "c", 1)
 

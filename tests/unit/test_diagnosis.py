@@ -19,7 +19,7 @@ from servicebroker.engine.diagnosis.findings import (
     judge,
     judge_conversation,
 )
-from servicebroker.engine.remote.domain_state import Membership
+from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
@@ -96,7 +96,7 @@ def test_all_is_well() -> None:
         ),
         ({"is_public": True}, ["endpoint: CONNECT is granted to public", "REVOKE CONNECT"]),
         (
-            {"membership": Membership(None, None, None, None, "There is no domain.")},
+            {"membership": ToldMembership(None, None, None, None, "There is no domain.")},
             ["in no domain: There is no domain.", "domain join"],
         ),
         (

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from servicebroker.protocol.explanation import MOST_OUTCOMES, explain, words
-from servicebroker.protocol.routing import Address, Conversation, Local, Remote, Route, RoutingTable, Site
+from servicebroker.protocol.routing import Address, Conversation, Elsewhere, Local, Route, RoutingTable, Site
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 OLD = NOW - timedelta(seconds=1)
@@ -53,7 +53,7 @@ def test_it_is_said_what_matched_what_was_chosen_and_where_it_goes(
 
 def test_what_was_found_out_of_a_mirrored_pair_is_said() -> None:
     pair = Route("m", "s", "b", None, "TCP://a:1", "TCP://b:1")
-    mirrors = {Remote(Address("a", 1), Address("b", 1)): "TCP://b:1 is the principal: it says so."}
+    mirrors = {Elsewhere(Address("a", 1), Address("b", 1)): "TCP://b:1 is the principal: it says so."}
     found = explain(
         Conversation("s", "b", "here"), RoutingTable([pair]), RoutingTable(()), NOWHERE, NOW, mirrors=mirrors
     )
@@ -75,7 +75,7 @@ def test_every_outcome_of_chance_is_found() -> None:
     routes = [Route(f"r{n}", "s", f"b{n}", None, f"TCP://h{n}:1") for n in range(3)]
     routes += [Route("r0again", "s", "b0", None, "TCP://other:1")]
     found = explain(Conversation("s", None, "x"), RoutingTable(routes), RoutingTable(()), NOWHERE, NOW)
-    hosts = {one.destination.address.host for one in found.decisions if isinstance(one.destination, Remote)}
+    hosts = {one.destination.address.host for one in found.decisions if isinstance(one.destination, Elsewhere)}
     assert hosts == {"h0", "h1", "h2", "other"}
     assert "Chance decides for each conversation which of these 4 it is:" in words(found, {})[1]
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
 from servicebroker.broker.tls import Tls
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.certificates import Facts
 from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust, Proved
 from servicebroker.protocol.mirroring import Known, Role, Standing
@@ -168,10 +168,10 @@ def test_an_rsa_key_vouches_as_well() -> None:
     assert succeeds(new.der, old.public_bytes(serialization.Encoding.DER))
 
 
-def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[Certificate, Path]:
+def kept(folder: KeyFolder, made: tuple[Facts, PrivateKey]) -> tuple[TransportCertificate, Path]:
     facts, key = made
     folder.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
-    return Certificate(1, "own", True, None, True, facts, Proved()), folder.file(facts.thumbprint)
+    return TransportCertificate(1, "own", True, None, True, facts, Proved()), folder.file(facts.thumbprint)
 
 
 def test_a_timeline_is_believed_with_the_signature_of_a_server_of_ours(tmp_path: Path) -> None:

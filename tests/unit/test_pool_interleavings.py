@@ -19,7 +19,7 @@ from psycopg.pq import TransactionStatus
 
 import servicebroker as sb
 from servicebroker.engine.conversation import recycling
-from servicebroker.engine.conversation.recycling import Answer
+from servicebroker.engine.conversation.recycling import PoolAnswer
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 
@@ -92,7 +92,7 @@ class World:
             case recycling.NEXT_ANSWER:
                 for number, (handle, kind) in sorted(self.answers.items()):
                     if self.hold(("answer", number), actor):
-                        return [Answer(number, "from", handle, kind, None)]
+                        return [PoolAnswer(number, "from", handle, kind, None)]
                 return []
         if "delete from servicebroker.session_answers" in sql:
             del self.answers[parameters[0]]

@@ -14,18 +14,28 @@ from servicebroker.protocol.dialog import (
     GONE,
     TRANSITIONS,
     Acknowledged,
+    Apart,
     Dialog,
     Dropped,
     Failed,
     Happening,
     Identity,
     Sending,
-    State,
     Transmission,
+    TransmissionState,
     pack,
     unpack,
 )
-from servicebroker.protocol.envelope import Acknowledgement, Content, Failure, Header, Kind, Opening, Part, Payload
+from servicebroker.protocol.envelope import (
+    Acknowledgement,
+    BrokerFailure,
+    Content,
+    Header,
+    Kind,
+    Opening,
+    Part,
+    Payload,
+)
 from servicebroker.protocol.incoming import Kept
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
@@ -34,14 +44,14 @@ CONVERSATION, HERE, THERE, ELSEWHERE = (UUID(int=number) for number in range(1, 
 LIMITS = Limits(fragment_size=100, window=1_000, message_cost=10)
 
 
-def dialog(is_initiator: bool = True, state: State | None = None, **changes: Any) -> Dialog:
+def dialog(is_initiator: bool = True, state: TransmissionState | None = None, **changes: Any) -> Dialog:
     own, far = ("//here", "//there") if is_initiator else ("//there", "//here")
     identity = Identity(CONVERSATION, is_initiator, HERE if is_initiator else THERE, own, far, "//contract", 1_000.0)
-    return Dialog(identity._replace(**changes), state or State(), lambda: 0.5, LIMITS)
+    return Dialog(identity._replace(**changes), state or TransmissionState(), lambda: 0.5, LIMITS)
 
 
 def target(**changes: Any) -> Dialog:
-    return dialog(False, State(far_broker=HERE), **changes)
+    return dialog(False, TransmissionState(far_broker=HERE), **changes)
 
 
 def send(from_: Dialog, now: float = 0.0) -> Transmission:
@@ -95,7 +105,20 @@ def test_the_initiator_introduces_itself_until_anything_is_acknowledged() -> Non
     initiator.offer(1, 300)
     first, second = send(initiator, 400.0), send(initiator, 400.5)
     assert first.header == Header(
-        CONVERSATION, True, Kind.RUN, False, "//there", None, "//here", HERE, 0, 0, 1, None, Opening("//contract", 600)
+        CONVERSATION,
+        True,
+        Kind.RUN,
+        False,
+        "//there",
+        None,
+        "//here",
+        HERE,
+        0,
+        0,
+        1,
+        None,
+        Opening("//contract", 600),
+        floor=0,
     )
     assert second.header.opening == Opening("//contract", 599)
     other.arrived(first.header, bodies(first))
@@ -167,7 +190,6 @@ def test_a_duplicate_is_acknowledged_again() -> None:
         ({"is_from_initiator": True}, 11221),
         ({"to_service": "//else"}, 11222),
         ({"from_broker": ELSEWHERE}, 11224),
-        ({"acknowledgement": Acknowledgement(9)}, 28010),
     ],
 )
 def test_frames_that_are_not_for_this_endpoint(changes: dict[str, Any], number: int) -> None:
@@ -177,6 +199,172 @@ def test_frames_that_are_not_for_this_endpoint(changes: dict[str, Any], number: 
     (event,) = initiator.arrived(header, None)
     assert event.number == number
     assert initiator.is_idle
+
+
+# --- one side has another past
+
+
+def drawn(number: int, history: str = "a") -> bytes:
+    """The token of a message in one of two histories."""
+    return f"{history}{number:07}".encode()
+
+
+def say(from_: Dialog, count: int = 1, history: str = "a", content: Content = Content.DATA) -> None:
+    for number in range(from_.next_to_offer, from_.next_to_offer + count):
+        from_.offer(number, 10, content, drawn(number, history))
+
+
+def move(from_: Dialog, to: Dialog, history: str = "a") -> list[Any]:
+    """All that is to be sent, and what becomes of it there."""
+    events = []
+    while (transmission := from_.transmit(0.0)) is not None:
+        payload, cut = transmission.payload, transmission.cut
+        if cut is not None:
+            numbers = range(cut.first, cut.last + 1)
+            payload = tuple(Part("t", Content.DATA, b"x" * 10, drawn(number, history)) for number in numbers)
+        number = to.to_recall(transmission.header)
+        events += to.arrived(transmission.header, payload, None if number is None else drawn(number, history))
+        if to.batch() is not None:
+            to.committed()
+    return events
+
+
+def talked(count: int) -> tuple[Dialog, Dialog]:
+    """The target has taken so many messages, and the initiator knows it."""
+    initiator, other = dialog(), target()
+    say(initiator, count)
+    move(initiator, other)
+    (event,) = move(other, initiator)
+    initiator.deleted(event)
+    return initiator, other
+
+
+def parted(at: Dialog, peer: Dialog, apart: Any, *, is_here: bool) -> None:
+    """That side knows it, takes and sends nothing more, and the peer is told."""
+    assert isinstance(apart, Apart)
+    assert (apart.is_here, apart.own.code, apart.far.code) == (
+        is_here,
+        *((-9719, -9720) if is_here else (-9720, -9719)),
+    )
+    assert (at.sending, at.batch()) == (Sending.FAILED, None)
+    transmission = send(at)
+    assert transmission.payload == apart.far
+    assert peer.arrived(transmission.header, apart.far)[-1] == Failed(apart.far)
+
+
+def test_tokens_of_one_history_change_nothing() -> None:
+    initiator, other = talked(5)
+    say(initiator, 300)
+    for _ in range(10):
+        assert not [event for event in move(initiator, other) if not isinstance(event, Acknowledged)]
+        move(other, initiator)
+    assert (initiator.next_to_offer, initiator.is_idle) == (305, False)
+    assert unpack(other.save()).token == drawn(304)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_sender_that_went_back_learns_it_from_the_acknowledgement(count: int) -> None:
+    _, other = talked(9)
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    say(initiator, count, "b")
+    (event,) = move(initiator, other, "b")
+    assert event.number == 11218  # nothing shows yet that it is another one
+    (apart,) = move(other, initiator, "b")
+    assert apart.what == f"The messages {5 + count} to 8 were acknowledged, and never sent."
+    parted(initiator, other, apart, is_here=True)
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_sender_that_went_back_is_known_by_the_last_message(count: int) -> None:
+    _, other = talked(9)
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    say(initiator, count, "b")
+    (apart, *_) = move(initiator, other, "b")
+    assert apart.what == "Message 8 has come twice, and differs."
+    parted(other, initiator, apart, is_here=False)
+
+
+def test_what_follows_another_message_than_is_known_is_not_taken() -> None:
+    """The frames before it were lost."""
+    _, other = talked(9)
+    initiator = dialog(state=TransmissionState(5, 5, far_broker=THERE, is_acknowledged=True))
+    say(initiator, 4, "b")
+    send(initiator)
+    say(initiator, 1, "b")
+    (apart,) = move(initiator, other, "b")
+    parted(other, initiator, apart, is_here=False)
+
+
+def test_what_was_sent_in_an_earlier_life_is_recalled() -> None:
+    _, other = talked(9)
+    initiator = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
+    say(initiator, 1, "b")
+    move(initiator, other, "b")
+    (apart,) = move(other, initiator, "b")
+    assert apart.what == "Message 8 was acknowledged, and is not the one that was sent."
+    same = dialog(state=TransmissionState(5, 12, far_broker=THERE, is_acknowledged=True))
+    say(same)
+    move(same, other)
+    assert move(other, same) == [Acknowledged(9, THERE)]
+
+
+def test_a_receiver_that_went_back_learns_it_from_whatever_comes() -> None:
+    for has_message in (True, False):
+        initiator, _ = talked(9)
+        other = dialog(False, TransmissionState(next=5, far_broker=HERE, token=drawn(4)))
+        if has_message:
+            say(initiator)
+        else:
+            other.offer(0, 1)
+            initiator.arrived(send(other).header, (Part("t", Content.DATA, b"x", None),))
+            store(initiator)
+        *_, apart = move(initiator, other)
+        assert apart.what == "The messages 5 to 8 were acknowledged, and are not known."
+        parted(other, initiator, apart, is_here=True)
+
+
+def test_a_copy_that_has_missed_nothing_goes_on() -> None:
+    """It sends again what had not been acknowledged when it was made."""
+    _, other = talked(9)
+    initiator = dialog(state=TransmissionState(5, 9, far_broker=THERE, is_acknowledged=True))
+    say(initiator, 4)
+    assert [event.number for event in move(initiator, other)] == [11218]
+    assert move(other, initiator) == [Acknowledged(9, THERE)]
+
+
+def test_an_error_leaves_out_messages_and_says_nothing_of_them() -> None:
+    initiator, other = talked(2)
+    initiator.offer(9, 1, Content.ERROR, drawn(9))
+    transmission = send(initiator)
+    assert transmission.header.floor is None
+    assert other.arrived(transmission.header, (Part("t", Content.ERROR, b"x", drawn(9)),)) == []
+    store(other)
+    assert move(other, initiator) == [Acknowledged(10, THERE)]
+
+
+def test_fragments_of_two_histories_make_no_message() -> None:
+    initiator, other = talked(1)
+    initiator.offer(1, 250, Content.DATA, drawn(1))
+    header = send(initiator).header
+    other.arrived(header, (Part("t", Content.DATA, b"x" * 100, drawn(1)),))
+    store(other)
+    following = msgspec.structs.replace(header, fragment=1)
+    (apart,) = other.arrived(following, (Part("t", Content.DATA, b"x" * 100, drawn(1, "b")),))
+    parted(other, initiator, apart, is_here=False)
+
+
+def test_it_is_told_once_and_answered_each_time() -> None:
+    initiator, other = talked(9)
+    other = dialog(False, TransmissionState(next=5, far_broker=HERE))
+    say(initiator)
+    transmission = send(initiator)
+    payload = (Part("t", Content.DATA, b"x" * 10, drawn(9)),)
+    assert len(other.arrived(transmission.header, payload)) == 1
+    send(other)
+    (event,) = other.arrived(transmission.header, payload)
+    assert event.number == 11212
+    assert isinstance(send(other).payload, BrokerFailure)
+    assert other.transmit(0.0) is None
 
 
 def test_a_conversation_has_one_contract() -> None:
@@ -247,7 +435,7 @@ def test_an_error_goes_past_what_was_not_acknowledged() -> None:
 
 def test_a_refusal_is_repeated_each_time_the_peer_tries_again() -> None:
     initiator, other = dialog(), target()
-    failure = Failure(-8408, "no such contract")
+    failure = BrokerFailure(-8408, "no such contract")
     initiator.offer(0, 10)
     other.refuse(failure)
     transmission = send(other)
@@ -293,6 +481,7 @@ def test_every_happening_in_every_state(sending: Sending, happening: Happening) 
         Happening.END_ACKNOWLEDGED: {ending: ended},
         Happening.FAILURE_ARRIVED: {flowing: failed, ending: failed},
         Happening.CLOSED_HERE: dict.fromkeys(Sending, closed),
+        Happening.CAME_APART: dict.fromkeys((flowing, held, ending), failed),
     }[happening]
     assert TRANSITIONS.get((sending, happening), sending) is expected.get(sending, sending)
 
@@ -357,14 +546,14 @@ def test_rows_that_are_not_deleted_yet_are_offered_again_after_a_restart() -> No
 
 
 def test_a_peer_that_has_ended_is_known_after_a_restart() -> None:
-    assert dialog(state=State(next=3, final=2)).sending is Sending.HELD
-    closed = dialog(state=State(sending=Sending.CLOSED, far_broker=THERE))
+    assert dialog(state=TransmissionState(next=3, final=2)).sending is Sending.HELD
+    closed = dialog(state=TransmissionState(sending=Sending.CLOSED, far_broker=THERE))
     assert closed.sending is Sending.CLOSED
 
 
 kept = st.builds(Kept, st.just(500), st.integers(0, 2**500 - 1), st.integers(0, 2**31), st.sampled_from(Content))
 states = st.builds(
-    State,
+    TransmissionState,
     st.integers(0, 2**62),
     st.integers(0, 2**62),
     st.integers(0, 100),
@@ -373,12 +562,13 @@ states = st.builds(
     st.booleans(),
     st.integers(0, 2**62),
     st.none() | st.integers(0, 2**62),
+    st.none() | st.binary(min_size=8, max_size=8),
     st.dictionaries(st.integers(0, 2**62), kept, max_size=3),
 )
 
 
 @given(states)
-def test_a_state_is_packed_and_unpacked(state: State) -> None:
+def test_a_state_is_packed_and_unpacked(state: TransmissionState) -> None:
     assert unpack(pack(state)) == state
 
 
@@ -387,7 +577,7 @@ def test_a_transmission_object_takes_about_one_kilobyte() -> None:
     initiator, _ = conversing()
     assert len(initiator.save()) < 100
     shared = {id(LIMITS), id(initiator.identity), *map(id, initiator.identity)}
-    assert size_of(initiator, shared) < 1_500
+    assert size_of(initiator, shared) < 1_600
 
 
 def size_of(thing: object, seen: set[int]) -> int:

@@ -14,8 +14,8 @@ from servicebroker.protocol.envelope import (
     MAXIMUM_RANGES,
     MAXIMUM_RUN,
     Acknowledgement,
+    BrokerFailure,
     Content,
-    Failure,
     Header,
     Kind,
     Opening,
@@ -95,7 +95,7 @@ def messages(draw: st.DrawFn) -> tuple[Header, Payload]:
     if kind is Kind.ACKNOWLEDGEMENT:
         return header(kind, **fields), None
     if kind is Kind.FAILURE:
-        return header(kind, **fields), Failure(-draw(st.integers(1, 99_999)), draw(st.text(max_size=100)))
+        return header(kind, **fields), BrokerFailure(-draw(st.integers(1, 99_999)), draw(st.text(max_size=100)))
     fields["number"] = draw(numbers)
     if kind is Kind.RUN:
         return header(kind, **fields), tuple(draw(st.lists(parts, min_size=1, max_size=5)))
@@ -147,7 +147,7 @@ def test_a_secured_conversation_takes_no_unsecured_message_and_the_other_way_rou
     ("sent", "payload", "number"),
     [
         (header(Kind.ACKNOWLEDGEMENT, number=1), None, 11299),
-        (header(Kind.FAILURE, number=1), Failure(-1, ""), 11299),
+        (header(Kind.FAILURE, number=1), BrokerFailure(-1, ""), 11299),
         (header(Kind.ACKNOWLEDGEMENT, fragment=1), None, 11299),
         (header(), (Part("t", Content.END, None),), 11277),
         (header(), (Part("t", Content.ERROR, b"x"),), 11277),
@@ -160,7 +160,7 @@ def test_a_secured_conversation_takes_no_unsecured_message_and_the_other_way_rou
         (header(), (), 11235),
         (header(), (DATA,) * (MAXIMUM_RUN + 1), 11235),
         (header(), (Part("", Content.DATA, b""),), 11235),
-        (header(Kind.FAILURE), Failure(8462, "not below zero"), 11235),
+        (header(Kind.FAILURE), BrokerFailure(8462, "not below zero"), 11235),
     ],
 )
 def test_what_no_broker_sends(sent: Header, payload: Payload, number: int) -> None:

@@ -16,7 +16,7 @@ from servicebroker.protocol.mirroring import (
     IN_DOUBT,
     NEVER,
     STAYS,
-    Claim,
+    Claimant,
     Known,
     Pair,
     Role,
@@ -49,8 +49,8 @@ def told(*news: Standing | None, known: Known = NOTHING) -> Pair:
 
 def test_the_tables_are_whole() -> None:
     assert set(CLAIMS) == set(Word)
-    assert set(CHOICE) == set(itertools.product(Claim, Claim))
-    assert set(STAYS) == set(Claim)
+    assert set(CHOICE) == set(itertools.product(Claimant, Claimant))
+    assert set(STAYS) == set(Claimant)
 
 
 @pytest.mark.parametrize(

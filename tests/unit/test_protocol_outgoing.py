@@ -5,7 +5,6 @@ import pytest
 from servicebroker.protocol.envelope import MAXIMUM_RUN, Acknowledgement
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER, Cut, Outgoing
-from support import refused
 
 LIMITS = Limits(fragment_size=100, window=1_000, message_cost=10, jitter=0.0)
 
@@ -110,8 +109,35 @@ def test_a_cumulative_acknowledgement_frees_everything_below_it() -> None:
 
 def test_what_was_never_sent_cannot_be_acknowledged() -> None:
     out = outgoing(10)
-    with refused(28010, "Highest expected message number: 1. Acknowledged message number: 2"):
-        out.acknowledged(Acknowledgement(2))
+    assert out.contradicts(Acknowledgement(2), None) == "The messages 1 to 1 were acknowledged, and never sent."
+    assert out.contradicts(Acknowledgement(1), None) is None
+
+
+def test_another_message_than_was_sent_cannot_be_acknowledged() -> None:
+    out = Outgoing(3, 10, LIMITS, lambda: 0.5)
+    out.offer(3, [1, 1], [b"message3", b"message4"])
+    assert (out.token(2), out.token(3), out.token(5)) == (None, b"message3", None)
+    for ack in (Acknowledgement(4, token=b"message3"), Acknowledgement(5), Acknowledgement(3, token=b"message9")):
+        assert out.contradicts(ack, None) is None
+    assert "Message 4 was acknowledged" in str(out.contradicts(Acknowledgement(5, token=b"message9"), None))
+    recalled = Acknowledgement(9, token=b"message8")  # of an earlier life
+    assert out.contradicts(recalled, None) is None
+    assert out.contradicts(recalled, b"message8") is None
+    assert "Message 8 was acknowledged" in str(out.contradicts(recalled, b"message7"))
+    out.acknowledged(Acknowledgement(4))
+    assert (out.token(3), out.token(4)) == (None, b"message4")
+
+
+def test_who_is_not_answered_twice_knows_it() -> None:
+    out = outgoing(10)
+    out.cut(0.0)
+    out.tick(100.0)
+    assert not out.is_unanswered
+    out.cut(100.0)
+    out.tick(200.0)
+    assert out.is_unanswered
+    out.acknowledged(Acknowledgement(1))
+    assert not out.is_unanswered
 
 
 def test_after_a_restart_the_peer_may_know_more_than_was_offered() -> None:

@@ -21,9 +21,9 @@ from servicebroker.protocol.routing import (
     Decision,
     Delayed,
     Dropped,
+    Elsewhere,
     Local,
     Refused,
-    Remote,
     Route,
     RoutingTable,
     Rule,
@@ -107,7 +107,7 @@ def test_the_first_rule_that_fits_finds_the_routes(
     routes: list[Route], instance: str | None, rule: Rule, address: Address
 ) -> None:
     decision = decide(routes, instance=instance)
-    assert (decision.rule, decision.destination) == (rule, Remote(address))
+    assert (decision.rule, decision.destination) == (rule, Elsewhere(address))
 
 
 @pytest.mark.feature(111, 118)
@@ -172,11 +172,11 @@ NETWORK, HOME, DIALLED = route(HOST3, SERVICE), route("LOCAL", SERVICE), route("
 @pytest.mark.parametrize(
     ("routes", "is_here", "expected"),
     [
-        ([route("LOCAL", SERVICE, THERE), MIRRORED, route(HOST3, SERVICE, THERE)], True, Remote(HOST1, HOST2)),
+        ([route("LOCAL", SERVICE, THERE), MIRRORED, route(HOST3, SERVICE, THERE)], True, Elsewhere(HOST1, HOST2)),
         ([NETWORK, HOME], True, Local(HERE)),
-        ([NETWORK, HOME], False, Remote(HOST3)),
-        ([route(HOST3), DIALLED], False, Remote(HOST3)),
-        ([AUTO, route(HOST3), DIALLED], False, Remote(HOST3)),
+        ([NETWORK, HOME], False, Elsewhere(HOST3)),
+        ([route(HOST3), DIALLED], False, Elsewhere(HOST3)),
+        ([AUTO, route(HOST3), DIALLED], False, Elsewhere(HOST3)),
         ([HOME], False, Delayed(9796)),
         ([AUTO], False, Delayed(9796)),
         ([DIALLED], False, Delayed(9785)),  # the service's name begins with no address
@@ -191,8 +191,8 @@ def test_precedence_of_addresses(routes: list[Route], is_here: bool, expected: o
 
 @pytest.mark.feature(114)
 def test_a_transport_route_dials_what_the_service_is_called() -> None:
-    assert decide([DIALLED], service="tcp://Host9:5000/orders").destination == Remote(Address("host9", 5000))
-    assert decide([DIALLED, AUTO], service="tcp://host9:5000/orders").destination == Remote(Address("host9", 5000))
+    assert decide([DIALLED], service="tcp://Host9:5000/orders").destination == Elsewhere(Address("host9", 5000))
+    assert decide([DIALLED, AUTO], service="tcp://host9:5000/orders").destination == Elsewhere(Address("host9", 5000))
 
 
 @pytest.mark.feature(116)
@@ -200,7 +200,7 @@ def test_identical_routes_count_as_one() -> None:
     routes = [route(HOST1, SERVICE, name=f"r{n}") for n in range(9)] + [route(HOST2, SERVICE)]
     chance = random.Random(1)
     found = Counter(decide(routes, pick=chance.randrange).destination for _ in range(1000))
-    assert 400 < found[Remote(HOST1)] < 600
+    assert 400 < found[Elsewhere(HOST1)] < 600
 
 
 @pytest.mark.feature(116)
@@ -217,12 +217,12 @@ def test_new_conversations_spread_over_the_identifiers_evenly() -> None:
 def test_an_instance_that_is_lost_gets_no_new_conversations_while_another_is_there() -> None:
     routes = [route(HOST1, SERVICE, THERE), route(HOST2, SERVICE, OTHER)]
     lost = here(unreachable=frozenset({HOST1}))
-    assert {decide(routes, site=lost, pick=pick).destination for pick in (FIRST, LAST)} == {Remote(HOST2)}
-    assert decide(routes, site=lost, instance=THERE).destination == Remote(HOST1)  # a conversation stays
+    assert {decide(routes, site=lost, pick=pick).destination for pick in (FIRST, LAST)} == {Elsewhere(HOST2)}
+    assert decide(routes, site=lost, instance=THERE).destination == Elsewhere(HOST1)  # a conversation stays
     all_lost = here(unreachable=frozenset({HOST1, HOST2}))
     assert {decide(routes, site=all_lost, pick=pick).destination for pick in (FIRST, LAST)} == {
-        Remote(HOST1),
-        Remote(HOST2),
+        Elsewhere(HOST1),
+        Elsewhere(HOST2),
     }
 
 
@@ -258,7 +258,7 @@ def test_an_identifier_names_the_database(conversation: str | None, of_route: st
 @pytest.mark.feature(113)
 def test_a_database_that_is_named_and_has_no_such_service_is_an_error() -> None:
     assert decide([AUTO], instance=HERE).destination == Refused(8490)
-    assert decide([AUTO, route(HOST3)], instance=HERE).destination == Remote(HOST3)
+    assert decide([AUTO, route(HOST3)], instance=HERE).destination == Elsewhere(HOST3)
 
 
 # ---------------------------------------------------------------- from outside
@@ -272,7 +272,7 @@ def test_what_arrives_follows_msdb_and_what_begins_here_its_database() -> None:
     tables = RoutingTable(own), RoutingTable(msdb)
     assert classify(conversation, *tables, site, NOW, FIRST).destination == Local(HERE)
     arrived = conversation._replace(database=None)
-    assert classify(arrived, *tables, site, NOW, FIRST).destination == Remote(HOST2)
+    assert classify(arrived, *tables, site, NOW, FIRST).destination == Elsewhere(HOST2)
 
 
 @pytest.mark.feature(110)
@@ -280,7 +280,7 @@ def test_without_forwarding_only_what_is_for_here_is_taken() -> None:
     assert decide(outside=[route(HOST2, SERVICE)]).destination == Dropped(9792)
     assert decide(outside=[AUTO, route(HOST2)]).destination == Dropped(9792)
     assert decide(outside=[AUTO, route(HOST2)], site=here({SERVICE: [HERE]})).destination == Local(HERE)
-    assert decide(outside=[AUTO, route(HOST2)], site=here(forwards=True)).destination == Remote(HOST2)
+    assert decide(outside=[AUTO, route(HOST2)], site=here(forwards=True)).destination == Elsewhere(HOST2)
     assert decide(outside=[AUTO]).destination == Dropped(9796)
     assert decide(outside=[AUTO], instance=THERE, site=here({SERVICE: [HERE]})).destination == Dropped(9795)
 
@@ -305,7 +305,7 @@ def test_a_route_to_this_very_instance_is_as_if_from_outside() -> None:
     assert through([AUTO]).destination == Local(HERE)
     assert through([AUTO]).through_outside
     assert through([route(HOST2, SERVICE)]).destination == Dropped(9792)
-    assert through([route(HOST2, SERVICE)], forwards=True).destination == Remote(HOST2)
+    assert through([route(HOST2, SERVICE)], forwards=True).destination == Elsewhere(HOST2)
 
 
 # ---------------------------------------------------------------- addresses
@@ -393,7 +393,7 @@ def test_a_decision_is_a_function_of_its_arguments_and_takes_no_expired_route(
     match decision.destination:
         case Local(broker):
             assert broker in site.homes(SERVICE)
-        case Remote():
+        case Elsewhere():
             assert decision.chosen is not None
             assert database is not None or site.forwards
         case Delayed():

@@ -17,9 +17,9 @@ from servicebroker.protocol.routing import (
     Delayed,
     Destination,
     Dropped,
+    Elsewhere,
     Local,
     Refused,
-    Remote,
     Route,
     RoutingTable,
     Site,
@@ -99,7 +99,7 @@ def leaving(one: Conversation, route: Route, site: Site) -> Destination:
         return Dropped(9792)
     address = Address("dialled", 4022) if route.address == "TRANSPORT" else parse_address(route.address)
     assert address is not None
-    return Remote(address, parse_address(route.mirror_address) if route.mirror_address else None)
+    return Elsewhere(address, parse_address(route.mirror_address) if route.mirror_address else None)
 
 
 def locating(one: Conversation, of_route: str | None, site: Site) -> set[Destination]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
 from servicebroker.model.certificates import Facts
 from servicebroker.model.dialog_security import TABLE, Binding, Security, choose
-from servicebroker.protocol.dialog_keys import Session, bound
+from servicebroker.protocol.dialog_keys import SessionKeys, bound
 from servicebroker.protocol.envelope import Exchange, Header, Kind, pack_exchange, unpack_exchange
 from servicebroker.protocol.integrity import SessionKey
 from servicebroker.protocol.wire_errors import CorruptedMessage
@@ -123,7 +123,7 @@ def header(kind: Kind, *, is_from_initiator: bool) -> Header:
 
 def test_which_key_seals_what() -> None:
     first, second = (SessionKey(bytes([n] * 32), lambda: bytes(16)) for n in (1, 2))
-    full, anonymous, beginning = Session(first, second, True), Session(first), Session(first, None, True)
+    full, anonymous, beginning = SessionKeys(first, second, True), SessionKeys(first), SessionKeys(first, None, True)
     for kind in Kind:
         from_initiator, from_target = header(kind, is_from_initiator=True), header(kind, is_from_initiator=False)
         is_sequenced = kind in (Kind.RUN, Kind.FRAGMENT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servicebroker.model.states import REFUSALS, REMOVED, Event, State, after
+from servicebroker.model.states import REFUSALS, REMOVED, EndpointState, Event, after
 from support import refused
 
 SO, SI, CO, DI, DO, ER, CD = "SO", "SI", "CO", "DI", "DO", "ER", "CD"
@@ -22,8 +22,8 @@ EXPECTED: dict[Event, dict[str, str | None]] = {
 
 
 @pytest.mark.parametrize("event", Event)
-@pytest.mark.parametrize("state", State)
-def test_every_event_in_every_state(state: State, event: Event) -> None:
+@pytest.mark.parametrize("state", EndpointState)
+def test_every_event_in_every_state(state: EndpointState, event: Event) -> None:
     expected = EXPECTED[event][state.value]
     if expected != NO:
         assert after(state, event) == expected

@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from servicebroker.broker.tls import Channel, Tls
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.peers import Proved
 from servicebroker.store import x509_certificates
 from servicebroker.store.key_files import KeyFolder
 
 NOW = datetime.now(UTC)
-Make = Callable[..., tuple[Certificate, Path]]
+Make = Callable[..., tuple[TransportCertificate, Path]]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     """A certificate and the file with its key."""
 
-    def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
+    def make(name: str, now: datetime = NOW) -> tuple[TransportCertificate, Path]:
         facts, key = x509_certificates.make(name, now, 10)
         keys = KeyFolder(tmp_path / "keys")
         keys.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
-        return Certificate(len(name), name, True, None, True, facts, Proved(f"certificate {name}")), keys.file(
+        return TransportCertificate(len(name), name, True, None, True, facts, Proved(f"certificate {name}")), keys.file(
             facts.thumbprint
         )
 

@@ -16,7 +16,7 @@ from servicebroker.broker.sockets import Inbox, Network
 from servicebroker.broker.tls import Channel, Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED
 from servicebroker.engine.security.logins import DENY, GRANT, Connect
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.authentication import Authentication, parse_authentication
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.peers import Proved
@@ -50,14 +50,14 @@ def member(corp: Domain, tmp_path: Path) -> Callable[..., MemberState]:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., tuple[Certificate, Path]]:
+def make(tmp_path: Path) -> Callable[..., tuple[TransportCertificate, Path]]:
     """A certificate and the file with its key."""
 
-    def make(name: str, now: datetime = NOW) -> tuple[Certificate, Path]:
+    def make(name: str, now: datetime = NOW) -> tuple[TransportCertificate, Path]:
         facts, key = x509_certificates.make(name, now, 10)
         keys = KeyFolder(tmp_path / "keys")
         keys.write(facts.thumbprint, x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
-        return Certificate(1, name, True, None, True, facts, Proved(name)), keys.file(facts.thumbprint)
+        return TransportCertificate(1, name, True, None, True, facts, Proved(name)), keys.file(facts.thumbprint)
 
     return make
 
@@ -151,7 +151,7 @@ def test_another_domain_of_the_same_name_is_another_one(member: Callable[..., Me
 
 
 def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
-    member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
+    member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     (west, west_file), east = make("west"), member("east")
     acceptor = Tls(None, [west], domain=east, authentication=WINDOWS, connect=PUBLIC)
@@ -176,7 +176,7 @@ def test_an_imported_certificate_is_nothing_where_only_the_domain_counts(
 )
 def test_each_side_shows_what_the_other_takes(
     member: Callable[..., MemberState],
-    make: Callable[..., tuple[Certificate, Path]],
+    make: Callable[..., tuple[TransportCertificate, Path]],
     opener: str,
     acceptor: str,
     turn: int,
@@ -193,7 +193,7 @@ def test_each_side_shows_what_the_other_takes(
 
 
 def test_those_who_have_no_method_in_common(
-    member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
+    member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     _, west_file = make("west")
     number, text = refused(windows(member("east")), Tls(west_file, []))
@@ -204,7 +204,7 @@ def test_those_who_have_no_method_in_common(
 
 
 @pytest.mark.feature(148)
-def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple[Certificate, Path]]) -> None:
+def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     """They prove to have their keys all the same, and what they say of themselves proves nothing."""
     (west, west_file), (_, east_file) = make("west"), make("east")
     acceptor = Tls(east_file, [], connect=PUBLIC)
@@ -223,7 +223,7 @@ def test_strangers_are_let_in_where_public_may_connect(make: Callable[..., tuple
     assert acceptor.recognition.recognize(named.der).peer.proved.instance is None
 
 
-def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tuple[Certificate, Path]]) -> None:
+def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     _, east_file = make("east")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -241,7 +241,7 @@ def test_a_stranger_without_a_certificate_is_not_let_in(make: Callable[..., tupl
 
 @pytest.mark.parametrize(("days", "words"), [(-30, "it has expired"), (30, "it is not valid yet")])
 def test_a_stranger_s_certificate_has_its_time_too(
-    make: Callable[..., tuple[Certificate, Path]], days: int, words: str
+    make: Callable[..., tuple[TransportCertificate, Path]], days: int, words: str
 ) -> None:
     (_, west_file), (_, east_file) = make("west", NOW + timedelta(days=days)), make("east")
     number, text = refused(Tls(west_file, [], connect=PUBLIC), Tls(east_file, [], connect=PUBLIC))
@@ -249,7 +249,7 @@ def test_a_stranger_s_certificate_has_its_time_too(
 
 
 def test_what_an_imported_certificate_has_signed_is_nobody(
-    corp: Domain, member: Callable[..., MemberState], make: Callable[..., tuple[Certificate, Path]]
+    corp: Domain, member: Callable[..., MemberState], make: Callable[..., tuple[TransportCertificate, Path]]
 ) -> None:
     """TLS itself would take it: the imported certificate may sign others."""
     east, east_file = make("east")
@@ -259,7 +259,7 @@ def test_what_an_imported_certificate_has_signed_is_nobody(
     assert refused(Tls(signed, [east]), Tls(east_file, [imported]))[0] == 28035
 
 
-def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[Certificate, Path]]) -> None:
+def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[TransportCertificate, Path]]) -> None:
     (west, west_file), (_, east_file) = make("west"), make("east")
     denied = west._replace(login="Western", may_connect=False)
     number, _ = refused(Tls(west_file, [], connect=PUBLIC), Tls(east_file, [denied], connect=PUBLIC))
@@ -267,7 +267,7 @@ def test_a_denied_login_is_no_stranger(make: Callable[..., tuple[Certificate, Pa
 
 
 def test_strangers_leave_nothing_behind(
-    make: Callable[..., tuple[Certificate, Path]], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., tuple[TransportCertificate, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("servicebroker.broker.tls.MOST_STRANGERS", 2)
     (_, west_file), (_, east_file) = make("west"), make("east")
@@ -350,7 +350,9 @@ def test_a_member_is_the_instance_that_its_certificate_names(
 
 @pytest.mark.feature(146)
 def test_an_opener_with_two_methods_tries_the_second_when_the_first_is_refused(
-    numbered: Callable[[int], MemberState], start: Callable[..., Daemon], make: Callable[..., tuple[Certificate, Path]]
+    numbered: Callable[[int], MemberState],
+    start: Callable[..., Daemon],
+    make: Callable[..., tuple[TransportCertificate, Path]],
 ) -> None:
     (west, west_file), (east, east_file) = make("west"), make("east")
     both = Tls(west_file, [east], domain=numbered(1), authentication=said("WINDOWS CERTIFICATE"))
@@ -388,7 +390,7 @@ def test_the_other_half_of_a_pair_is_believed_by_its_membership(
 
 
 def test_a_key_under_a_password_is_never_asked_for(
-    make: Callable[..., tuple[Certificate, Path]], tmp_path: Path
+    make: Callable[..., tuple[TransportCertificate, Path]], tmp_path: Path
 ) -> None:
     facts, key = x509_certificates.make("west", NOW, 10)
     file = tmp_path / "locked.pem"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from servicebroker.activation.order import Order
 from servicebroker.api.activated_session import Observed
-from servicebroker.api.aio.activated_session import AsyncSession
+from servicebroker.api.aio.activated_session import AsyncActivatedSession
 from servicebroker.api.aio.database import AsyncDatabase
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
@@ -55,7 +55,7 @@ class AsyncTasks:
         connection = await connect(self._instance.url, application_name=order.application_name)
         async with connection:
             await run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
-            session = AsyncSession(await self._open(), connection, observed)  # type: ignore[arg-type] # the same class
+            session = AsyncActivatedSession(await self._open(), connection, observed)  # type: ignore[arg-type] # the same class
             await work(await session.enter(order.database, order.principal))
             await session.roll_back()
             await run(connection, monitors.leave_task())

@@ -16,7 +16,7 @@ from servicebroker.activation.loop import AsyncTasks, Work
 from servicebroker.activation.order import Order
 from servicebroker.activation.output import said_by
 from servicebroker.activation.procedures import Call, Procedure
-from servicebroker.api.activated_session import Observed, Session
+from servicebroker.api.activated_session import ActivatedSession, Observed
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
 from servicebroker.engine.activation import monitors
@@ -67,7 +67,7 @@ def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop,
     try:
         with connect(instance.url, application_name=order.application_name) as connection:
             observed = Observed()
-            session = Session(instance, connection, observed)
+            session = ActivatedSession(instance, connection, observed)
             database = session.enter(order.database, order.principal)
             before = run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
 
@@ -100,7 +100,9 @@ def _is_undone(stop: Stop, problem: Exception) -> bool:
     return stop.is_asked() and stop.reason is None and isinstance(problem, InstanceError | psycopg.Error)
 
 
-def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop: Stop, receives: int) -> Outcome:
+def _loop(
+    order: Order, procedure: Procedure, call: Call, session: ActivatedSession, stop: Stop, receives: int
+) -> Outcome:
     observed = session.observed
     while True:
         observed.begin()
@@ -128,7 +130,7 @@ def _loop(order: Order, procedure: Procedure, call: Call, session: Session, stop
             return Outcome.ENDED
 
 
-def _failed(order: Order, session: Session, problem: Exception) -> Outcome:
+def _failed(order: Order, session: ActivatedSession, problem: Exception) -> Outcome:
     """The procedure raised. That its queue was switched off or dropped meanwhile is no failure of its own."""
     if isinstance(problem, BrokerError) and problem.number in _QUEUE_OFF and not session.own.closed:
         session.roll_back()

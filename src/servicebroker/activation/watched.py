@@ -9,7 +9,7 @@ from typing import Any
 
 from servicebroker.activation.task import Stop
 from servicebroker.engine.activation.monitors import Definition
-from servicebroker.protocol.queue_monitor import NEW, Monitor, State
+from servicebroker.protocol.queue_monitor import NEW, Monitor, MonitorState
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Watched:
     @property
     def is_quiet(self) -> bool:
         """Whether there is nothing to do for a reader."""
-        return self.monitor.state != State.NOTIFIED and len(self.tasks) <= self.waiting
+        return self.monitor.state != MonitorState.NOTIFIED and len(self.tasks) <= self.waiting
 
     @property
     def wants_to_be_told(self) -> bool:
         """Whether a SEND is to notify: while nobody reads. Later looks are enough for the rest."""
-        return self.is_on and not self.tasks and self.monitor.state != State.NOTIFIED
+        return self.is_on and not self.tasks and self.monitor.state != MonitorState.NOTIFIED
 
     def news(self, now: datetime, here: float) -> tuple[Any, ...] | None:
         """What sys.dm_broker_queue_monitors is to show, when that is new; `here` is `now` on the monitor's clock."""

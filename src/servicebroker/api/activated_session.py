@@ -43,7 +43,7 @@ class Observed:
             self.found_nothing = not took
 
 
-class Session(Instance):
+class ActivatedSession(Instance):
     """An instance for one task. What it borrows first is its own connection, so that its number says who does what.
 
     It is neither opened nor closed; `instance` is open. Verbs of the instance itself are refused.

@@ -164,7 +164,7 @@ class Certificates(MasterKeys):
         key = None if private_key_file is None else self._open(found, decryption_password)
         in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
 
-    def _find_certificate(self, statement: str, name: str) -> user_certificates.Certificate:
+    def _find_certificate(self, statement: str, name: str) -> user_certificates.UserCertificate:
         action = statement.split()[0].lower()
         steps = user_certificates.find_certificate(action, self.user.database_id, name)
         return self._alone(rights.authorized(steps, self.user, statement, rights.certificate(name)))
@@ -187,7 +187,7 @@ class Certificates(MasterKeys):
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
         return KeptKey(BY_PASSWORD, in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
 
-    def _open(self, certificate: user_certificates.Certificate, password: str | None) -> PrivateKey:
+    def _open(self, certificate: user_certificates.UserCertificate, password: str | None) -> PrivateKey:
         """The private key that is stored."""
         encryption, sealed = certificate.key
         if sealed is None:

@@ -31,7 +31,7 @@ from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.plain_verbs import Direct
 from servicebroker.engine.diagnosis.consistency import Report, check
-from servicebroker.engine.diagnosis.queue_counts import QueueStatus, Waiting, queue_statuses, transmission_status
+from servicebroker.engine.diagnosis.queue_counts import Backlog, QueueStatus, queue_statuses, transmission_status
 from servicebroker.engine.remote.site import find_instance
 from servicebroker.model.arguments import MAXIMUM_BODY, checked_maximum
 from servicebroker.model.errors import InstanceError
@@ -190,7 +190,7 @@ class Instance(Network, Rights):
         database = self.database(name)
         database._drop(rollback_after)
 
-    def status(self) -> tuple[list[QueueStatus], Waiting]:
+    def status(self) -> tuple[list[QueueStatus], Backlog]:
         """Every queue with its services, depth and oldest message; and what waits for delivery."""
         with self.connection() as connection, translated():
             return run(connection, queue_statuses()), run(connection, transmission_status())

@@ -15,7 +15,7 @@ from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
 from servicebroker.engine.security import logins, transport_certificates
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -283,7 +283,7 @@ class Network(ABC):
             in_thread(folder.write, facts.thumbprint, pem)
         return facts.thumbprint
 
-    def _private_key(self, certificate: Certificate) -> PrivateKey | None:
+    def _private_key(self, certificate: TransportCertificate) -> PrivateKey | None:
         """The key of one of our certificates, when it is here and nobody else's."""
         with suppress(InstanceError, BrokerError):
             file = (self.key_folder()).find(certificate.facts.thumbprint)
@@ -361,7 +361,7 @@ class Network(ABC):
         if dropped.is_own:
             (self.key_folder()).remove(dropped.facts.thumbprint)
 
-    def _open(self, certificate: transport_certificates.Certificate, password: str | None) -> PrivateKey:
+    def _open(self, certificate: transport_certificates.TransportCertificate, password: str | None) -> PrivateKey:
         """The private key that is in the key folder."""
         file = (self.key_folder()).find(certificate.facts.thumbprint)
         if file is None:

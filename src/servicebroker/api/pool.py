@@ -16,7 +16,7 @@ from uuid import UUID
 
 from servicebroker.api.transaction import JoinedTransaction, Transaction
 from servicebroker.engine.conversation import recycling
-from servicebroker.engine.conversation.recycling import Answer, ConversationError
+from servicebroker.engine.conversation.recycling import ConversationError, PoolAnswer
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count, check_procedure, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -275,7 +275,7 @@ class ConversationPool:
             transaction._do(recycling.answered(answer))
         return True
 
-    def _end(self, transaction: Transaction, answer: Answer) -> None:
+    def _end(self, transaction: Transaction, answer: PoolAnswer) -> None:
         handle = answer.conversation_handle
         transaction._do(recycling.release(handle))
         if answer.message_type_id == names.ERROR_ID:

@@ -27,7 +27,9 @@ def prepare(url: str, clock: Clock | None = None) -> type[Direct]:
         check_server(connection, url)
         if clock is not None:
             follow(clock, connection)
-        ((is_standby, is_fenced),) = execute(connection, f"select pg_is_in_recovery(), {_IS_FENCED}")
+        ((is_standby, is_fenced),) = execute(
+            connection, "preparation.prepare", f"select pg_is_in_recovery(), {_IS_FENCED}"
+        )
         if is_fenced:
             check_whole({number for (number,) in run(connection, _applied())})
             return Fenced

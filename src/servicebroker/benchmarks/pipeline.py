@@ -18,8 +18,8 @@ from servicebroker.api.instance import Instance
 from servicebroker.benchmarks.jdbc import Jdbc
 from servicebroker.benchmarks.measure import Meter, Sample, figures
 from servicebroker.benchmarks.measured_system import Way, batches, text_body
-from servicebroker.benchmarks.memory import Memory
 from servicebroker.benchmarks.ours import CONTRACT, DATABASE, INITIATOR, QUEUE, TARGET, TYPE, ServiceBroker
+from servicebroker.benchmarks.processes import Memory
 from servicebroker.benchmarks.report import OURS, Line
 from servicebroker.benchmarks.runner import Field, Progress, with_ratios
 from servicebroker.benchmarks.scenarios import BASELINE, PIPELINE, Scenario
@@ -195,7 +195,7 @@ class Pipeline:
         """So many messages in the queue, over CONVERSATIONS conversations in turn."""
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._instance.connection() as connection:
-            execute(connection, f"truncate {self._table}")
+            execute(connection, "pipeline.fill.truncate", f"truncate {self._table}")
         database, tail = self._database, text_body().encode()[10:]
         handles = [database.begin_dialog(INITIATOR, TARGET, contract=CONTRACT) for _ in range(CONVERSATIONS)]
         sent = 0
@@ -204,18 +204,22 @@ class Pipeline:
             database.send_batch(handles[place % CONVERSATIONS], TYPE, bodies)
             sent += size
         with self._instance.connection() as connection:  # this also sets the hint bits, which nobody shall pay for
-            ((first, last),) = execute(connection, f"select min(queuing_order), max(queuing_order) from {self._table}")
-            execute(connection, f"select sum(length(message_body)) from {self._table}")
+            ((first, last),) = execute(
+                connection,
+                "pipeline.fill.find_range",
+                f"select min(queuing_order), max(queuing_order) from {self._table}",
+            )
+            execute(connection, "pipeline.fill.read_all", f"select sum(length(message_body)) from {self._table}")
         self._range = (first, last + 1)
 
     def fill_deep(self, messages: int) -> None:
         """So many rows in the queue at once, and the statistics and hint bits that nobody shall pay for."""
         shutil.rmtree(self._folder, ignore_errors=True)
         with self._instance.connection() as connection:
-            execute(connection, f"truncate {self._table}")
+            execute(connection, "pipeline.fill_deep.truncate", f"truncate {self._table}")
         fill_rows(self._broker, messages, CONVERSATIONS, row=1000)
         with self._instance.connection() as connection:
-            execute(connection, f"vacuum (analyze) {self._table}")
+            execute(connection, "pipeline.fill_deep.vacuum_analyze", f"vacuum (analyze) {self._table}")
 
     def drain(self, messages: int, page: int = 1_000_000) -> int:
         """The streaming query, to the end of the queue; how many rows the Delta table has."""
@@ -291,9 +295,13 @@ class Pipeline:
 
     def _prepare_rows(self, messages: int) -> None:
         with self._instance.connection() as connection:
-            execute(connection, f"truncate {self._table}")
-            execute(connection, "drop table if exists bench_bare")
-            execute(connection, "create table bench_bare (customer bigint, message_body bytea)")
+            execute(connection, "pipeline.prepare_rows.truncate", f"truncate {self._table}")
+            execute(connection, "pipeline.prepare_rows.drop_table", "drop table if exists bench_bare")
+            execute(
+                connection,
+                "pipeline.prepare_rows.create_table",
+                "create table bench_bare (customer bigint, message_body bytea)",
+            )
 
     def _frame(self, messages: int) -> DataFrame:
         tail = text_body()[10:]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -18,6 +17,7 @@ from uuid import UUID
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
+from servicebroker.benchmarks import processes
 from servicebroker.benchmarks.aside import Aside, senders
 from servicebroker.benchmarks.measure import Figures, Meter, figures, sample_elsewhere
 from servicebroker.benchmarks.measured_system import free_port
@@ -41,7 +41,6 @@ LATENCY, LARGE, REST, FAN_IN = "latency", "large", "rest", "fan-in"  # instead o
 SOURCES, APART, FAN_IN_BATCH = 3, 150, 100
 SECURED, UNSECURED = "TLS and dialog security", "encryption off"
 SETTLING, AT_REST = 10.0, 30.0  # seconds: for the last acknowledgements, and of doing nothing
-TICKS = os.sysconf("SC_CLK_TCK")  # a second's, in /proc
 
 
 class Linked:
@@ -187,20 +186,11 @@ class Linked:
 
     def memory(self) -> float:
         """Bytes that the larger daemon holds; 0 where the system does not say."""
-        found = [0.0]
-        for daemon in self._daemons:
-            with suppress(OSError):
-                found.append(int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-        return max(found)
+        return max(processes.held(daemon.pid) for daemon in self._daemons)
 
     def cpu(self) -> float:
         """Seconds of processor time that the daemons have used; 0 where the system does not say."""
-        ticks = 0
-        for daemon in self._daemons:
-            with suppress(OSError):
-                fields = Path(f"/proc/{daemon.pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / TICKS
+        return sum(processes.processor_time(daemon.pid) for daemon in self._daemons)
 
     def close(self) -> None:
         """End the daemons and the servers."""

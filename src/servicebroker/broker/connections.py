@@ -57,6 +57,7 @@ def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], n
     """Add these refusals to those that were counted before."""
     execute(
         connection,
+        "connections.count",
         "insert into servicebroker.refused_connections as r (number, refused, last_time, last_peer) "
         "select number, refused, $4, peer from unnest($1::int[], $2::bigint[], $3::text[]) n (number, refused, peer) "
         "on conflict (number) do update set refused = r.refused + excluded.refused, last_time = excluded.last_time, "
@@ -77,10 +78,11 @@ def show(
         for row in rows
     ]
     with connection.transaction():
-        execute(connection, f"delete from servicebroker.{table}")
+        execute(connection, "connections.show.clear", f"delete from servicebroker.{table}")
         if told:
             execute(
                 connection,
+                "connections.show.fill",
                 f"insert into servicebroker.{table} (pid, {', '.join(columns)}) "
                 f"select pg_backend_pid(), {', '.join(columns)} "
                 f"from jsonb_populate_recordset(null::servicebroker.{table}, $1)",

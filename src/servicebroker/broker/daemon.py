@@ -31,7 +31,7 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.delivery.transmission import deliver_conversation
-from servicebroker.engine.remote.domain_state import Membership, find_membership, tell_membership
+from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.mirrored_pairs import find_standing
 from servicebroker.engine.remote.refusals import save_refusals
@@ -105,7 +105,7 @@ class Daemon:
         self._trouble = ""
         self._outage = Outage(_log, "The database was lost, and is looked for again")
         self._shown: list[Observed] = []
-        self._membership: Membership | None = None  # as the database has it
+        self._membership: ToldMembership | None = None  # as the database has it
         self._holds = False  # messages to pass on are shown
         self._proof = Proof(self._network, self._stopped)
         self._connection: psycopg.Connection[Any] | None = None
@@ -208,7 +208,9 @@ class Daemon:
         """One daemon serves an instance; another one stands by, and has no connections."""
         stands_by = False
         while not self._stopped.is_set():
-            ((ours,),) = execute(connection, "select pg_try_advisory_lock($1, 0)", locks.BROKER)
+            ((ours,),) = execute(
+                connection, "daemon.wait_for_lease", "select pg_try_advisory_lock($1, 0)", locks.BROKER
+            )
             if ours:
                 return True
             if not stands_by:
@@ -387,6 +389,7 @@ def pin_plans(connection: psycopg.Connection[Any]) -> None:
     """By indexes, and kept: a plan for one array costs more than to run it, and one for an empty table is bad soon."""
     execute(
         connection,
+        "daemon.pin_plans",
         "select set_config(name, value, false) from (values ('plan_cache_mode', 'force_generic_plan'), "
         "('enable_seqscan', 'off'), ('enable_bitmapscan', 'off')) pinned (name, value)",
     )
@@ -397,12 +400,14 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
     if waits:
         execute(
             connection,
+            "daemon.register.enter",
             "insert into servicebroker.waiting_readers values ($1, pg_backend_pid()) on conflict do nothing",
             TRANSMITTER,
         )
     else:
         execute(
             connection,
+            "daemon.register.leave",
             "delete from servicebroker.waiting_readers where queue_id = $1 and pid = pg_backend_pid()",
             TRANSMITTER,
         )
@@ -410,7 +415,7 @@ def _register(connection: psycopg.Connection[Any], *, waits: bool) -> None:
 
 def instance_of(connection: psycopg.Connection[Any]) -> UUID:
     """The identifier of the instance: the same in a primary and its standbys."""
-    ((instance,),) = execute(connection, "select instance_id from servicebroker.instance")
+    ((instance,),) = execute(connection, "daemon.instance_of", "select instance_id from servicebroker.instance")
     return UUID(str(instance))
 
 

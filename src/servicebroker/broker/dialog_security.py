@@ -20,19 +20,19 @@ from servicebroker.broker.links import Link
 from servicebroker.broker.round_transaction import Do, alone
 from servicebroker.engine.remote import admission
 from servicebroker.engine.remote.missing_routes import ask_for_binding
-from servicebroker.engine.remote.remote_endpoints import Remote
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.engine.remote.site import Home
 from servicebroker.engine.security import session_keys
 from servicebroker.engine.security.master_keys import MasterKey, find_master_key
 from servicebroker.engine.security.session_keys import Beginning, Keys
-from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, Certificate
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, UserCertificate
 from servicebroker.model.certificates import SESSION_KEY
 from servicebroker.model.dialog_security import NO_BINDING, NO_SERVICE_MASTER_KEY, TABLE, Security
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.permissions import PUBLIC
 from servicebroker.protocol.dialog import Dropped
-from servicebroker.protocol.dialog_keys import UNSECURED, Session, bound
-from servicebroker.protocol.envelope import Exchange, Failure, Header, Kind, pack_exchange, refusal
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys, bound
+from servicebroker.protocol.envelope import BrokerFailure, Exchange, Header, Kind, pack_exchange, refusal
 from servicebroker.protocol.integrity import KEY_SIZE, SALT_SIZE, SessionKey
 from servicebroker.protocol.wire_errors import CorruptedMessage
 from servicebroker.store.key_files import KeyFolder
@@ -45,7 +45,7 @@ class Secured(NamedTuple):
     """What protects a conversation: to be stored with its endpoint, and to be used."""
 
     security: Security
-    session: Session
+    session: SessionKeys
     keys: Keys | None = None
     exchange: Exchange | None = None
 
@@ -53,8 +53,8 @@ class Secured(NamedTuple):
 class _Opened(NamedTuple):
     """An exchange that was verified: whom it was wrapped for, who has signed it (None: nobody), the session key."""
 
-    own: Certificate
-    peer: Certificate | None
+    own: UserCertificate
+    peer: UserCertificate | None
     master: bytes
     key: bytes
 
@@ -62,8 +62,8 @@ class _Opened(NamedTuple):
 class Denied(NamedTuple):
     """Its first message is not taken; the initiator gets this Error, sealed by `session`."""
 
-    failure: Failure
-    session: Session
+    failure: BrokerFailure
+    session: SessionKeys
 
 
 PLAIN = Secured(Security.NONE, UNSECURED)
@@ -76,7 +76,7 @@ class DialogSecurity:
         self._keys = OpenedKeys(keys, journal.trouble)
         self._clock = clock
 
-    def session(self, endpoint: Remote) -> Session | None:
+    def session(self, endpoint: RemoteEndpoint) -> SessionKeys | None:
         """The keys of a conversation that has them; None while its master key cannot be opened."""
         keys = endpoint.keys
         if endpoint.security in (None, Security.NONE) or keys is None:
@@ -89,11 +89,11 @@ class DialogSecurity:
         if None in opened:
             return None
         first, *second = [_session_key(key) for key in opened if key is not None]
-        return Session(first, second[0] if second else None, endpoint.security == Security.FULL)
+        return SessionKeys(first, second[0] if second else None, endpoint.security == Security.FULL)
 
     # ---------------------------------------------------------------- the initiator
 
-    def begin(self, do: Do, endpoints: Sequence[Remote]) -> dict[UUID, Secured | str]:
+    def begin(self, do: Do, endpoints: Sequence[RemoteEndpoint]) -> dict[UUID, Secured | str]:
         """What protects these conversations, which begin; or why that cannot be had, in the words of their status."""
         beginnings: list[Beginning] = do(session_keys.find_beginnings([one.conversation_handle for one in endpoints]))
         owners = [(one.database_id, owner) for one in beginnings for owner in (one.owner_id, one.remote_id) if owner]
@@ -115,7 +115,7 @@ class DialogSecurity:
         return decided
 
     def _begin_one(
-        self, one: Beginning, endpoint: Remote, own: list[Certificate], remote: list[Certificate]
+        self, one: Beginning, endpoint: RemoteEndpoint, own: list[UserCertificate], remote: list[UserCertificate]
     ) -> Secured:
         decision = TABLE[bool(own), one.encryption, one.binding]
         if not isinstance(decision, Security):
@@ -140,10 +140,10 @@ class DialogSecurity:
             seal(master, key, SESSION_KEY),
             exchange=pack_exchange(exchange),
         )
-        return Secured(decision, Session(_session_key(key), None, decision is Security.FULL), keys, exchange)
+        return Secured(decision, SessionKeys(_session_key(key), None, decision is Security.FULL), keys, exchange)
 
     def renew(
-        self, do: Do, introductions: Sequence[tuple[Remote, Exchange]]
+        self, do: Do, introductions: Sequence[tuple[RemoteEndpoint, Exchange]]
     ) -> dict[UUID, tuple[Keys, Exchange] | str]:
         """What is not acknowledged, for the certificates of today: those that it was made for may be gone at the peer.
 
@@ -175,11 +175,11 @@ class DialogSecurity:
     def _renew_one(
         self,
         do: Do,
-        endpoint: Remote,
+        endpoint: RemoteEndpoint,
         keys: Keys,
         exchange: Exchange,
-        own: list[Certificate],
-        remote: list[Certificate],
+        own: list[UserCertificate],
+        remote: list[UserCertificate],
     ) -> Exchange:
         now = self._clock()
         theirs = session_keys.chosen(remote, keys.far_principal_id, now)
@@ -198,8 +198,8 @@ class DialogSecurity:
         )
 
     def learn(
-        self, do: Do, endpoint: Remote, session: Session, header: Header, link: Link
-    ) -> tuple[Remote, Session] | None:
+        self, do: Do, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
+    ) -> tuple[RemoteEndpoint, SessionKeys] | None:
         """What an exchange in a later message means: nothing new, or the target's key. None when it is not believed."""
         exchange, keys = header.exchange, endpoint.keys
         if exchange is None or keys is None or not header.is_secured:
@@ -240,7 +240,7 @@ class DialogSecurity:
             opened = self._open(do, home.database_id, exchange, header, link)
             if opened is None:
                 return None
-            session = Session(_session_key(opened.key), None, opened.peer is not None)
+            session = SessionKeys(_session_key(opened.key), None, opened.peer is not None)
             refused = do(admission.refused_keeper(target, opened.own.owner_id))
             if refused:
                 journal.undeliverable(Dropped(refused.number, refused.text), header, link)
@@ -249,7 +249,7 @@ class DialogSecurity:
         refused = do(admission.refused_sender(target, sender_id))
         if refused:
             journal.undeliverable(Dropped(refused.number, refused.text), header, link)
-            return Denied(Failure(-8494, RULES[8494].text.format(header.to_service)), session)
+            return Denied(BrokerFailure(-8494, RULES[8494].text.format(header.to_service)), session)
         refused = do(admission.refused_owner(target))
         if refused:
             journal.conversation("Run As Target Failure", header, link, refused.text)
@@ -258,7 +258,7 @@ class DialogSecurity:
             return PLAIN
         return self._answer(opened, exchange, session, refusal(header, broker))
 
-    def _answer(self, opened: _Opened, exchange: Exchange, session: Session, back: Header) -> Secured:
+    def _answer(self, opened: _Opened, exchange: Exchange, session: SessionKeys, back: Header) -> Secured:
         """The target's own key, in full security. `back` is the header of an answer."""
         keys = Keys(
             opened.own.owner_id,
@@ -278,7 +278,13 @@ class DialogSecurity:
     # ---------------------------------------------------------------- both
 
     def _exchange(
-        self, key: bytes, key_id: UUID, theirs: Certificate, ours: Certificate | None, master: bytes, header: Header
+        self,
+        key: bytes,
+        key_id: UUID,
+        theirs: UserCertificate,
+        ours: UserCertificate | None,
+        master: bytes,
+        header: Header,
     ) -> Exchange:
         """The session key for the peer, signed when `ours` is given."""
         recipient = public_key(theirs.facts.der)
@@ -328,7 +334,7 @@ def _session_key(key: bytes) -> SessionKey:
     return SessionKey(key, lambda: os.urandom(SALT_SIZE))
 
 
-def _header(endpoint: Remote) -> Header:
+def _header(endpoint: RemoteEndpoint) -> Header:
     """That of a message of this side, as far as an exchange is bound to it."""
     one, kind = endpoint, Kind.RUN
     return Header(

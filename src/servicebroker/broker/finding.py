@@ -11,7 +11,8 @@ from servicebroker.broker.matching import MATCH_AGAIN
 from servicebroker.broker.relay_memory import Entry, Memory
 from servicebroker.broker.round_transaction import Do
 from servicebroker.engine.remote import departing, remote_endpoints
-from servicebroker.engine.remote.departing import Waiting
+from servicebroker.engine.remote.departing import WaitingConversation
+from servicebroker.model.waiting import UNANSWERED
 from servicebroker.protocol.outgoing import NEVER
 
 PAGE = 500  # conversations that a round looks for among those that wait for long
@@ -53,6 +54,8 @@ class Finding:
                 self.wanted.add(handle)  # its service may have come into being here
             entry.dialog.tick(now)
             due.add(handle)
+            if entry.link is not None and entry.dialog.is_unanswered:
+                self._lines.say(entry, UNANSWERED)
             if entry.link is not None and entry.dialog.introduction is not None:
                 strangers.append(entry)
         if strangers:
@@ -71,7 +74,7 @@ class Finding:
                 case str(why):
                     self._lines.say(entry, why)
 
-    def find(self, do: Do, found: list[Waiting]) -> set[UUID]:
+    def find(self, do: Do, found: list[WaitingConversation]) -> set[UUID]:
         """Whom the look has found, whom a page has, and who is to be looked up again."""
         for waiting in found:
             if entry := self._memory.get(waiting.conversation_handle):

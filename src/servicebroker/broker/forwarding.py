@@ -17,7 +17,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import Header
 from servicebroker.protocol.forwarding import MEGABYTE, Forwarder, Passage, Refusal
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Ask, Decision, Dropped, Remote
+from servicebroker.protocol.routing import Ask, Decision, Dropped, Elsewhere
 
 LOOK = 1.0  # seconds between looks for what could not be passed on in time
 SHOWN = 1_000  # messages in sys.dm_broker_forwarded_messages
@@ -35,7 +35,7 @@ class Forwarding:
         self._mirrors = mirrors
         self._seconds = seconds
         self._draw = draw
-        self._forwarder: Forwarder[Remote] = Forwarder(0)
+        self._forwarder: Forwarder[Elsewhere] = Forwarder(0)
         self._look_at = NEVER
 
     @property
@@ -54,9 +54,9 @@ class Forwarding:
         header = came.header
         journal.classified(decision.destination, header.to_service, header.to_broker, is_arrival=True)
         match decision.destination:
-            case Remote() as away if away.leads_to(here.addresses):
+            case Elsewhere() as away if away.leads_to(here.addresses):
                 journal.forwarded_dropped(BrokerError(11294), header)
-            case Remote() as away:
+            case Elsewhere() as away:
                 self._take_in(header, came.body, came.passage, away)
             case Dropped(9792):
                 journal.forwarded_dropped(BrokerError(9792), header)
@@ -66,7 +66,7 @@ class Forwarding:
                 return False
         return True
 
-    def _take_in(self, header: Header, body: bytes, passage: Passage | None, hop: Remote) -> None:
+    def _take_in(self, header: Header, body: bytes, passage: Passage | None, hop: Elsewhere) -> None:
         """Hold a message for the broker that it goes to next; one without a passage comes from its sender."""
         passage = passage or Passage(UUID(int=self._draw(128), version=4))
         now = self._seconds()

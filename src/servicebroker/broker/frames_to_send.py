@@ -100,4 +100,4 @@ class Frames:
         whole = entry.parts[cut.first]
         self._fragments += 1
         body = run(connection, departing.read_fragment(handle, cut.first, cut.offset, cut.length))
-        return None if body is None else (Part(whole.message_type, whole.content, body),)
+        return None if body is None else (Part(whole.message_type, whole.content, body, whole.token),)

@@ -11,14 +11,14 @@ from uuid import UUID
 from servicebroker.broker import metrics
 from servicebroker.broker.links import Link
 from servicebroker.engine.conversation.failure import Failed
-from servicebroker.engine.remote.remote_endpoints import Remote as Endpoint
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import MESSAGES, STANDING, STRANGER, Mistrust
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
-from servicebroker.protocol.routing import Destination, Local, Refused, Remote
+from servicebroker.protocol.routing import Destination, Elsewhere, Local, Refused
 from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 _log = logging.getLogger("servicebroker.broker")
@@ -89,7 +89,7 @@ def watches_conversations() -> bool:
     return _log.isEnabledFor(logging.DEBUG)
 
 
-def conversed(deed: Deed, endpoint: Endpoint, state: str, many: int = 1) -> None:
+def conversed(deed: Deed, endpoint: RemoteEndpoint, state: str, many: int = 1) -> None:
     """Broker:Conversation, of what came from another instance; `state` is that of the endpoint now."""
     if not many:
         return
@@ -109,7 +109,7 @@ def grouped(subclass: str, group: UUID) -> None:
 _REJECTIONS = {-8428: 11225, -8498: 11226, -8457: 11227, -8437: 11228}  # the event for the Error that both sides get
 
 
-def rejected(failed: Failed, endpoint: Endpoint) -> None:
+def rejected(failed: Failed, endpoint: RemoteEndpoint) -> None:
     """Broker:Message Undeliverable for a message that the contract or the validation of the endpoint does not allow."""
     metrics.DROPPED.inc()
     number = _REJECTIONS.get(failed.code)
@@ -195,7 +195,7 @@ def classified(destination: Destination, service: str, broker: object, *, is_arr
     `broker` is the identifier that they name, None for any.
     """
     match destination:
-        case Remote(address):
+        case Elsewhere(address):
             subclass, way = "Remote", str(address)
         case Local():
             subclass, way = "Local", ""

@@ -15,14 +15,13 @@ from servicebroker.broker.relay_memory import Entry, Memory
 from servicebroker.broker.round_transaction import SOON, Do, alone
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.remote import departing, mirrored_pairs
-from servicebroker.engine.remote.departing import Claim
+from servicebroker.engine.remote.departing import Claimed
 from servicebroker.engine.remote.site import Here
 from servicebroker.engine.security import session_keys
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.errors import RULES
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Address, Ask, Decision, Local
-from servicebroker.protocol.routing import Remote as Away
+from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local
 
 MATCH_AGAIN = 5.0  # seconds until a delayed conversation is matched again
 
@@ -64,7 +63,7 @@ class Matching:
         away = {
             handle: self._mirrors.way(one.destination)
             for handle, one in decisions.items()
-            if isinstance(one.destination, Away)
+            if isinstance(one.destination, Elsewhere)
         }
         missing = {handle: why for handle, way in away.items() if isinstance(why := self._reach(way), str)}
         ready = {
@@ -101,7 +100,7 @@ class Matching:
         locked = {handle: one for handle, one in decided.items() if isinstance(one, str)}
         secured = {handle: one for handle, one in decided.items() if isinstance(one, Secured)}
         claims = {
-            handle: Claim(ready[handle], secured[handle].security if handle in secured else Security.NONE)
+            handle: Claimed(ready[handle], secured[handle].security if handle in secured else Security.NONE)
             for handle in entries
             if handle not in locked
         }
@@ -121,7 +120,9 @@ class Matching:
 
     def acquaint(self, do: Do, decisions: Iterable[Decision]) -> None:
         """Both brokers of a mirrored route that is used for the first time are asked which is the principal."""
-        strangers = self._mirrors.strangers(one.destination for one in decisions if isinstance(one.destination, Away))
+        strangers = self._mirrors.strangers(
+            one.destination for one in decisions if isinstance(one.destination, Elsewhere)
+        )
         if strangers:
             self._mirrors.begin(do(mirrored_pairs.known(strangers)))
 
@@ -131,7 +132,7 @@ class Matching:
     def _send_to(self, entry: Entry, decision: Decision, way: Address | str, missing: str | None) -> None:
         """Its messages go to that address: at once, or when there is a link to it; or it is not known to which."""
         destination, chosen = decision.destination, decision.chosen
-        assert isinstance(destination, Away)
+        assert isinstance(destination, Elsewhere)
         assert chosen is not None
         entry.pair = destination if destination.mirror is not None else None
         if isinstance(way, str):

@@ -9,7 +9,7 @@ from servicebroker.broker.links import Links
 from servicebroker.engine.remote.mirrored_pairs import Row
 from servicebroker.protocol import mirroring
 from servicebroker.protocol.mirroring import NEVER, Known, Pair, Standing
-from servicebroker.protocol.routing import Address, Remote
+from servicebroker.protocol.routing import Address, Elsewhere
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -20,34 +20,34 @@ class Mirrors:
     def __init__(self, links: Links, seconds: Callable[[], float]) -> None:
         self._links = links
         self._seconds = seconds
-        self._pairs: dict[Remote, Pair] = {}
-        self._changed: set[Remote] = set()  # another one is chosen, or none for another reason
-        self._news: set[Remote] = set()  # something was heard, or a word has changed
-        self._told: dict[Remote, str] = {}  # what was kept last
+        self._pairs: dict[Elsewhere, Pair] = {}
+        self._changed: set[Elsewhere] = set()  # another one is chosen, or none for another reason
+        self._news: set[Elsewhere] = set()  # something was heard, or a word has changed
+        self._told: dict[Elsewhere, str] = {}  # what was kept last
 
     @property
     def wake_at(self) -> float:
         """When `tick` has something to do."""
         return min((pair.wake_at for pair in self._pairs.values()), default=NEVER)
 
-    def strangers(self, destinations: Iterable[Remote]) -> set[Remote]:
+    def strangers(self, destinations: Iterable[Elsewhere]) -> set[Elsewhere]:
         """Those of which nothing is known yet: `begin` them first."""
         return {one for one in destinations if one.mirror is not None and one not in self._pairs}
 
-    def begin(self, known: Mapping[Remote, Known]) -> None:
+    def begin(self, known: Mapping[Elsewhere, Known]) -> None:
         """Pairs that are used for the first time, and the highest timeline that was seen of each."""
         for one, highest in known.items():
             self._pairs[one] = mirroring.first_use(highest, self._seconds())
             self._news.add(one)
             self._ask(one)
 
-    def keep(self, pairs: Iterable[Remote]) -> None:
+    def keep(self, pairs: Iterable[Elsewhere]) -> None:
         """Routes have changed: of pairs that were kept, only these are to be remembered."""
         for one in self._told.keys() - set(pairs):
             del self._pairs[one], self._told[one]
             self._changed.add(one)
 
-    def way(self, destination: Remote) -> Address | str:
+    def way(self, destination: Elsewhere) -> Address | str:
         """The address to send to; for a pair that of the principal, or why there is none."""
         if destination.mirror is None:
             return destination.address
@@ -73,7 +73,7 @@ class Mirrors:
         for one, pair in list(self._pairs.items()):
             self._becomes(one, mirroring.tick(pair, self._seconds()))
 
-    def take_changed(self) -> set[Remote]:
+    def take_changed(self) -> set[Elsewhere]:
         """The pairs of which another one was chosen since the last time, or none, or none for another reason."""
         taken, self._changed = self._changed, set()
         return taken
@@ -98,10 +98,10 @@ class Mirrors:
         self._told.clear()
         self._news.update(self._pairs)
 
-    def _sides(self, address: Address) -> list[tuple[Remote, int]]:
+    def _sides(self, address: Address) -> list[tuple[Elsewhere, int]]:
         return [(one, int(one.mirror == address)) for one in self._pairs if address in (one.address, one.mirror)]
 
-    def _becomes(self, one: Remote, pair: Pair) -> None:
+    def _becomes(self, one: Elsewhere, pair: Pair) -> None:
         before, self._pairs[one] = self._pairs[one], pair
         if (pair.words, pair.standings, pair.reasons) != (before.words, before.standings, before.reasons):
             self._news.add(one)
@@ -115,7 +115,7 @@ class Mirrors:
         if pair.questions != before.questions:
             self._ask(one)
 
-    def _ask(self, one: Remote) -> None:
+    def _ask(self, one: Elsewhere) -> None:
         assert one.mirror is not None
         for address in (one.address, one.mirror):
             self._links.ask(address, self._pairs[one].known)

@@ -22,11 +22,11 @@ from servicebroker.engine.catalog.network_endpoints import (
     NetworkEndpoint,
     find_endpoint,
 )
-from servicebroker.engine.remote.domain_state import Membership as Told
+from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.known_peers import find_answers
 from servicebroker.engine.remote.site import find_instance, own_addresses
 from servicebroker.engine.security.logins import Connect, find_connect
-from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, shown
+from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
 from servicebroker.model.authentication import Method
 from servicebroker.model.errors import RULES, DomainError, InstanceError
 from servicebroker.model.peers import Answer
@@ -94,7 +94,7 @@ class PolicyWatch:
 
     def __init__(self, keys: KeyFolder | None, listener: NetworkEndpoint | None = None) -> None:
         self.listener = listener
-        self.membership: Told | None = None
+        self.membership: ToldMembership | None = None
         self._keys = keys
         self._member: Membership | None = None
         self._basis: tuple[object, ...] | None = None
@@ -135,7 +135,7 @@ class PolicyWatch:
             standing = self._member.look(now)
             told = _told(standing)
         except (DomainError, InstanceError, OSError) as trouble:
-            told = Told(None, None, None, None, str(trouble))
+            told = ToldMembership(None, None, None, None, str(trouble))
         if told.problem and (self.membership is None or self.membership.problem != told.problem):
             _log.error("AUTHENTICATION = WINDOWS: %s", told.problem)
         self.membership = told
@@ -144,8 +144,8 @@ class PolicyWatch:
     def _policy(
         self,
         endpoint: NetworkEndpoint | None,
-        certificates: list[Certificate],
-        own: Certificate | None,
+        certificates: list[TransportCertificate],
+        own: TransportCertificate | None,
         standing: MemberState | None,
         connect: Connect,
     ) -> Policy:
@@ -179,8 +179,8 @@ class PolicyWatch:
     def _tls(
         self,
         endpoint: NetworkEndpoint,
-        certificates: list[Certificate],
-        own: Certificate | None,
+        certificates: list[TransportCertificate],
+        own: TransportCertificate | None,
         standing: MemberState | None,
         connect: Connect,
     ) -> Tls | None:
@@ -208,7 +208,7 @@ class PolicyWatch:
             _log.info("Peers are shown a certificate of %s, until %s.", domain.member.account, until)
         return made
 
-    def _identity(self, own: Certificate) -> Path | None:
+    def _identity(self, own: TransportCertificate) -> Path | None:
         """The file with the key of a certificate of ours."""
         if self._keys is None:
             return None
@@ -226,12 +226,12 @@ def _takes(endpoint: NetworkEndpoint | None, method: Method) -> bool:
     return endpoint is not None and method in endpoint.authentication.methods
 
 
-def _told(standing: MemberState) -> Told:
+def _told(standing: MemberState) -> ToldMembership:
     account = None if standing.member is None else standing.member.account
     facts = standing.facts
     if facts is None:
-        return Told(account, None, None, None, standing.problem)
-    return Told(account, facts.thumbprint, facts.start_date, facts.expiry_date, standing.problem)
+        return ToldMembership(account, None, None, None, standing.problem)
+    return ToldMembership(account, facts.thumbprint, facts.start_date, facts.expiry_date, standing.problem)
 
 
 def _essence(standing: MemberState | None) -> object:
@@ -239,7 +239,7 @@ def _essence(standing: MemberState | None) -> object:
     return None if standing is None else standing._replace(problem="")
 
 
-def _tell_which(own: Certificate, certificates: list[Certificate], now: datetime) -> None:
+def _tell_which(own: TransportCertificate, certificates: list[TransportCertificate], now: datetime) -> None:
     """Which of our certificates is shown, of several that could be."""
     others = ", ".join(one.name for one in certificates if one.is_usable(now) and one != own)
     until = f"{own.facts.expiry_date:%Y-%m-%d %H:%M} UTC"
@@ -247,7 +247,7 @@ def _tell_which(own: Certificate, certificates: list[Certificate], now: datetime
     _log.info("Peers are shown the certificate %s, until %s.%s", own.name, until, also)
 
 
-def _warn_of_passwords(certificates: list[Certificate]) -> None:
+def _warn_of_passwords(certificates: list[TransportCertificate]) -> None:
     for one in certificates:
         if one.by_password:
             _log.error(
@@ -257,7 +257,7 @@ def _warn_of_passwords(certificates: list[Certificate]) -> None:
             )
 
 
-def _trust(certificates: list[Certificate]) -> dict[str, Any]:
+def _trust(certificates: list[TransportCertificate]) -> dict[str, Any]:
     """Whom the imported certificates stand for."""
     imported = [one for one in certificates if not one.is_own]
     named: dict[UUID, frozenset[str]] = {}

@@ -84,7 +84,7 @@ class Readahead:
         count = len(parts) - ends
         if count and dialog.room > 0 and numbers[0] == dialog.next_to_offer:
             following = next((place for place in range(count) if numbers[place] != numbers[0] + place), count)
-            offered = dialog.offer_run(numbers[0], sizes[:following])
+            offered = dialog.offer_run(numbers[0], sizes[:following], [part.token for part in parts[:following]])
             self._memory.hold(entry, numbers[:offered], parts)
         if ends:
             self._offer_end(entry, numbers[-1], sizes[-1], parts[-1])
@@ -97,5 +97,5 @@ class Readahead:
             self._memory.release(entry)
         elif dialog.room <= 0 or number != dialog.next_to_offer:
             return
-        dialog.offer(number, size, part.content)
+        dialog.offer(number, size, part.content, part.token)
         self._memory.hold(entry, [number], [part])

@@ -13,7 +13,7 @@ from servicebroker.broker import journal
 from servicebroker.broker.dialog_security import Denied, DialogSecurity
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.relay_memory import Memory
-from servicebroker.broker.round_transaction import LATER, SOON, Do
+from servicebroker.broker.round_transaction import Again, Do
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.remote import remote_endpoints, remote_opening
 from servicebroker.engine.remote.remote_opening import BEING_ALTERED, Place, Unroutable
@@ -21,12 +21,12 @@ from servicebroker.engine.security import session_keys
 from servicebroker.model.conversation_events import CREATED, Deed
 from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY
 from servicebroker.model.errors import RULES
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Dropped
-from servicebroker.protocol.dialog_keys import UNSECURED, Session
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
+    BrokerFailure,
     Envelope,
-    Failure,
     Header,
     Kind,
     Payload,
@@ -37,7 +37,6 @@ from servicebroker.protocol.envelope import (
     refusal,
 )
 from servicebroker.protocol.forwarding import Passage, unwrap
-from servicebroker.protocol.outgoing import NEVER
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 KEPT, KEPT_BYTES = 1_000, 4 * 1024 * 1024  # messages that wait in memory; of more the peers try again
@@ -72,22 +71,22 @@ class Received(NamedTuple):
     payload: Payload
 
 
-class Waiting:
+class WaitingOpenings:
     """Messages whose service is being made or altered, or of which it is being found out whether they are taken.
 
     Their senders would take seconds to try again.
-
-    Attributes:
-        wake_at: when those that are kept are taken.
     """
 
     def __init__(self, seconds: Callable[[], float]) -> None:
-        self._seconds = seconds
         self._kept: list[Came] = []
         self._of_link: Counter[Link] = Counter()
         self._bytes = 0
-        self._pause = SOON
-        self.wake_at = NEVER
+        self._again = Again(seconds)
+
+    @property
+    def wake_at(self) -> float:
+        """When those that are kept are taken."""
+        return self._again.at
 
     def keep(self, came: Came) -> bool:
         """Whether there is room for it."""
@@ -102,24 +101,20 @@ class Waiting:
 
     def take(self) -> list[Came]:
         """Those that it is time for."""
-        if self._seconds() < self.wake_at:
+        if not self._again.has_come():
             return []
-        taken, self._kept, self._bytes, self.wake_at = self._kept, [], 0, NEVER
+        taken, self._kept, self._bytes = self._kept, [], 0
         self._of_link.clear()
         return taken
 
     def hurry(self) -> None:
         """Something has happened that they may have waited for."""
         if self._kept:
-            self.wake_at = self._seconds()
+            self._again.hurry()
 
     def plan_again(self) -> None:
         """What is kept is taken soon, and less often when that lasts."""
-        if not self._kept:
-            self._pause = SOON
-        elif self.wake_at == NEVER:
-            self.wake_at = self._seconds() + self._pause
-            self._pause = min(self._pause * 2, LATER)
+        self._again.plan(is_left=bool(self._kept))
 
 
 class Reception:
@@ -128,7 +123,7 @@ class Reception:
     def __init__(
         self,
         memory: Memory,
-        waiting: Waiting,
+        waiting: WaitingOpenings,
         catalog: Catalog,
         security: DialogSecurity,
         clock: Callable[[], datetime],
@@ -175,7 +170,7 @@ class Reception:
         if not header.is_from_initiator or header.opening is None:
             _drop_stranger(came, 11213)
             if not header.is_secured:
-                refuse(link, header, Failure(-8462, RULES[8462].text))
+                refuse(link, header, BrokerFailure(-8462, RULES[8462].text))
             return None
         place = do(remote_opening.find_place(self._catalog, header, self._clock(), self._chance.randrange))
         if isinstance(place, Place):
@@ -188,7 +183,7 @@ class Reception:
             return None
         _drop_stranger(came, 11210, header.to_service, header.from_broker, place.description)
         if not header.is_secured:
-            refuse(link, header, Failure(place.code, place.description))
+            refuse(link, header, BrokerFailure(place.code, place.description))
         return None
 
     def _admit(self, do: Do, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
@@ -203,7 +198,7 @@ class Reception:
             return None
         if place.failure is not None:
             _drop(link, header, 11214, header.opening.contract if header.opening else "")
-            refuse(link, header, Failure(place.failure.code, place.failure.description), admitted.session)
+            refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
         handle = do(remote_opening.insert_target(header, place.home, admitted.security, self._clock()))
         if handle is None:
@@ -213,7 +208,7 @@ class Reception:
             do(session_keys.save_keys({handle: admitted.keys}))
         link.opened()
         (endpoint,) = do(remote_endpoints.find_by_handle([handle]))
-        journal.conversed(Deed.DIALOG_CREATED, endpoint, State.STARTED_INBOUND)
+        journal.conversed(Deed.DIALOG_CREATED, endpoint, EndpointState.STARTED_INBOUND)
         if journal.watches_conversations():
             for group in do(remote_endpoints.groups_of([handle])).values():
                 journal.grouped(CREATED, group)
@@ -234,7 +229,7 @@ def parsed(arrival: Arrival, now: float) -> Came:
     return Came(arrival.link, envelope, body, passage, now)
 
 
-def _opened(envelope: Envelope, session: Session) -> Payload:
+def _opened(envelope: Envelope, session: SessionKeys) -> Payload:
     payload = open_payload(envelope, session.of(envelope.header))
     if isinstance(payload, tuple):
         _check(*(part.message_type for part in payload))
@@ -246,7 +241,7 @@ def _check(*names: str) -> None:
         raise CorruptedMessage(11235, "a name contains the character NUL")
 
 
-def refuse(link: Link, header: Header, failure: Failure, session: Session = UNSECURED) -> None:
+def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
     """Answer where no endpoint is, or not for this peer; who does not read what it was told is told no more."""
     if link.room <= 0:
         return

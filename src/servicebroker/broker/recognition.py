@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from servicebroker.engine.security.logins import Connect
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.domain import Member
 from servicebroker.model.errors import BrokerError
@@ -31,7 +31,7 @@ class Signed(msgspec.Struct, array_like=True):
 class Recognized(NamedTuple):
     """A peer that is let in: its certificate, and by which method, as sys.dm_broker_connections names it."""
 
-    peer: Certificate
+    peer: TransportCertificate
     authentication: str
 
 
@@ -40,7 +40,7 @@ class Recognition:
 
     def __init__(
         self,
-        imported: Sequence[Certificate],
+        imported: Sequence[TransportCertificate],
         domain: MemberState | None = None,
         authentication: Authentication = CERTIFICATE,
         connect: Connect | None = None,
@@ -112,7 +112,7 @@ class Recognition:
         owner = f"member {member.account}, instance {member.instance}"
         proved = Proved(owner, member.instance, is_vouched=True)
         name = member.account
-        certificate = Certificate(NOT_IN_THE_TABLE, name, False, name, True, facts_of_der(der), proved)
+        certificate = TransportCertificate(NOT_IN_THE_TABLE, name, False, name, True, facts_of_der(der), proved)
         return Recognized(certificate, self._protocol)
 
     def _unknown(self, der: bytes) -> Recognized:
@@ -120,4 +120,6 @@ class Recognition:
         facts = facts_of_der(der)
         name = f"{STRANGER} {facts.thumbprint.hex()}"
         proved = Proved(name)
-        return Recognized(Certificate(NOT_IN_THE_TABLE, name, False, "public", True, facts, proved), "CERTIFICATE")
+        return Recognized(
+            TransportCertificate(NOT_IN_THE_TABLE, name, False, "public", True, facts, proved), "CERTIFICATE"
+        )

@@ -25,7 +25,7 @@ from servicebroker.broker.matching import Matching
 from servicebroker.broker.mirrors import Mirrors
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.readahead import Readahead
-from servicebroker.broker.reception import Came, Reception, Waiting, parsed
+from servicebroker.broker.reception import Came, Reception, WaitingOpenings, parsed
 from servicebroker.broker.relay_memory import CAPACITY, Memory
 from servicebroker.broker.round_transaction import Do, transaction
 from servicebroker.broker.settling import Settling
@@ -78,7 +78,7 @@ class Relay:
         self._catalog = Catalog()
         self._memory = Memory(clock, seconds, self._chance.random, self._capacity, security.session)
         self._lines = Lines(self._memory, self._links, seconds)
-        self._waiting = Waiting(seconds)
+        self._waiting = WaitingOpenings(seconds)
         self._trust = Trust(self._links, self._peers, self._catalog, self._waiting, self._here, clock, seconds)
         self._reception = Reception(self._memory, self._waiting, self._catalog, security, clock, self._chance)
         self._settling = Settling(self._memory, self._lines, self._catalog, clock, seconds)
@@ -189,7 +189,7 @@ class Relay:
                 one.link.complain()
                 continue
             if received is not None:
-                self._settling.arrived(one.link, received)
+                self._settling.arrived(do, one.link, received)
                 touched.add(received.handle)
         return touched
 

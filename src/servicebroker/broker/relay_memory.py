@@ -9,15 +9,14 @@ from heapq import heappop, heappush
 from uuid import UUID
 
 from servicebroker.broker.links import Link
-from servicebroker.engine.remote.remote_endpoints import Remote
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.dialog_security import Security
-from servicebroker.model.states import State as EndpointState
-from servicebroker.protocol.dialog import Dialog, Identity, Sending, State
-from servicebroker.protocol.dialog_keys import Session
-from servicebroker.protocol.envelope import Failure, Part, unpack_exchange
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.dialog import Dialog, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog_keys import SessionKeys
+from servicebroker.protocol.envelope import BrokerFailure, Part, unpack_exchange
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.protocol.routing import Address
-from servicebroker.protocol.routing import Remote as Away
+from servicebroker.protocol.routing import Address, Elsewhere
 
 CAPACITY = 10_000  # conversations
 DEFAULT_PRIORITY = 5
@@ -27,12 +26,12 @@ DEFAULT_PRIORITY = 5
 class Entry:
     """A conversation endpoint in memory."""
 
-    endpoint: Remote
+    endpoint: RemoteEndpoint
     dialog: Dialog
     end: int  # one above the highest message known to wait
-    session: Session | None  # None while its keys cannot be opened
+    session: SessionKeys | None  # None while its keys cannot be opened
     address: Address | None = None
-    pair: Away | None = None  # by a mirrored route: the two brokers, of which `address` is the principal
+    pair: Elsewhere | None = None  # by a mirrored route: the two brokers, of which `address` is the principal
     is_claimed: bool = False  # nobody in this instance becomes its target any more
     is_stale: bool = False  # a route has changed since its address was found
     link: Link | None = None
@@ -73,7 +72,7 @@ class Memory:
         seconds: Callable[[], float],
         draw: Callable[[], float],
         capacity: int,
-        session_of: Callable[[Remote], Session | None],
+        session_of: Callable[[RemoteEndpoint], SessionKeys | None],
     ) -> None:
         self._session_of = session_of
         self._clock = clock
@@ -103,7 +102,7 @@ class Memory:
         """The handle of that side of a conversation."""
         return self._by_conversation.get((conversation, is_initiator))
 
-    def enter(self, endpoint: Remote) -> UUID:
+    def enter(self, endpoint: RemoteEndpoint) -> UUID:
         """Remember an endpoint as the database has it."""
         handle = endpoint.conversation_handle
         self.forget(handle)
@@ -112,7 +111,7 @@ class Memory:
         if endpoint.state == EndpointState.CLOSED:
             dialog.close()
         elif endpoint.failure is not None:
-            dialog.refuse(Failure(*endpoint.failure))
+            dialog.refuse(BrokerFailure(*endpoint.failure))
         session = self._session_of(endpoint)
         self._entries[handle] = Entry(endpoint, dialog, endpoint.send_sequence, session, is_claimed=endpoint.is_remote)
         self._by_conversation[endpoint.conversation_id, endpoint.is_initiator] = handle
@@ -191,7 +190,7 @@ def _size(parts: Iterable[Part]) -> int:
     return sum([len(part.body) for part in parts if part.body])
 
 
-def _identity(endpoint: Remote, lifetime: float) -> Identity:
+def _identity(endpoint: RemoteEndpoint, lifetime: float) -> Identity:
     return Identity(
         endpoint.conversation_id,
         endpoint.is_initiator,
@@ -206,9 +205,9 @@ def _identity(endpoint: Remote, lifetime: float) -> Identity:
     )
 
 
-def _state(endpoint: Remote) -> State:
+def _state(endpoint: RemoteEndpoint) -> TransmissionState:
     has_ended = endpoint.state in (EndpointState.DISCONNECTED_INBOUND, EndpointState.CLOSED)
-    return State(
+    return TransmissionState(
         base=endpoint.first,
         sent_below=endpoint.send_sequence,
         sending=_SENDING.get(endpoint.state, Sending.FLOWING),
@@ -216,6 +215,7 @@ def _state(endpoint: Remote) -> State:
         is_acknowledged=endpoint.is_acknowledged,
         next=endpoint.receive_sequence,
         final=endpoint.receive_sequence - 1 if has_ended and endpoint.receive_sequence else None,
+        token=endpoint.receive_token,
         kept=endpoint.kept,
     )
 

@@ -1,4 +1,4 @@
-"""The transaction of a round, and the statements in it."""
+"""The transaction of a round, the statements in it, and when what somebody else holds is tried again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from servicebroker.protocol.outgoing import NEVER
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
 from servicebroker.store.running import run
 from servicebroker.store.statements import Statement, Steps
@@ -18,6 +19,38 @@ Do = Callable[[Steps[Any]], Any]
 
 SOON = 0.02  # seconds until what somebody else holds is tried again, at first
 LATER = 1.0  # seconds until then, at most
+
+
+class Again:
+    """When what somebody else holds is tried again: soon, and less often as long as that lasts.
+
+    Attributes:
+        at: the moment; NEVER when nothing is left to try.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._pause = SOON
+        self.at = NEVER
+
+    def has_come(self) -> bool:
+        """Whether it is time. Then it is to be planned anew."""
+        if self._seconds() < self.at:
+            return False
+        self.at = NEVER
+        return True
+
+    def hurry(self) -> None:
+        """It is time now."""
+        self.at = self._seconds()
+
+    def plan(self, *, is_left: bool) -> None:
+        """Something is left to try, or nothing."""
+        if not is_left:
+            self.at, self._pause = NEVER, SOON
+        elif self.at == NEVER:
+            self.at = self._seconds() + self._pause
+            self._pause = min(self._pause * 2, LATER)
 
 
 class Lasting:

@@ -10,19 +10,19 @@ from servicebroker.broker import journal, metrics
 from servicebroker.broker.lines import Lines
 from servicebroker.broker.links import Link
 from servicebroker.broker.reception import Received, refuse
-from servicebroker.broker.relay_memory import Memory
-from servicebroker.broker.round_transaction import LATER, SOON, Do, alone
+from servicebroker.broker.relay_memory import Entry, Memory
+from servicebroker.broker.round_transaction import Again, Do, alone
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue, traces
 from servicebroker.engine.conversation.traces import Traced
-from servicebroker.engine.remote import arriving, departing, remote_endpoints
+from servicebroker.engine.remote import arriving, departing, old_copies, remote_endpoints
 from servicebroker.model.conversation_events import DROPPED, Deed
 from servicebroker.model.errors import RULES
-from servicebroker.model.states import State
-from servicebroker.protocol.dialog import Acknowledged, Dropped, Failed, Sending
-from servicebroker.protocol.envelope import Content, Failure
+from servicebroker.model.states import EndpointState
+from servicebroker.model.waiting import UNANSWERED
+from servicebroker.protocol.dialog import Acknowledged, Apart, Dropped, Failed, Sending
+from servicebroker.protocol.envelope import BrokerFailure, Content
 from servicebroker.protocol.incoming import Batch, Deliver
-from servicebroker.protocol.outgoing import NEVER
 
 
 class Settling:
@@ -45,17 +45,18 @@ class Settling:
         self._postponed: dict[UUID, Batch] = {}
         self._stored: list[Batch] = []  # by this round
         self._acknowledged: dict[UUID, Acknowledged] = {}
-        self._failed: dict[UUID, Failure] = {}
-        self._again_at, self._pause = NEVER, SOON
+        self._failed: dict[UUID, BrokerFailure] = {}
+        self._apart: dict[UUID, Apart] = {}
+        self._again = Again(seconds)
         self._dirty = self._written = 0  # transmission objects, in this round
         self._last_batch = seconds()
 
     @property
     def wake_at(self) -> float:
         """When what could not be written is tried again."""
-        return self._again_at
+        return self._again.at
 
-    def arrived(self, link: Link, received: Received) -> None:
+    def arrived(self, do: Do, link: Link, received: Received) -> None:
         """What a message changes is noted, until it is written."""
         handle, header, payload = received
         entry = self._memory.get(handle)
@@ -66,18 +67,25 @@ class Settling:
             self._traced.append(
                 Traced(header.conversation_id, header.is_from_initiator, header.number + place, context)
             )
-        for event in entry.dialog.arrived(header, payload):
+        number = entry.dialog.to_recall(header)
+        recalled = None if number is None else do(departing.token_of(handle, number))
+        for event in entry.dialog.arrived(header, payload, recalled):
             match event:
                 case Acknowledged():
                     self._acknowledged[handle] = event
                     self._memory.release(entry, event.below)
                     self._lines.weigh(entry)
+                    if entry.status == UNANSWERED:
+                        self._lines.say(entry, "")
                 case Failed():
                     self._failed[handle] = event.failure
+                case Apart():
+                    self._apart[handle] = event
+                    self._memory.release(entry)
                 case Dropped():
                     journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
-                        refuse(link, header, Failure(-8495, RULES[8495].text), entry.session)
+                        refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
 
     def store(self, do: Do, touched: set[UUID]) -> arriving.Result | None:
         """What has arrived goes into the queues; None when there was nothing."""
@@ -136,8 +144,8 @@ class Settling:
             if entry := self._memory.get(handle):
                 if failed.message_type:
                     journal.rejected(failed, entry.endpoint)
-                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, State.ERROR)
-                entry.dialog.refuse(Failure(failed.code, failed.description))
+                journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+                entry.dialog.refuse(BrokerFailure(failed.code, failed.description))
                 self._lines.line_up(handle)
 
     def settle(self, do: Do, do_lazily: Do, *, is_traced: bool) -> tuple[dict[UUID, Acknowledged], list[UUID]]:
@@ -146,7 +154,7 @@ class Settling:
         Returns the acknowledgements that are committed with this transaction, and whose conversations end with it.
         """
         settled, ended = {}, []
-        self._dirty += len(self._acknowledged) + len(self._failed)
+        self._dirty += len(self._acknowledged) + len(self._failed) + len(self._apart)
         if self._acknowledged:
             groups = do(remote_endpoints.groups_of(list(self._acknowledged))) if journal.watches_conversations() else {}
             done, ended = do_lazily(departing.acknowledge(self._acknowledged, self._clock()))
@@ -156,15 +164,30 @@ class Settling:
                 do(alone(traces.delivered({handle: event.below for handle, event in settled.items()})))
         if self._failed:
             for handle in do(departing.fail(self._failed, self._clock())):
-                del self._failed[handle]
+                failure = self._failed.pop(handle)
                 self._written += 1
                 if entry := self._memory.get(handle):
-                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, State.ERROR)
+                    if -failure.code in (9719, 9720):
+                        self._note(do, entry, failure)
+                    journal.conversed(Deed.RECEIVED_BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
+        if self._apart:
+            for handle in do(departing.part(self._apart, self._clock())):
+                apart = self._apart.pop(handle)
+                self._written += 1
+                if entry := self._memory.get(handle):
+                    self._note(do, entry, apart.own)
+                    journal.conversed(Deed.BROKER_ERROR, entry.endpoint, EndpointState.ERROR)
         if statuses := self._lines.take_statuses():
             do(alone(departing.set_statuses(statuses)))
         self._dirty += len(statuses)
         self._written += len(settled) + len(statuses)
         return settled, ended
+
+    def _note(self, do: Do, entry: Entry, own: BrokerFailure) -> None:
+        """One of the two databases was restored."""
+        journal.transmission(entry.endpoint.conversation_id, own.description)
+        far = entry.dialog.far_broker
+        do(alone(old_copies.note(entry.endpoint, far, own, self._clock(), is_here=own.code == -9719)))
 
     def count(self, touched: int, began: float) -> None:
         """Broker TO Statistics of a round that is committed."""
@@ -182,29 +205,26 @@ class Settling:
     def _tell_of_ends(self, do: Do, ended: list[UUID], groups: dict[UUID, UUID]) -> None:
         for handle in ended:
             if entry := self._memory.get(handle):
-                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, State.CLOSED)
+                journal.conversed(Deed.RECEIVED_END_ACK, entry.endpoint, EndpointState.CLOSED)
         was = {groups[handle] for handle in ended if handle in groups}
         for group in sorted(was - do(remote_endpoints.groups_left(was)) if was else ()):
             journal.grouped(DROPPED, group)
 
     def plan_again(self) -> None:
         """Rows that somebody holds are tried again soon, and less often when that lasts."""
-        if self._postponed or self._acknowledged or self._failed:
-            now = self._seconds()
-            if now >= self._again_at or self._again_at == NEVER:
-                self._again_at = now + self._pause
-                self._pause = min(self._pause * 2, LATER)
-        else:
-            self._again_at, self._pause = NEVER, SOON
+        self._again.has_come()
+        self._again.plan(is_left=bool(self._postponed or self._acknowledged or self._failed or self._apart))
 
 
-def _tell(endpoint: remote_endpoints.Remote, batch: Batch) -> None:
+def _tell(endpoint: remote_endpoints.RemoteEndpoint, batch: Batch) -> None:
     """Broker:Conversation of what has been stored: messages, and what ends the conversation."""
     contents = [part.content for step in batch.steps if isinstance(step, Deliver) for part in step.parts]
     ends = [content for content in contents if content is not Content.DATA]
-    journal.conversed(Deed.RECEIVED_MESSAGE, endpoint, State.CONVERSING, batch.reached - batch.expected - len(ends))
+    journal.conversed(
+        Deed.RECEIVED_MESSAGE, endpoint, EndpointState.CONVERSING, batch.reached - batch.expected - len(ends)
+    )
     for content in ends:
         if content is Content.ERROR:
-            journal.conversed(Deed.RECEIVED_ERROR, endpoint, State.ERROR)
+            journal.conversed(Deed.RECEIVED_ERROR, endpoint, EndpointState.ERROR)
         else:
-            journal.conversed(Deed.RECEIVED_END, endpoint, State.DISCONNECTED_INBOUND)
+            journal.conversed(Deed.RECEIVED_END, endpoint, EndpointState.DISCONNECTED_INBOUND)

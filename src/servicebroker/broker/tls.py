@@ -13,7 +13,7 @@ from pathlib import Path
 
 from servicebroker.broker.recognition import Recognition
 from servicebroker.engine.security.logins import Connect
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.peers import UNPROVED, Proved
@@ -51,8 +51,8 @@ class Tls:
     def __init__(
         self,
         identity: Path | None,
-        imported: Sequence[Certificate],
-        own: Sequence[Certificate] = (),
+        imported: Sequence[TransportCertificate],
+        own: Sequence[TransportCertificate] = (),
         *,
         domain: MemberState | None = None,
         authentication: Authentication = CERTIFICATE,
@@ -161,7 +161,7 @@ class Channel:
     """
 
     def __init__(self, context: ssl.SSLContext, recognition: Recognition, *, is_opener: bool, takes: str = "") -> None:
-        self.peer: Certificate | None = None
+        self.peer: TransportCertificate | None = None
         self.is_open = False
         self.authentication = ""
         self._recognition = recognition

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from servicebroker.broker.links import Links
 from servicebroker.broker.peers import Peers
-from servicebroker.broker.reception import Came, Waiting
+from servicebroker.broker.reception import Came, WaitingOpenings
 from servicebroker.broker.relay_memory import Entry
 from servicebroker.broker.round_transaction import Do
 from servicebroker.engine.catalog.catalog import Catalog
@@ -22,8 +22,7 @@ from servicebroker.engine.remote.site import Here, Located, find_site
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.peers import MESSAGES, Mistrust
 from servicebroker.protocol.envelope import Header
-from servicebroker.protocol.routing import Address, Ask, Decision, Local, RoutingTable, asks, ways
-from servicebroker.protocol.routing import Remote as Away
+from servicebroker.protocol.routing import Address, Ask, Decision, Elsewhere, Local, RoutingTable, asks, ways
 
 PATIENCE = 4.0  # seconds that a message waits until it is known who is where; then its sender tries again
 REMEMBERED = 10_000  # sources that were found to be right
@@ -45,7 +44,7 @@ class Trust:
         links: Links,
         peers: Peers,
         catalog: Catalog,
-        waiting: Waiting,
+        waiting: WaitingOpenings,
         here: Callable[[], Here],
         clock: Callable[[], datetime],
         seconds: Callable[[], float],
@@ -142,7 +141,7 @@ def _source(header: Header, entry: Entry | None, decision: Decision | None) -> S
         known = entry.dialog.far_broker or endpoint.routed_broker or broker
         return Source(endpoint.far_service, str(known), str(endpoint.own_broker))
     destination = decision.destination if decision else None
-    if isinstance(destination, Away):
+    if isinstance(destination, Elsewhere):
         return None if header.is_secured else Source(header.from_service, broker, None)
     if isinstance(destination, Local):
         database = destination.broker_instance

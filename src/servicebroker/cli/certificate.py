@@ -19,7 +19,12 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.user_certificate import DatabaseOption, Row, UserOption
 from servicebroker.engine.catalog.network_endpoints import find_endpoint
 from servicebroker.engine.remote.domain_state import find_membership
-from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, find_certificate, shown
+from servicebroker.engine.security.transport_certificates import (
+    TransportCertificate,
+    all_certificates,
+    find_certificate,
+    shown,
+)
 from servicebroker.model.authentication import Method
 from servicebroker.store.running import run
 from servicebroker.store.x509_certificates import DAYS, as_pem
@@ -196,7 +201,7 @@ def drop(name: NameArgument, instance: InstanceOption = DEFAULT_INSTANCE, keys: 
     typer.echo(f"Certificate {name} is removed.")
 
 
-def _found(opened: Instance, name: str) -> Certificate:
+def _found(opened: Instance, name: str) -> TransportCertificate:
     with opened.connection() as connection:
         return run(connection, find_certificate("find", name))
 

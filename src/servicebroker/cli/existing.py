@@ -28,7 +28,9 @@ def must_exist(target: str) -> None:
     with connect(target) as connection:
         # not to_regclass: a role without rights is told of those, by who opens it
         if not execute(
-            connection, "select from pg_tables where (schemaname, tablename) = ('servicebroker', 'migrations')"
+            connection,
+            "existing.must_exist",
+            "select from pg_tables where (schemaname, tablename) = ('servicebroker', 'migrations')",
         ):
             raise InstanceError(
                 f"There is no instance in the PostgreSQL database '{connection.info.dbname}': make one with "

@@ -135,8 +135,15 @@ def _check_place(instance: str, url: str, roles: Sequence[str]) -> None:
     """Refuse a server that cannot hold the copy, before anything is made there."""
     with connect(url) as connection:
         check_server(connection, url)
-        taken = execute(connection, "select from pg_namespace where nspname = 'servicebroker'")
-        known = execute(connection, "select rolname from pg_roles where rolname = any ($1)", list(roles))
+        taken = execute(
+            connection, "instance.check_place.find_schema", "select from pg_namespace where nspname = 'servicebroker'"
+        )
+        known = execute(
+            connection,
+            "instance.check_place.find_roles",
+            "select rolname from pg_roles where rolname = any ($1)",
+            list(roles),
+        )
     if taken:
         raise InstanceError(f"There is an instance in '{instance}' already: restore into another place.")
     if missing := sorted(set(roles).difference(name for (name,) in known)):

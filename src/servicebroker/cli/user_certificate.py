@@ -19,7 +19,7 @@ from servicebroker.engine.security.principals import find_principal
 from servicebroker.engine.security.user_certificates import (
     BY_PASSWORD,
     NONE,
-    Certificate,
+    UserCertificate,
     find_certificate,
     find_certificates_by_user,
 )
@@ -88,7 +88,7 @@ def expiry(opened: Instance, days: int) -> datetime:
     return after(opened.clock().replace(microsecond=0), max(days, 0))
 
 
-def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> Certificate:
+def create(opened: Instance, database: str, name: str, user: str | None, days: int) -> UserCertificate:
     """Make a certificate of a user, with its private key under the master key of the database."""
     there = opened.database(database)
     ensure_user(there, user)
@@ -104,7 +104,7 @@ def create(opened: Instance, database: str, name: str, user: str | None, days: i
 
 def import_(
     opened: Instance, database: str, name: str, file: Path, user: str | None, to_service: str | None, send: str | None
-) -> Certificate:
+) -> UserCertificate:
     """Keep the certificate of somebody else: of the user that stands for it here.
 
     `to_service` is the remote service that has it, and gets a remote service binding; `send` is a service of ours to
@@ -122,7 +122,7 @@ def import_(
     return find(there, name)
 
 
-def find(there: Database, name: str) -> Certificate:
+def find(there: Database, name: str) -> UserCertificate:
     """The certificate of that name.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.model.events import CONVERSATION, CONVERSATION_GROUP
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 
 CREATED, DROPPED = "Create", "Drop"  # the subclasses of Broker:Conversation Group
 
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether nothing comes to it any more."""
-        return self.state in (State.DISCONNECTED_OUTBOUND, State.ERROR, State.CLOSED)
+        return self.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.ERROR, EndpointState.CLOSED)
 
 
 class Look(NamedTuple):
@@ -96,7 +96,7 @@ def happened(
             yield OfGroup(CREATED, endpoint.conversation_group_id, endpoint.database_id)
     for handle in handles:
         was, now = before.endpoints.get(handle), after.endpoints.get(handle)
-        own = now or (was and was._replace(state=State.CLOSED.value))
+        own = now or (was and was._replace(state=EndpointState.CLOSED.value))
         if own is None or deed is None:
             continue
         if deed is Deed.SEND:
@@ -116,7 +116,7 @@ def _sent(own: Seen, before: Look, after: Look, many: int) -> Iterator[Happened]
     peer, peer_was = after.peer(own), before.peer(own)
     if peer is not None and peer_was is None:
         yield OfConversation(Deed.DIALOG_CREATED, peer)
-    if own.state == State.ERROR:
+    if own.state == EndpointState.ERROR:
         if peer is not None:
             yield OfConversation(Deed.BROKER_ERROR, peer)
             yield OfConversation(Deed.RECEIVED_BROKER_ERROR, own)
@@ -130,13 +130,20 @@ def _sent(own: Seen, before: Look, after: Look, many: int) -> Iterator[Happened]
 def _ended(deed: Deed, own: Seen, before: Look, after: Look) -> Iterator[Happened]:
     peer, peer_was = after.peer(own), before.peer(own)
     if peer is not None and peer_was is not None and peer.state != peer_was.state:
-        told = {State.DISCONNECTED_INBOUND: Deed.RECEIVED_END, State.ERROR: Deed.RECEIVED_ERROR}.get(State(peer.state))
+        told = {EndpointState.DISCONNECTED_INBOUND: Deed.RECEIVED_END, EndpointState.ERROR: Deed.RECEIVED_ERROR}.get(
+            EndpointState(peer.state)
+        )
         if told is not None:
             yield OfConversation(told, peer)
-            if own.state == State.CLOSED:
+            if own.state == EndpointState.CLOSED:
                 yield OfConversation(Deed.RECEIVED_END_ACK, own)
-    peer_is_closed = peer is None or peer.state == State.CLOSED
-    if own.state == State.CLOSED and peer_was is not None and peer_is_closed and deed is not Deed.END_WITH_CLEANUP:
+    peer_is_closed = peer is None or peer.state == EndpointState.CLOSED
+    if (
+        own.state == EndpointState.CLOSED
+        and peer_was is not None
+        and peer_is_closed
+        and deed is not Deed.END_WITH_CLEANUP
+    ):
         yield OfConversation(Deed.TERMINATE, own)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from servicebroker.model.errors import RULES
+from servicebroker.model.waiting import UNANSWERED
 
 _EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
 _TRUST = (
@@ -38,7 +39,8 @@ REMEDIES: dict[int, str] = {
     8489: "Its lifetime is over: begin dialogs with a longer one, or see why nobody has answered.",
     8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin anew.",
     9616: "The peer's program has sent what its own broker refuses: see what runs there.",
-    9719: "ERROR_BROKER_CONVERSATIONS has ended it, as after a restore.",
+    9719: "This database was restored: ERROR_BROKER_CONVERSATIONS has ended it, or both sides disagreed. Begin anew.",
+    9720: "The other side's database was restored: what it has taken since that copy is lost there. Begin anew.",
     # messages that wait
     9727: "CREATE REMOTE SERVICE BINDING for the service, or begin with encryption=False.",
     9731: _MEND_KEY,
@@ -112,6 +114,15 @@ def after_refusal(number: int, *, is_ours: bool) -> str:
     return remedy if is_ours or remedy in _EITHER_SIDE else f"At the peer: {remedy}"
 
 
-def number_of(text: str) -> int | None:
-    """Which of these a text begins with; None when it is none of them."""
-    return next((number for number, pattern in _PATTERNS.items() if pattern.match(text)), None)
+_UNANSWERED = (
+    "See servicebroker doctor and the log at the other instance. If it was restored and lacks the conversation: "
+    "END CONVERSATION WITH ERROR here, or WITH CLEANUP, and begin anew."
+)
+_ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
+
+
+def after_status(text: str) -> str:
+    """What mends what a `transmission_status` says, or that it says nothing."""
+    if text == UNANSWERED:
+        return _UNANSWERED
+    return next((REMEDIES[number] for number, pattern in _PATTERNS.items() if pattern.match(text)), _ELSE)

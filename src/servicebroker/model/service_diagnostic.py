@@ -12,7 +12,7 @@ from servicebroker.model.names import DESCRIPTION, MAXIMUM_SERVICE_NAME, QUERY, 
 from servicebroker.model.xml import parse
 
 
-class State(Enum):
+class ServiceState(Enum):
     """What a Status says of a service: a message would get in, would wait, or would find nothing."""
 
     READY = "READY"
@@ -38,7 +38,7 @@ def asked_service(body: bytes) -> str:
     return name
 
 
-def status_body(service: str, broker: str, state: State) -> bytes:
+def status_body(service: str, broker: str, state: ServiceState) -> bytes:
     """How the service stands now, at the broker of that identifier."""
     return _body(STATUS, [("SERVICE_NAME", service), ("BROKER_INSTANCE", broker), ("STATE", state.value)])
 

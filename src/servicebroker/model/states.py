@@ -11,7 +11,7 @@ from enum import StrEnum
 from servicebroker.model.errors import BrokerError
 
 
-class State(StrEnum):
+class EndpointState(StrEnum):
     """The letters of sys.conversation_endpoints.state."""
 
     STARTED_OUTBOUND = "SO"
@@ -38,31 +38,31 @@ class Event(StrEnum):
 REMOVED = None  # the endpoint is gone
 REPLAY_PROTECTION = timedelta(minutes=30)  # a closed target endpoint stays (docs/reference/rules.md#replay-protection)
 
-_OPEN = (State.STARTED_OUTBOUND, State.STARTED_INBOUND, State.CONVERSING)
+_OPEN = (EndpointState.STARTED_OUTBOUND, EndpointState.STARTED_INBOUND, EndpointState.CONVERSING)
 
-TRANSITIONS: dict[tuple[State, Event], State | None] = {
-    (State.STARTED_OUTBOUND, Event.SEND): State.CONVERSING,
-    (State.CONVERSING, Event.SEND): State.CONVERSING,
-    (State.STARTED_OUTBOUND, Event.END): REMOVED,
-    (State.CONVERSING, Event.END): State.DISCONNECTED_OUTBOUND,
-    (State.DISCONNECTED_INBOUND, Event.END): State.CLOSED,
-    (State.ERROR, Event.END): State.CLOSED,
+TRANSITIONS: dict[tuple[EndpointState, Event], EndpointState | None] = {
+    (EndpointState.STARTED_OUTBOUND, Event.SEND): EndpointState.CONVERSING,
+    (EndpointState.CONVERSING, Event.SEND): EndpointState.CONVERSING,
+    (EndpointState.STARTED_OUTBOUND, Event.END): REMOVED,
+    (EndpointState.CONVERSING, Event.END): EndpointState.DISCONNECTED_OUTBOUND,
+    (EndpointState.DISCONNECTED_INBOUND, Event.END): EndpointState.CLOSED,
+    (EndpointState.ERROR, Event.END): EndpointState.CLOSED,
     **{
         (state, event): state
         for event in (Event.TIMER, Event.MOVE)
-        for state in (*_OPEN, State.DISCONNECTED_INBOUND, State.ERROR)
+        for state in (*_OPEN, EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)
     },
-    (State.CONVERSING, Event.END_DIALOG_ARRIVED): State.DISCONNECTED_INBOUND,
-    **{(state, Event.ERROR_ARRIVED): State.ERROR for state in (*_OPEN, State.DISCONNECTED_INBOUND)},
-    (State.DISCONNECTED_OUTBOUND, Event.ERROR_ARRIVED): REMOVED,
-    (State.DISCONNECTED_OUTBOUND, Event.END_DIALOG_ARRIVED): State.DISCONNECTED_OUTBOUND,
-    (State.DISCONNECTED_OUTBOUND, Event.ACKNOWLEDGED): State.CLOSED,
+    (EndpointState.CONVERSING, Event.END_DIALOG_ARRIVED): EndpointState.DISCONNECTED_INBOUND,
+    **{(state, Event.ERROR_ARRIVED): EndpointState.ERROR for state in (*_OPEN, EndpointState.DISCONNECTED_INBOUND)},
+    (EndpointState.DISCONNECTED_OUTBOUND, Event.ERROR_ARRIVED): REMOVED,
+    (EndpointState.DISCONNECTED_OUTBOUND, Event.END_DIALOG_ARRIVED): EndpointState.DISCONNECTED_OUTBOUND,
+    (EndpointState.DISCONNECTED_OUTBOUND, Event.ACKNOWLEDGED): EndpointState.CLOSED,
 }
 
 REFUSALS = {Event.SEND: 8429, Event.END: 8427, Event.TIMER: 8458, Event.MOVE: 8438}
 
 
-def after(state: State, event: Event) -> State | None:
+def after(state: EndpointState, event: Event) -> EndpointState | None:
     """The state after `event`, None when the endpoint is removed.
 
     Raises:
@@ -77,8 +77,8 @@ def after(state: State, event: Event) -> State | None:
         raise
 
 
-def at(state: State, lifetime: datetime, now: datetime) -> State:
+def at(state: EndpointState, lifetime: datetime, now: datetime) -> EndpointState:
     """The state at `now`, also when the lifetime has run out and nobody has looked yet."""
-    if lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is State.ERROR:
-        return State.ERROR
+    if lifetime <= now and TRANSITIONS.get((state, Event.ERROR_ARRIVED)) is EndpointState.ERROR:
+        return EndpointState.ERROR
     return state

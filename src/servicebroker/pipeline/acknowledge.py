@@ -37,8 +37,8 @@ def archive_conversation(handle: UUID) -> Steps[None]:
         BrokerError: 8426 unknown handle.
     """
     endpoint, _ = yield from lock_conversation(handle)
-    place = (endpoint.priority, endpoint.conversation_group_id, handle)
-    yield Statement(frontier.archive_conversation(endpoint.queue_id), place)
+    text = frontier.archive_conversations(endpoint.queue_id)
+    yield Statement("acknowledge.archive_conversation", text, ([handle],))
 
 
 def acknowledge(
@@ -60,20 +60,31 @@ def acknowledge(
     Whoever is ended already stays as it is, and a second call with the same slice changes nothing. So the deletion may
     follow the first `AT_ONCE` of many conversations, which leave with their rows, in a transaction of its own.
     """
-    ((count, shared, over),) = execute(connection, frontier.endings(queue_id, piece), database_id, end_of_stream)
+    ((count, shared, over),) = execute(
+        connection, "pipeline.acknowledge.find_endings", frontier.endings(queue_id, piece), database_id, end_of_stream
+    )
     handles = _open_ones(connection, over or [])
     while len(handles) > AT_ONCE:
         with connection.transaction():
             first, handles = handles[:AT_ONCE], handles[AT_ONCE:]
             if archive:
-                execute(connection, frontier.archive_conversations(queue_id, piece), first)
+                execute(
+                    connection,
+                    "pipeline.acknowledge.archive_conversations",
+                    frontier.archive_conversations(queue_id, piece),
+                    first,
+                )
             _end(connection, first, ending)
     with connection.transaction():
         option = "select is_retention_enabled from servicebroker.queues where queue_id = $1"
-        ((retention,),) = execute(connection, option, queue_id)
+        ((retention,),) = execute(connection, "pipeline.acknowledge.find_retention", option, queue_id)
         keeps_or_shares = retention or shared or archive
         if keeps_or_shares:  # first: what is kept leaves with the ENDs
-            execute(connection, frontier.take_rows(queue_id, piece, retention=retention, archive=archive))
+            execute(
+                connection,
+                "pipeline.acknowledge.take_rows",
+                frontier.take_rows(queue_id, piece, retention=retention, archive=archive),
+            )
         _end(connection, handles, ending)
         if count and not keeps_or_shares:
             _remove(connection, queue_id, piece, count)
@@ -90,7 +101,7 @@ def _end(connection: psycopg.Connection[Any], handles: list[UUID], ending: Endin
 
 def _remove(connection: psycopg.Connection[Any], queue_id: int, piece: Slice, count: int) -> None:
     if count < WORTH_TRUNCATING or not _truncate(connection, queue_id, piece):
-        execute(connection, frontier.delete_rows(queue_id, piece))
+        execute(connection, "acknowledge.remove", frontier.delete_rows(queue_id, piece))
 
 
 def _truncate(connection: psycopg.Connection[Any], queue_id: int, piece: Slice) -> bool:
@@ -104,17 +115,21 @@ def _truncate(connection: psycopg.Connection[Any], queue_id: int, piece: Slice) 
     emptied = False
     in_use_or_not_ours = psycopg.errors.LockNotAvailable, psycopg.errors.InsufficientPrivilege
     with contextlib.suppress(*in_use_or_not_ours), connection.transaction():
-        execute(connection, f"lock table servicebroker.queue_{queue_id} in access exclusive mode nowait")
-        execute(connection, "set local enable_seqscan = on")
+        execute(
+            connection,
+            "acknowledge.truncate.lock",
+            f"lock table servicebroker.queue_{queue_id} in access exclusive mode nowait",
+        )
+        execute(connection, "acknowledge.truncate.enable_scans", "set local enable_seqscan = on")
         if _holds(connection, frontier.has_others(queue_id, piece)):
             raise psycopg.Rollback  # gives the lock back
-        execute(connection, f"truncate servicebroker.queue_{queue_id}")
+        execute(connection, "acknowledge.truncate.truncate", f"truncate servicebroker.queue_{queue_id}")
         emptied = True
     return emptied
 
 
 def _holds(connection: psycopg.Connection[Any], condition: str) -> bool:
-    return bool(execute(connection, f"select {condition}")[0][0])
+    return bool(execute(connection, "acknowledge.holds", f"select {condition}")[0][0])
 
 
 def _open_ones(connection: psycopg.Connection[Any], handles: list[UUID]) -> list[UUID]:
@@ -122,6 +137,7 @@ def _open_ones(connection: psycopg.Connection[Any], handles: list[UUID]) -> list
         return []
     found = execute(
         connection,
+        "acknowledge.open_ones",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and state <> 'CD' order by conversation_handle",
         handles,

@@ -51,12 +51,12 @@ class Attachment:
             run(connection, authorize(database.user, "RECEIVE", queue_number(queue.queue_id)))
             initial = _initial(connection, database.database_id, queue.queue_id)
             if options.archives and not has_table(connection, f"archived_{queue.queue_id}"):
-                execute(connection, frontier.create_archive(queue.queue_id))
+                execute(connection, "attachment.open.create_archive", frontier.create_archive(queue.queue_id))
             if options.starting_offsets == "latest":
-                hi = int(execute(connection, f"select {frontier.FRONTIER}")[0][0])
-                execute(connection, frontier.KEEP_FRONTIER)
+                hi = int(execute(connection, "attachment.open.find_frontier", f"select {frontier.FRONTIER}")[0][0])
+                execute(connection, "attachment.open.keep_frontier", frontier.KEEP_FRONTIER)
                 initial = replace(initial, lo=hi, hi=hi)
-            execute(connection, frontier.PIN_PLANS)
+            execute(connection, "attachment.open.pin_plans", frontier.PIN_PLANS)
         except BaseException:
             database.close()
             raise
@@ -84,32 +84,48 @@ class Attachment:
         Raises:
             InstanceError: somebody else still owns it.
         """
-        execute(self.connection, f"set lock_timeout = {max(1, timeout * 1000)}")
+        execute(self.connection, "attachment.claim.set_timeout", f"set lock_timeout = {max(1, timeout * 1000)}")
         try:
-            execute(self.connection, "select pg_advisory_lock($1, $2)", locks.PIPELINE, self.queue_id)
+            execute(
+                self.connection,
+                "attachment.claim.lock",
+                "select pg_advisory_lock($1, $2)",
+                locks.PIPELINE,
+                self.queue_id,
+            )
         except psycopg.errors.LockNotAvailable:
             raise InstanceError(
                 f"The queue is being read by another pipeline or an open RECEIVE{self._owner()}: one stream at a time "
                 "reads a queue; end that first."
             ) from None
-        execute(self.connection, "set lock_timeout = 0")
+        execute(self.connection, "attachment.claim.reset_timeout", "set lock_timeout = 0")
 
     def now(self) -> Now:
         """How far the server and the queue are."""
         drawn = f"servicebroker.queue_{self.queue_id}_order"
-        return Now(*execute(self.connection, f"select {frontier.FRONTIER}, last_value from {drawn}")[0])
+        return Now(
+            *execute(self.connection, "attachment.now", f"select {frontier.FRONTIER}, last_value from {drawn}")[0]
+        )
 
     def keep_frontier(self) -> None:
         """The frontier that `now` has told stays below us beyond a crash of the server."""
-        execute(self.connection, frontier.KEEP_FRONTIER)
+        execute(self.connection, "attachment.keep_frontier", frontier.KEEP_FRONTIER)
 
     def page_end(self, start: Frontier, at_most: int | None) -> Frontier | None:
         """The end of the next page of the window of `start`, None when the window has no more rows."""
         window = (str(start.lo), str(start.hi), start.queuing_order)
         archived = self.reads_archive(start.lo)
-        ((first, last),) = execute(self.connection, frontier.extremes(self.queue_id, archived), *window)
+        ((first, last),) = execute(
+            self.connection, "attachment.page_end.find_extremes", frontier.extremes(self.queue_id, archived), *window
+        )
         if last is not None and at_most is not None and last - first >= at_most:  # else there cannot be more rows
-            ((last,),) = execute(self.connection, frontier.page_end(self.queue_id, archived), *window, at_most)
+            ((last,),) = execute(
+                self.connection,
+                "attachment.page_end.find_end",
+                frontier.page_end(self.queue_id, archived),
+                *window,
+                at_most,
+            )
         return None if last is None else start.read_to(last)
 
     def reads_archive(self, lo: int) -> bool:
@@ -123,23 +139,33 @@ class Attachment:
         oldest of them, `frontierLag` how many transaction ids lie beyond the frontier; `blockingPid`,
         `blockingSeconds` and `blockingApplication` name the transaction that holds it, if it is one that we may see.
         """
-        oldest = execute(self.connection, frontier.oldest_behind(self.queue_id), offset.queuing_order)
+        oldest = execute(
+            self.connection,
+            "attachment.progress.find_oldest",
+            frontier.oldest_behind(self.queue_id),
+            offset.queuing_order,
+        )
         ((drawn, lag),) = execute(
             self.connection,
+            "attachment.progress.find_lag",
             f"select last_value, pg_snapshot_xmax(s)::text::bigint - pg_snapshot_xmin(s)::text::bigint "
             f"from servicebroker.queue_{self.queue_id}_order, pg_current_snapshot() s",
         )
         told: dict[str, Any] = {"messagesBehind": drawn - offset.queuing_order if oldest else 0, "frontierLag": lag}
         if oldest:
             told["oldestMessageSeconds"] = int((server_time(self.connection) - oldest[0][0]).total_seconds())
-        for pid, seconds, application in execute(self.connection, frontier.BLOCKING)[:1]:
+        for pid, seconds, application in execute(
+            self.connection, "attachment.progress.find_blocking", frontier.BLOCKING
+        )[:1]:
             told |= {"blockingPid": pid, "blockingSeconds": seconds, "blockingApplication": application}
         return told
 
     def count(self, piece: Slice, *, system_messages: bool) -> int:
         """How many messages a batch has."""
         kinds = {"archived": self.reads_archive(piece.lo), "system_messages": system_messages}
-        return int(execute(self.connection, frontier.count_rows(self.queue_id, piece, **kinds))[0][0])
+        return int(
+            execute(self.connection, "attachment.count", frontier.count_rows(self.queue_id, piece, **kinds))[0][0]
+        )
 
     def acknowledge(self, offset: Frontier, end_of_stream: str) -> None:
         """Everything up to `offset` is with the sink: it leaves the queue."""
@@ -151,6 +177,7 @@ class Attachment:
     def _owner(self) -> str:
         found = execute(
             self.connection,
+            "attachment.owner",
             "select l.pid, a.backend_start::text from pg_locks l left join pg_stat_activity a using (pid) "
             "where l.locktype = 'advisory' and l.granted and l.objsubid = 2 and l.classid = $1 and l.objid = $2 "
             "and l.database = (select oid from pg_database where datname = current_database())",
@@ -163,6 +190,7 @@ class Attachment:
 def _initial(connection: psycopg.Connection[Any], database_id: int, queue_id: int) -> Frontier:
     ((system_identifier, broker, database_oid),) = execute(
         connection,
+        "attachment.initial",
         "select s.system_identifier::text, d.service_broker_guid::text, p.oid::bigint "
         "from pg_control_system() s, servicebroker.databases d, pg_database p "
         "where d.database_id = $1 and p.datname = current_database()",

@@ -79,5 +79,7 @@ class OpenDatabase:
 
 def has_table(connection: psycopg.Connection[Any], table: str) -> bool:
     """Whether the instance has a table of that name."""
-    ((found,),) = execute(connection, "select to_regclass('servicebroker.' || $1::text) is not null", table)
+    ((found,),) = execute(
+        connection, "connecting.has_table", "select to_regclass('servicebroker.' || $1::text) is not null", table
+    )
     return bool(found)

@@ -274,25 +274,17 @@ def take_rows(queue_id: int, piece: Slice, *, retention: bool, archive: bool) ->
     )
 
 
-def archive_conversations(queue_id: int, piece: Slice) -> str:
-    """The rows of a slice that belong to some conversations go into the queue's archive.
+def archive_conversations(queue_id: int, piece: Slice | None = None) -> str:
+    """What some conversations have in the queue, or in a slice of it, goes into the queue's archive.
 
     Parameters: their handles (an array).
     """
+    in_slice = "" if piece is None else f"and {_in_slice(piece)} "
     return (
         f"with gone as (delete from servicebroker.queue_{queue_id} q using servicebroker.conversation_endpoints e "
         "where e.conversation_handle = any ($1) and q.priority = e.priority "
         "and q.conversation_group_id = e.conversation_group_id and q.conversation_handle = e.conversation_handle "
-        f"and {_in_slice(piece)} returning q.*), unread as ({READERS_GONE}){_archived(queue_id)} "
-        "select count(*) from gone"
-    )
-
-
-def archive_conversation(queue_id: int) -> str:
-    """Move a conversation's messages into the queue's archive. Parameters: its priority, group and handle."""
-    return (
-        f"with gone as (delete from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
-        f"and conversation_handle = $3 returning *), unread as ({READERS_GONE}){_archived(queue_id)} "
+        f"{in_slice}returning q.*), unread as ({READERS_GONE}){_archived(queue_id)} "
         "select count(*) from gone"
     )
 

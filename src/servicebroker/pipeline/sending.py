@@ -24,7 +24,7 @@ from servicebroker.engine.conversation.send import send, send_batch
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.pipeline.options import WriterOptions
 from servicebroker.store.statements import Statement, Steps
 
@@ -74,6 +74,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
     """
     expected = sum(one.messages for one in staged)
     rows = yield Statement(
+        "sending.send_staged",
         "insert into servicebroker.writers as w (writer, batch, messages) values ($1, $2, $3) "
         "on conflict (writer) do update set batch = excluded.batch, messages = excluded.messages, "
         "committed_at = clock_timestamp() where w.batch < excluded.batch returning true",
@@ -99,6 +100,7 @@ def send_staged(sender: Sender, batch: int, staged: Sequence[Staged], now: datet
 def _pieces(staged: Sequence[Staged]) -> Steps[list[_Piece]]:
     """Every piece, slot by slot, and in a slot task by task."""
     rows = yield Statement(
+        "sending.pieces",
         "select slot, attempt, piece, message_type_name, messages from servicebroker.writer_stage "
         "where attempt = any ($1) order by slot, array_position($1, attempt), piece",
         ([one.attempt for one in staged],),
@@ -132,7 +134,9 @@ def _send_slot(sender: Sender, slot: int, pieces: list[_Piece], now: datetime) -
             done += yield from _send_bodies(sender.catalog, handle, piece.message_type, bodies[done:], now)
         sent += piece.messages
     yield Statement(
-        "update servicebroker.writer_conversations set sent = $2 where conversation_handle = $1", (handle, sent)
+        "sending.send_slot",
+        "update servicebroker.writer_conversations set sent = $2 where conversation_handle = $1",
+        (handle, sent),
     )
 
 
@@ -147,7 +151,9 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) ->
     if channel and near and far and near.allows(channel.is_initiator) and far.allows(True) and far.validation == "N":
         place = (piece.attempt, piece.number, piece.messages, now, channel.catalog_version)
         rows = yield Statement(
-            enqueue.send_staged(channel.far_queue_id), (handle, far.message_type_id, far.validation, *place)
+            "sending.send_piece",
+            enqueue.send_staged(channel.far_queue_id),
+            (handle, far.message_type_id, far.validation, *place),
         )
         if rows:
             return piece.messages
@@ -156,7 +162,9 @@ def _send_piece(catalog: Catalog, handle: UUID, piece: _Piece, now: datetime) ->
 
 def _bodies(piece: _Piece) -> Steps[list[bytes]]:
     ((bodies,),) = yield Statement(
-        "select bodies from servicebroker.writer_stage where attempt = $1 and piece = $2", (piece.attempt, piece.number)
+        "sending.bodies",
+        "select bodies from servicebroker.writer_stage where attempt = $1 and piece = $2",
+        (piece.attempt, piece.number),
     )
     return [body or b"" for body in bodies]
 
@@ -166,7 +174,7 @@ def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list
     before = yield from find_endpoint(handle)
     yield from send_batch(catalog, handle, message_type, bodies, now=now)
     endpoint = yield from find_endpoint(handle)
-    if endpoint.state != State.ERROR:
+    if endpoint.state != EndpointState.ERROR:
         return len(bodies)
     for code, description in (yield from _errors(handle, endpoint.queue_id)):
         if code not in _INVALID_BODY:  # no other body would do better
@@ -180,6 +188,7 @@ def _send_bodies(catalog: Catalog, handle: UUID, message_type: str, bodies: list
 def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
     """The slot's conversation and how many messages it has had; a new one for one that is old or ended."""
     rows = yield Statement(
+        "sending.conversation",
         "select c.conversation_handle, c.sent, c.begun_at, e.state in ('SO', 'SI', 'CO') and e.lifetime > $3 "
         "from servicebroker.writer_conversations c "
         "left join servicebroker.conversation_endpoints e using (conversation_handle) "
@@ -208,6 +217,7 @@ def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
         now=now,
     )
     yield Statement(
+        "sending.begin",
         "insert into servicebroker.writer_conversations (conversation_handle, writer, slot, begun_at) "
         "values ($1, $2, $3, $4)",
         (handle, sender.writer, slot, now),
@@ -226,12 +236,15 @@ def _end_stream(sender: Sender, handle: UUID, now: datetime) -> Steps[None]:
 
 def _retire(handle: UUID) -> Statement:
     return Statement(
-        "update servicebroker.writer_conversations set is_in_use = false where conversation_handle = $1", (handle,)
+        "sending.retire",
+        "update servicebroker.writer_conversations set is_in_use = false where conversation_handle = $1",
+        (handle,),
     )
 
 
 def _finish(sender: Sender, now: datetime) -> Steps[None]:
     rows = yield Statement(
+        "sending.finish",
         "select conversation_handle from servicebroker.writer_conversations where writer = $1 and is_in_use "
         "order by slot",
         (sender.writer,),
@@ -243,9 +256,12 @@ def _finish(sender: Sender, now: datetime) -> Steps[None]:
 def _collect(writer: str, now: datetime) -> Steps[None]:
     """Remove this batch's stage, what failed attempts of this writer have left, and what nobody will come for."""
     yield Statement(
-        "delete from servicebroker.writer_stage where writer = $1 or staged_at < $2", (writer, now - ABANDONED)
+        "sending.collect.delete_writer_stage",
+        "delete from servicebroker.writer_stage where writer = $1 or staged_at < $2",
+        (writer, now - ABANDONED),
     )
     yield Statement(
+        "sending.collect.delete_writers",
         "delete from servicebroker.writers w where committed_at < $1 and not exists ("
         "select from servicebroker.writer_conversations c where c.writer = w.writer and is_in_use)",
         (now - REMEMBERED,),
@@ -255,6 +271,7 @@ def _collect(writer: str, now: datetime) -> Steps[None]:
 def _end_answered(now: datetime) -> Steps[None]:
     """End our side of conversations that their targets have ended, of any writer."""
     rows = yield Statement(
+        "sending.end_answered.find_answered",
         "select c.conversation_handle, e.queue_id, e.state from servicebroker.writer_conversations c "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "where not c.is_in_use and e.state in ('DI', 'ER') order by c.begun_at limit $1 for update of c skip locked",
@@ -270,15 +287,17 @@ def _end_answered(now: datetime) -> Steps[None]:
             if refused.number not in _GONE:
                 raise
     yield Statement(
+        "sending.end_answered.delete_conversations",
         "delete from servicebroker.writer_conversations c where not is_in_use and not exists ("
         "select from servicebroker.conversation_endpoints e "
-        "where e.conversation_handle = c.conversation_handle and e.state <> 'CD')"
+        "where e.conversation_handle = c.conversation_handle and e.state <> 'CD')",
     )
 
 
 def _errors(handle: UUID, queue_id: int) -> Steps[list[tuple[int, str]]]:
     """Code and description of the Errors that have come for a conversation."""
     rows = yield Statement(
+        "sending.errors",
         f"select message_body from servicebroker.queue_{queue_id} "
         "where conversation_handle = $1 and message_type_id = $2 and not is_shared",
         (handle, ERROR_ID),

@@ -15,12 +15,12 @@ from uuid import UUID
 
 import msgspec
 
-from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES, BrokerError
+from servicebroker.model.errors import MAXIMUM_LIFETIME, RULES
 from servicebroker.protocol.envelope import (
     Acknowledgement,
+    BrokerFailure,
     Content,
     Exchange,
-    Failure,
     Header,
     Kind,
     Opening,
@@ -51,6 +51,7 @@ class Happening(StrEnum):
     END_ACKNOWLEDGED = "receive message acknowledgement"
     FAILURE_ARRIVED = "receive broker error"
     CLOSED_HERE = "CLOSED"
+    CAME_APART = "the peer has another past"
 
 
 # A pair that is missing changes nothing. A peer that has ended makes no more errors that matter here.
@@ -61,10 +62,12 @@ TRANSITIONS: dict[tuple[Sending, Happening], Sending] = {
     (Sending.HELD, Happening.ENDED_HERE): Sending.ENDING,
     (Sending.ENDING, Happening.END_ACKNOWLEDGED): Sending.ENDED,
     (Sending.ENDING, Happening.FAILURE_ARRIVED): Sending.FAILED,
+    **{(state, Happening.CAME_APART): Sending.FAILED for state in (Sending.FLOWING, Sending.HELD, Sending.ENDING)},
     **{(state, Happening.CLOSED_HERE): Sending.CLOSED for state in Sending},
 }
 SENDS = frozenset({Sending.FLOWING, Sending.ENDING})
-GONE = Failure(-8462, RULES[8462].text)
+_KEEPS = frozenset({Sending.FLOWING, Sending.HELD})  # nothing that was sent is dropped
+GONE = BrokerFailure(-8462, RULES[8462].text)
 STATUS = {Sending.HELD: RULES[9779].text, Sending.FAILED: RULES[9784].text}
 
 
@@ -99,7 +102,7 @@ class Acknowledged(NamedTuple):
 class Failed(NamedTuple):
     """The peer's broker refuses the conversation: the application gets this Error, nothing is sent any more."""
 
-    failure: Failure
+    failure: BrokerFailure
 
 
 class Dropped(NamedTuple):
@@ -109,7 +112,31 @@ class Dropped(NamedTuple):
     text: str
 
 
-Event = Acknowledged | Failed | Dropped
+class Apart(NamedTuple):
+    """The two sides have different pasts: an instance has gone back to an old copy. `is_here`: this one.
+
+    In one transaction: the application gets the Error `own`, and it is noted that the peer gets `far`; which the
+    `Dialog` refuses it with already. `what` has shown it.
+    """
+
+    is_here: bool
+    what: str
+
+    @property
+    def own(self) -> BrokerFailure:
+        """The Error of this side."""
+        return self._error(9719 if self.is_here else 9720)
+
+    @property
+    def far(self) -> BrokerFailure:
+        """The Error of the peer."""
+        return self._error(9720 if self.is_here else 9719)
+
+    def _error(self, number: int) -> BrokerFailure:
+        return BrokerFailure(-number, f"{RULES[number].text} {self.what}")
+
+
+Event = Acknowledged | Failed | Dropped | Apart
 
 
 class Transmission(NamedTuple):
@@ -117,15 +144,16 @@ class Transmission(NamedTuple):
 
     header: Header
     cut: Cut | None
-    payload: Failure | None = None
+    payload: BrokerFailure | None = None
 
 
-class State(NamedTuple):
+class TransmissionState(NamedTuple):
     """What outlives the object in memory; all of it can also be found again from the store.
 
     `base` is the lowest message in the transmission queue and `sent_below` the next number of SEND (both the latter
     when none waits); `is_acknowledged` whether the peer has ever acknowledged anything; `next` is the next message to
-    arrive, `kept` what is kept above it, `final` the message that ended the conversation, once it is known.
+    arrive, `kept` what is kept above it, `final` the message that ended the conversation, once it is known; `token` is
+    that of the last one that has arrived in order.
     """
 
     base: int = 0
@@ -136,33 +164,35 @@ class State(NamedTuple):
     is_acknowledged: bool = False
     next: int = 0
     final: int | None = None
+    token: bytes | None = None
     kept: Mapping[int, Kept] = {}
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
-    state: tuple[int, int, int, Sending, UUID | None, bool, int, int | None]
-    kept: list[tuple[int, int, bytes, int, Content]]  # of the fragments' bits there may be more than 64
+    state: tuple[int, int, int, Sending, UUID | None, bool, int, int | None, bytes | None]
+    kept: list[tuple[int, int, bytes, int, Content, bytes | None]]  # of the fragments' bits there may be more than 64
 
 
 _saved = msgspec.msgpack.Decoder(_Saved)
 
 
-def pack(state: State) -> bytes:
+def pack(state: TransmissionState) -> bytes:
     """The bytes of a saved state."""
     kept = [
-        (number, one.fragments, one.bits.to_bytes(-(-one.fragments // 8), "big"), one.size, one.content)
+        (number, one.fragments, one.bits.to_bytes(-(-one.fragments // 8), "big"), one.size, one.content, one.token)
         for number, one in state.kept.items()
     ]
-    return msgspec.msgpack.encode(_Saved(state[:8], kept))
+    return msgspec.msgpack.encode(_Saved(state[:9], kept))
 
 
-def unpack(saved: bytes) -> State:
+def unpack(saved: bytes) -> TransmissionState:
     """The state that `pack` made bytes of."""
     decoded = _saved.decode(saved)
     kept = {
-        n: Kept(count, int.from_bytes(bits, "big"), size, content) for n, count, bits, size, content in decoded.kept
+        n: Kept(count, int.from_bytes(bits, "big"), size, content, token)
+        for n, count, bits, size, content, token in decoded.kept
     }
-    return State(*decoded.state, kept)
+    return TransmissionState(*decoded.state, kept)
 
 
 class Dialog:
@@ -180,6 +210,7 @@ class Dialog:
         "_incoming",
         "_is_acknowledged",
         "_is_refusing",
+        "_jumps",
         "_link_status",
         "_outgoing",
         "dirty",
@@ -188,7 +219,9 @@ class Dialog:
         "sending",
     )
 
-    def __init__(self, identity: Identity, state: State, draw: Callable[[], float], limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, identity: Identity, state: TransmissionState, draw: Callable[[], float], limits: Limits = LIMITS
+    ) -> None:
         self.identity = identity
         self.far_broker = state.far_broker
         self._deleted_below = state.base
@@ -198,9 +231,10 @@ class Dialog:
         self._end: int | None = None
         self._outgoing = Outgoing(state.base, state.sent_below, limits, draw)
         self._outgoing.attempts = state.attempts
-        self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final), limits)
+        self._jumps = False  # an Error leaves out messages that the peer may not have
+        self._incoming = Incoming(Progress(state.next, dict(state.kept), state.final, state.token), limits)
         self._link_status = ""
-        self._failure: Failure | None = None
+        self._failure: BrokerFailure | None = None
         self._is_refusing = False
         if self._incoming.stored.is_closed:
             self._happens(Happening.PEER_ENDED)
@@ -233,10 +267,10 @@ class Dialog:
         """Bytes of messages that are offered and not acknowledged; of very large ones a part."""
         return self._outgoing.load
 
-    def offer_run(self, number: int, sizes: Sequence[int]) -> int:
+    def offer_run(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> int:
         """Messages of the application, that SEND has committed, are to be sent: as many as there is room for.
 
-        Returns how many.
+        `tokens` were drawn by SEND, one for each. Returns how many.
 
         Raises:
             ValueError: `number` is not the next one, or follows the end of the conversation.
@@ -244,9 +278,9 @@ class Dialog:
         if self._end is not None:
             raise ValueError(f"message {number} was offered behind the end of the conversation")
         self.dirty = True
-        return self._outgoing.offer_run(number, sizes)
+        return self._outgoing.offer_run(number, sizes, tokens)
 
-    def offer(self, number: int, size: int, content: Content = Content.DATA) -> None:
+    def offer(self, number: int, size: int, content: Content = Content.DATA, token: bytes | None = None) -> None:
         """A message that SEND or END has committed, of `size` bytes, is to be sent.
 
         An ERROR needs no room and may leave out numbers: everything below it that is not acknowledged is never sent
@@ -260,7 +294,8 @@ class Dialog:
         if content is Content.ERROR and number >= self._outgoing.base:
             self._outgoing.skip_to(number)
             self._deleted_below = number
-        self._outgoing.offer(number, [size])
+            self._jumps = True
+        self._outgoing.offer(number, [size], [token])
         self.dirty = True
         if content is not Content.DATA:
             self._end = number
@@ -275,7 +310,7 @@ class Dialog:
         self._happens(Happening.CLOSED_HERE)
         self._failure = GONE
 
-    def refuse(self, failure: Failure) -> None:
+    def refuse(self, failure: BrokerFailure) -> None:
         """Answer what the peer sends with an error of the broker, now and each time it tries again."""
         self._failure = failure
         self._is_refusing = True
@@ -321,7 +356,15 @@ class Dialog:
             self._take_acknowledgement(),
             self._opening(now) if identity.is_initiator and not self._is_acknowledged else None,
             self.introduction if kind in (Kind.RUN, Kind.FRAGMENT) else None,
+            floor=self._floor,
+            before=None if cut is None else self._outgoing.token(first - 1),
         )
+
+    @property
+    def _floor(self) -> int | None:
+        """Everything below has been acknowledged; None where what lies below may have been dropped."""
+        is_whole = self.sending in _KEEPS or (self.sending is Sending.ENDING and self._end is not None)
+        return self._outgoing.base if is_whole and not self._jumps else None
 
     def _opening(self, now: float) -> Opening:
         left = int(max(0, min(self.identity.lifetime - now, MAXIMUM_LIFETIME)))
@@ -335,14 +378,30 @@ class Dialog:
 
     # --- receiving
 
-    def arrived(self, header: Header, payload: Payload) -> list[Event]:
-        """A frame whose integrity is proven. What is new in it comes with the next `batch`."""
+    def to_recall(self, header: Header) -> int | None:
+        """The message whose token `arrived` has to know, since it was sent in an earlier life; None nearly always."""
+        ack, outgoing = header.acknowledgement, self._outgoing
+        if ack is None or ack.token is None or not outgoing.next_number < ack.below <= outgoing.sent_below:
+            return None
+        return ack.below - 1
+
+    def arrived(self, header: Header, payload: Payload, recalled: bytes | None = None) -> list[Event]:
+        """A frame whose integrity is proven. What is new in it comes with the next `batch`.
+
+        `recalled` is the token of the message that `to_recall` has named; None where it has none, or is gone.
+        """
         strange = self._strange(header)
         if strange is not None:
             return [strange]
-        events = [] if header.acknowledgement is None else self._acknowledge(header)
-        if isinstance(payload, Failure):
+        ack = header.acknowledgement
+        wrong = None if ack is None else self._outgoing.contradicts(ack, recalled)
+        events = [] if ack is None or wrong else self._acknowledge(header, ack)
+        if isinstance(payload, BrokerFailure):
             return [*events, *self._fail(payload)]
+        if wrong:
+            return self._part(Apart(is_here=True, what=wrong))
+        if (apart := self._contradiction(header, payload)) is not None:
+            return [*events, *self._part(apart)]
         if payload is None:
             return events
         if self._failure is None or self._repeats(header, payload):
@@ -382,13 +441,26 @@ class Dialog:
             return _dropped(11224)
         return None
 
-    def _acknowledge(self, header: Header) -> list[Event]:
-        assert header.acknowledgement is not None
-        try:
-            news = self._outgoing.acknowledged(header.acknowledgement)
-        except BrokerError as problem:
-            return [Dropped(problem.number, problem.text)]
-        if not news:
+    def _contradiction(self, header: Header, parts: tuple[Part, ...] | None) -> Apart | None:
+        """Whether it shows that one of the two instances has gone back to an old copy."""
+        stored = self._incoming.stored.next
+        if header.floor is not None and header.floor > stored:
+            what = f"The messages {stored} to {header.floor - 1} were acknowledged, and are not known."
+            return Apart(is_here=True, what=what)
+        number = None if parts is None else self._incoming.contradicts(header.number, parts, header.before)
+        return None if number is None else Apart(is_here=False, what=f"Message {number} has come twice, and differs.")
+
+    def _part(self, apart: Apart) -> list[Event]:
+        """Nothing more is taken, acknowledged or sent: told once to this side, and to the peer whenever it sends."""
+        self._is_refusing = True
+        if self._failure is not None:
+            return [_dropped(11212)]
+        self._failure = apart.far
+        self._happens(Happening.CAME_APART)
+        return [apart]
+
+    def _acknowledge(self, header: Header, acknowledgement: Acknowledgement) -> list[Event]:
+        if not self._outgoing.acknowledged(acknowledgement):
             return []
         self.dirty = True
         self.far_broker = header.from_broker
@@ -398,7 +470,7 @@ class Dialog:
             self._happens(Happening.END_ACKNOWLEDGED)
         return [Acknowledged(self._outgoing.base, header.from_broker)]
 
-    def _fail(self, failure: Failure) -> list[Event]:
+    def _fail(self, failure: BrokerFailure) -> list[Event]:
         before = self.sending
         self._happens(Happening.FAILURE_ARRIVED)
         return [Failed(failure)] if before is not self.sending else []
@@ -460,6 +532,11 @@ class Dialog:
         self.dirty = True
 
     @property
+    def is_unanswered(self) -> bool:
+        """Whether the peer is silent over a link that stands: something was sent twice, and not acknowledged."""
+        return self._outgoing.is_unanswered and self.sending in SENDS
+
+    @property
     def status(self) -> str:
         """transmission_status: why messages wait; empty when they do not, or were not tried yet."""
         return STATUS.get(self.sending, self._link_status)
@@ -482,7 +559,7 @@ class Dialog:
         out, stored = self._outgoing, self._incoming.stored
         self.dirty = False
         return pack(
-            State(
+            TransmissionState(
                 self._deleted_below,
                 out.sent_below,
                 out.attempts,
@@ -491,6 +568,7 @@ class Dialog:
                 self._is_acknowledged,
                 stored.next,
                 stored.final,
+                stored.token,
                 stored.kept,
             )
         )

@@ -15,7 +15,7 @@ from servicebroker.protocol.integrity import CHECKSUM, Protection
 from servicebroker.protocol.wire_errors import CorruptedMessage
 
 
-class Session(NamedTuple):
+class SessionKeys(NamedTuple):
     """`second` is None until the target has answered with it; `has_second`: in full security it will."""
 
     first: Protection
@@ -35,7 +35,7 @@ class Session(NamedTuple):
         return self.second
 
 
-UNSECURED = Session(CHECKSUM)
+UNSECURED = SessionKeys(CHECKSUM)
 
 
 def bound(header: Header, key_id: UUID) -> bytes:

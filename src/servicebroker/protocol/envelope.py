@@ -47,15 +47,21 @@ class Content(IntEnum):
     ERROR = 2
 
 
+# What tells a message from every other one that had, or will have, its number: drawn when it is sent.
+Token = Annotated[bytes, Meta(min_length=8, max_length=8)]
+
+
 class Acknowledgement(Struct, array_like=True, frozen=True):
     """What the receiver has committed: every message below `below`, and of those above it what it keeps.
 
-    `whole` are ranges of messages (first, last), `parts` are ranges of fragments (message, first, last).
+    `whole` are ranges of messages (first, last), `parts` are ranges of fragments (message, first, last). `token` is
+    that of message `below` - 1, where it is known.
     """
 
     below: Number
     whole: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=MAXIMUM_RANGES)] = ()
     parts: Annotated[tuple[tuple[Number, FragmentNumber, FragmentNumber], ...], Meta(max_length=MAXIMUM_RANGES)] = ()
+    token: Token | None = None
 
 
 class Opening(Struct, array_like=True, frozen=True):
@@ -95,6 +101,8 @@ Trace = tuple[Annotated[int, Meta(ge=0, lt=MAXIMUM_RUN)], Annotated[bytes, Meta(
 class Header(Struct, array_like=True, frozen=True):
     """The clear part. `number` is the first message of a run, or the one that the fragment is of.
 
+    `floor`: the peer has acknowledged every message below it. `before` is the token of message `number` - 1, while the
+    peer has not acknowledged that.
     Names may be anything that fits into a header, until `check_addresses` has looked at them.
     """
 
@@ -113,6 +121,8 @@ class Header(Struct, array_like=True, frozen=True):
     opening: Opening | None = None
     exchange: Exchange | None = None
     traces: Annotated[tuple[Trace, ...], Meta(max_length=MAXIMUM_RUN)] | None = None
+    floor: Number | None = None
+    before: Token | None = None
 
 
 class Part(Struct, array_like=True, frozen=True):
@@ -121,20 +131,21 @@ class Part(Struct, array_like=True, frozen=True):
     message_type: ObjectName
     content: Content
     body: bytes | None
+    token: Token | None = None
 
 
-class Failure(Struct, array_like=True, frozen=True):
+class BrokerFailure(Struct, array_like=True, frozen=True):
     """An error that a broker made: the number below zero, and the text that the Error message shows."""
 
     code: Annotated[int, Meta(ge=-MAXIMUM_SIZE, le=-1)]
     description: Annotated[str, Meta(max_length=3_000)]
 
 
-Payload = tuple[Part, ...] | Failure | None
+Payload = tuple[Part, ...] | BrokerFailure | None
 
 
 def refusal(header: Header, own_broker: UUID, *, is_secured: bool = False) -> Header:
-    """The header of a `Failure` that answers `header` where no endpoint is, or none is made."""
+    """The header of a `BrokerFailure` that answers `header` where no endpoint is, or none is made."""
     return Header(
         header.conversation_id,
         not header.is_from_initiator,
@@ -159,7 +170,7 @@ _PARTS = Annotated[tuple[Part, ...], Meta(min_length=1, max_length=MAXIMUM_RUN)]
 _encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _headers = msgspec.msgpack.Decoder(Header)
 _parts = msgspec.msgpack.Decoder(_PARTS)
-_failures = msgspec.msgpack.Decoder(Failure)
+_failures = msgspec.msgpack.Decoder(BrokerFailure)
 _exchanges = msgspec.msgpack.Decoder(Exchange)
 
 

@@ -17,9 +17,9 @@ from servicebroker.protocol.routing import (
     Decision,
     Delayed,
     Dropped,
+    Elsewhere,
     Local,
     Refused,
-    Remote,
     Route,
     RoutingTable,
     Rule,
@@ -28,7 +28,7 @@ from servicebroker.protocol.routing import (
 )
 
 MOST_OUTCOMES = 100
-NONE: Mapping[Remote, str] = MappingProxyType({})
+NONE: Mapping[Elsewhere, str] = MappingProxyType({})
 
 
 class Explanation(NamedTuple):
@@ -46,7 +46,7 @@ class Explanation(NamedTuple):
     decisions: tuple[Decision, ...]
     expired: tuple[Route, ...]
     is_here: bool
-    mirrors: Mapping[Remote, str] = NONE
+    mirrors: Mapping[Elsewhere, str] = NONE
 
 
 def explain(
@@ -55,7 +55,7 @@ def explain(
     outside: RoutingTable,
     site: Site,
     now: datetime,
-    mirrors: Mapping[Remote, str] = NONE,
+    mirrors: Mapping[Elsewhere, str] = NONE,
 ) -> Explanation:
     """All that `classify` may decide, whatever the random number."""
     table = outside if conversation.database is None else own
@@ -163,11 +163,11 @@ def _destination(decision: Decision, explanation: Explanation, databases: dict[s
     match destination:
         case Local(broker):
             return f"It is delivered in this instance, to database {_name(broker, databases)}."
-        case Remote(address, None):
+        case Elsewhere(address, None):
             return f"It is sent to {address}."
-        case Remote(address, mirror) if found := explanation.mirrors.get(destination):
+        case Elsewhere(address, mirror) if found := explanation.mirrors.get(destination):
             return f"It is sent to whichever of {address} and its mirror {mirror} is the principal. {found}"
-        case Remote(address, mirror):
+        case Elsewhere(address, mirror):
             return (
                 f"It is sent to whichever of {address} and its mirror {mirror} is the principal: both are asked when "
                 "the first message leaves."

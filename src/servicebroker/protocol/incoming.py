@@ -41,11 +41,15 @@ Step = Deliver | Keep | Complete | Discard
 
 
 class Batch(NamedTuple):
-    """What one transaction stores, in this order. The stored count goes from `expected` to `reached`."""
+    """What one transaction stores, in this order. The stored count goes from `expected` to `reached`.
+
+    `token` is that of message `reached` - 1.
+    """
 
     expected: int
     reached: int
     steps: list[Step]
+    token: bytes | None = None
 
     @property
     def fragments(self) -> int:
@@ -71,6 +75,7 @@ class Kept(NamedTuple):
     bits: int
     size: int
     content: Content
+    token: bytes | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -79,19 +84,29 @@ class Kept(NamedTuple):
 
 
 class Progress:
-    """How far a direction has come: all below `next`, and of what lies above it, what is `kept`."""
+    """How far a direction has come: all below `next`, and of what lies above it, what is `kept`.
 
-    __slots__ = ("final", "held", "kept", "next")
+    `token` is that of message `next` - 1, where it is known.
+    """
 
-    def __init__(self, next_number: int = 0, kept: dict[int, Kept] | None = None, final: int | None = None) -> None:
+    __slots__ = ("final", "held", "kept", "next", "token")
+
+    def __init__(
+        self,
+        next_number: int = 0,
+        kept: dict[int, Kept] | None = None,
+        final: int | None = None,
+        token: bytes | None = None,
+    ) -> None:
         self.next = next_number
+        self.token = token
         self.kept = {} if kept is None else kept
         self.held = sum(one.size for one in self.kept.values())  # bytes
         self.final = final  # the number of the message that ends the conversation, once it is known
 
     def copy(self) -> Progress:
         """One that changes by itself."""
-        twin = Progress(self.next, None, self.final)
+        twin = Progress(self.next, None, self.final, self.token)
         twin.kept, twin.held = self.kept.copy(), self.held
         return twin
 
@@ -116,6 +131,7 @@ class Progress:
     def add_run(self, number: int, parts: tuple[Part, ...]) -> Step:
         """Take in whole messages that are next in order, when nothing is kept; only the last may end anything."""
         self.next = number + len(parts)
+        self.token = parts[-1].token
         if parts[-1].content is not Content.DATA:
             self.final = self.next - 1
         return Deliver(number, parts)
@@ -128,10 +144,10 @@ class Progress:
             return [*self._jump_to(number), self.add_run(number, (part,))]
         if number == self.next and fragments == 1:
             return [self.add_run(number, (part,)), *self._complete()]
-        before = self.kept.get(number, Kept(fragments, 0, 0, part.content))
+        before = self.kept.get(number, Kept(fragments, 0, 0, part.content, part.token))
         size = before.size + len(part.body or b"")
         self.held += size - before.size
-        kept = self.kept[number] = Kept(fragments, before.bits | 1 << fragment, size, part.content)
+        kept = self.kept[number] = before._replace(bits=before.bits | 1 << fragment, size=size)
         steps: list[Step] = [Keep(number, fragment, fragments, part)]
         if kept.is_whole and part.content is Content.ERROR:
             steps += self._jump_to(number)
@@ -149,6 +165,7 @@ class Progress:
         steps: list[Step] = []
         while (kept := self.kept.get(self.next)) is not None and kept.is_whole:
             self.held -= self.kept.pop(self.next).size
+            self.token = kept.token
             steps.append(Complete(self.next))
             self.next += 1
         return steps
@@ -156,7 +173,7 @@ class Progress:
     def acknowledgement(self) -> Acknowledgement:
         """What the sender may be told once this is committed; of very many gaps the lowest."""
         if not self.kept:
-            return Acknowledgement(self.next)
+            return Acknowledgement(self.next, token=self.token)
         whole: list[tuple[int, int]] = []
         parts: list[tuple[int, int, int]] = []
         for number in sorted(self.kept):
@@ -167,7 +184,7 @@ class Progress:
                 whole[-1] = (whole[-1][0], number)
             else:
                 whole.append((number, number))
-        return Acknowledgement(self.next, tuple(whole[:MAXIMUM_RANGES]), tuple(parts[:MAXIMUM_RANGES]))
+        return Acknowledgement(self.next, tuple(whole[:MAXIMUM_RANGES]), tuple(parts[:MAXIMUM_RANGES]), self.token)
 
 
 def _ranges(bits: int) -> list[tuple[int, int]]:
@@ -201,6 +218,23 @@ class Incoming:
     def is_busy(self) -> bool:
         """Whether something waits for a commit."""
         return bool(self._steps) or self._committing is not None
+
+    def contradicts(self, number: int, parts: tuple[Part, ...], before: bytes | None) -> int | None:
+        """The number of a message that has come as another one before; None when nothing is known to differ.
+
+        What came is numbered from `number` on, behind a message with the token `before`. It is enough to know the last
+        message: whoever has sent that one has sent all before it.
+        """
+        seen = self.seen
+        place = seen.next - 1 - number
+        theirs = before if place < 0 else parts[place].token if place < len(parts) else None
+        if place >= -1 and theirs and seen.token and theirs != seen.token:
+            return seen.next - 1
+        for other, kept in seen.kept.items():  # nearly always none
+            token = parts[other - number].token if number <= other < number + len(parts) else None
+            if token and kept.token and token != kept.token:
+                return other
+        return None
 
     def arrived_run(self, number: int, parts: tuple[Part, ...]) -> bool:
         """Whole messages that follow each other: whether they were taken together.
@@ -249,7 +283,7 @@ class Incoming:
             return None
         self._committing = self.seen.copy()
         steps, self._steps, self._waiting = self._steps, [], 0
-        return Batch(self.stored.next, self._committing.next, steps)
+        return Batch(self.stored.next, self._committing.next, steps, self._committing.token)
 
     def committed(self) -> None:
         """The batch is durable: it may be acknowledged.

@@ -80,36 +80,36 @@ class Word(Enum):
     PRINCIPAL = "says that it is the principal"
 
 
-class Claim(Enum):
+class Claimant(Enum):
     """What a word comes to."""
 
     YES, NO, OPEN = "yes", "no", "open"
 
 
 CLAIMS = {
-    Word.PRINCIPAL: Claim.YES,
-    Word.UNHEARD: Claim.OPEN,
-    Word.UNREACHABLE: Claim.NO,
-    Word.MIRROR: Claim.NO,
-    Word.IN_DOUBT: Claim.NO,
-    Word.OUTDATED: Claim.NO,
+    Word.PRINCIPAL: Claimant.YES,
+    Word.UNHEARD: Claimant.OPEN,
+    Word.UNREACHABLE: Claimant.NO,
+    Word.MIRROR: Claimant.NO,
+    Word.IN_DOUBT: Claimant.NO,
+    Word.OUTDATED: Claimant.NO,
 }
 
 # While neither is chosen: which one the two words choose. One is waited for as long as it may yet say the opposite.
-CHOICE: dict[tuple[Claim, Claim], int | None] = {
-    (Claim.YES, Claim.NO): 0,
-    (Claim.NO, Claim.YES): 1,
-    (Claim.YES, Claim.YES): None,  # the same timeline, or two clusters: both are in doubt
-    (Claim.YES, Claim.OPEN): None,
-    (Claim.OPEN, Claim.YES): None,
-    (Claim.NO, Claim.NO): None,
-    (Claim.NO, Claim.OPEN): None,
-    (Claim.OPEN, Claim.NO): None,
-    (Claim.OPEN, Claim.OPEN): None,
+CHOICE: dict[tuple[Claimant, Claimant], int | None] = {
+    (Claimant.YES, Claimant.NO): 0,
+    (Claimant.NO, Claimant.YES): 1,
+    (Claimant.YES, Claimant.YES): None,  # the same timeline, or two clusters: both are in doubt
+    (Claimant.YES, Claimant.OPEN): None,
+    (Claimant.OPEN, Claimant.YES): None,
+    (Claimant.NO, Claimant.NO): None,
+    (Claimant.NO, Claimant.OPEN): None,
+    (Claimant.OPEN, Claimant.NO): None,
+    (Claimant.OPEN, Claimant.OPEN): None,
 }
 
 # While one is chosen: whether it stays so, by its own word. The other one is not asked.
-STAYS: dict[Claim, bool] = {Claim.YES: True, Claim.OPEN: True, Claim.NO: False}
+STAYS: dict[Claimant, bool] = {Claimant.YES: True, Claimant.OPEN: True, Claimant.NO: False}
 
 
 class Pair(NamedTuple):

@@ -11,7 +11,6 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
-from servicebroker.model.errors import BrokerError
 from servicebroker.protocol.envelope import MAXIMUM_RUN, Acknowledgement
 from servicebroker.protocol.limits import Limits
 
@@ -55,10 +54,12 @@ class Outgoing:
         "_limits",
         "_offered",
         "_sizes",
+        "_tokens",
         "_under_way",
         "attempts",
         "base",
         "held_until",
+        "is_unanswered",
         "sent_below",
     )
 
@@ -67,10 +68,12 @@ class Outgoing:
         self.sent_below = sent_below
         self.attempts = 0  # links that could not be had, in a row
         self.held_until = 0.0
+        self.is_unanswered = False  # something was sent again, and that was not acknowledged either
         self._limits = limits
         self._draw = draw
         self._sizes: list[int] = []  # of message base, base + 1, ...
-        self._offered = 0  # their sum
+        self._tokens: list[bytes | None] = []  # of the same
+        self._offered = 0  # the sum of the sizes
         self._acked: dict[int, int] = {}  # message -> its acknowledged fragments, as bits
         self._under_way = 0  # bytes
         self._cursor = (base, 0)  # message and fragment that travel first next
@@ -92,8 +95,8 @@ class Outgoing:
         """Bytes offered and not acknowledged; a message that is larger than the window counts as one window."""
         return min(self._limits.window - self.room, 2 * self._limits.window)
 
-    def offer(self, number: int, sizes: Sequence[int]) -> None:
-        """Committed messages of so many bytes wait to travel, numbered from `number` on.
+    def offer(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> None:
+        """Committed messages of so many bytes wait to travel, numbered from `number` on; each with its token, or none.
 
         Raises:
             ValueError: that is not the next one.
@@ -101,22 +104,28 @@ class Outgoing:
         if number != self.next_number:
             raise ValueError(f"message {number} was offered, message {self.next_number} comes next")
         self._sizes += sizes
+        self._tokens += tokens or [None] * len(sizes)
         self._offered += sum(sizes)
         self.sent_below = max(self.sent_below, self.next_number)
 
-    def offer_run(self, number: int, sizes: Sequence[int]) -> int:
+    def offer_run(self, number: int, sizes: Sequence[int], tokens: Sequence[bytes | None] = ()) -> int:
         """As many of them as there is room for. Returns how many."""
         cost = self._limits.message_cost
         befores = list(accumulate([size + cost for size in sizes], initial=0))
         count = min(bisect_left(befores, self.room), len(sizes))
-        self.offer(number, sizes[:count])
+        self.offer(number, sizes[:count], tokens[:count])
         return count
+
+    def token(self, number: int) -> bytes | None:
+        """The token of a message that is offered and not acknowledged; None of others, and where there is none."""
+        return self._tokens[number - self.base] if self.base <= number < self.next_number else None
 
     def skip_to(self, number: int) -> None:
         """Nothing below `number` is sent any more: an Error takes its place."""
         self.base = number
         self.sent_below = max(self.sent_below, number)
         self._sizes.clear()
+        self._tokens.clear()
         self._offered = 0
         self._acked.clear()
         self.rewind()
@@ -138,14 +147,21 @@ class Outgoing:
         self._forget_acknowledged()
         return bool(self._again) or self._may_send_new()
 
-    def acknowledged(self, ack: Acknowledgement) -> bool:
-        """The peer has committed this. Returns whether it is news.
+    def contradicts(self, ack: Acknowledgement, recalled: bytes | None) -> str | None:
+        """How it shows that the peer has taken other messages than were sent here; None when nothing shows that.
 
-        Raises:
-            BrokerError: 28010, it acknowledges what was never sent.
+        `recalled` is the token of a message that was sent in an earlier life, and is not offered yet. It is enough to
+        know the last message: whoever has taken that one has taken all before it.
         """
         if ack.below > self.sent_below:
-            raise BrokerError(28010, self.sent_below, ack.below, 0)
+            return f"The messages {self.sent_below} to {ack.below - 1} were acknowledged, and never sent."
+        ours = self.token(ack.below - 1) or recalled
+        if ours and ack.token and ours != ack.token:
+            return f"Message {ack.below - 1} was acknowledged, and is not the one that was sent."
+        return None
+
+    def acknowledged(self, ack: Acknowledgement) -> bool:
+        """The peer has committed this, which contradicts nothing. Returns whether it is news."""
         news = ack.below > self.base
         if news:
             self._drop_below(ack.below)
@@ -156,6 +172,7 @@ class Outgoing:
             news |= self._acknowledge_fragments(number, first, last)
         if news:
             self.attempts = 0
+            self.is_unanswered = False
         return news
 
     def tick(self, now: float) -> None:
@@ -164,6 +181,7 @@ class Outgoing:
             self.held_until = 0.0
         while self._flights and self._flights[0].due <= now:
             flight = heappop(self._flights)
+            self.is_unanswered |= flight.attempts > 0 and not self._is_flight_acked(flight)
             for number in range(max(flight.first, self.base), flight.last + 1):
                 if not self._is_acked(number, flight.fragment):
                     heappush(self._again, (number, flight.fragment, flight.attempts + 1))
@@ -302,6 +320,7 @@ class Outgoing:
                 self._drop(number)
         self._offered -= sum(dropped)
         del self._sizes[: known - self.base]
+        del self._tokens[: known - self.base]
         self.base = below
         self._cursor = max(self._cursor, (below, 0))
 

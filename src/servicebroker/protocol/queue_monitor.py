@@ -18,7 +18,7 @@ from typing import NamedTuple
 INTERVAL = 5.0  # seconds between two readers under load, and between attempts to start what cannot be started
 
 
-class State(StrEnum):
+class MonitorState(StrEnum):
     """What sys.dm_broker_queue_monitors says of a queue."""
 
     INACTIVE = "INACTIVE"  # nothing is receivable
@@ -75,7 +75,7 @@ class Monitor(NamedTuple):
         last_activated: when a reader was last asked for.
     """
 
-    state: State = State.INACTIVE
+    state: MonitorState = MonitorState.INACTIVE
     seen: Seen | None = None
     quiet_since: float = 0.0
     found_nothing: bool = False
@@ -92,15 +92,15 @@ def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[
     """What a look at the queue leads to: the monitor from now on, and what is to be done."""
     begins = monitor.seen is None
     monitor = _observe(monitor, seen, now)
-    if not seen.receivable or monitor.state == State.NOTIFIED:
+    if not seen.receivable or monitor.state == MonitorState.NOTIFIED:
         return monitor, Decision.NOTHING
     if monitor.retry_at is not None and now < monitor.retry_at:
         return monitor, Decision.NOTHING
     nobody_reads = seen.running == 0 and not settings.external
-    if monitor.state == State.INACTIVE:
+    if monitor.state == MonitorState.INACTIVE:
         if seen.running == 0 or begins:
             return _activate(monitor, seen, settings, now)
-        monitor = monitor._replace(state=State.RECEIVES_OCCURRING, quiet_since=now)
+        monitor = monitor._replace(state=MonitorState.RECEIVES_OCCURRING, quiet_since=now)
     elif nobody_reads and not (monitor.found_nothing and monitor.activated_at == seen.arrivals):
         return _activate(monitor, seen, settings, now)  # the last one has left, and not because there was nothing
     if now >= monitor.quiet_since + settings.interval:
@@ -110,7 +110,7 @@ def look(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> tuple[
 
 def could_not_start(monitor: Monitor, settings: Settings, now: float) -> Monitor:
     """The procedure that was asked for is missing, or may not run: it is tried again after the interval."""
-    return monitor._replace(state=State.INACTIVE, retry_at=now + settings.interval)
+    return monitor._replace(state=MonitorState.INACTIVE, retry_at=now + settings.interval)
 
 
 def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
@@ -120,10 +120,10 @@ def _observe(monitor: Monitor, seen: Seen, now: float) -> Monitor:
         monitor = monitor._replace(quiet_since=now, last_empty=now, found_nothing=True)
     elif seen.receives != before.receives:
         monitor = monitor._replace(found_nothing=False)
-    if seen.receives != before.receives and monitor.state == State.NOTIFIED:
-        monitor = monitor._replace(state=State.RECEIVES_OCCURRING, quiet_since=now)
-    if not seen.receivable and monitor.state == State.RECEIVES_OCCURRING:
-        monitor = monitor._replace(state=State.INACTIVE)
+    if seen.receives != before.receives and monitor.state == MonitorState.NOTIFIED:
+        monitor = monitor._replace(state=MonitorState.RECEIVES_OCCURRING, quiet_since=now)
+    if not seen.receivable and monitor.state == MonitorState.RECEIVES_OCCURRING:
+        monitor = monitor._replace(state=MonitorState.INACTIVE)
     if seen.receivable and (monitor.seen is None or not before.receivable):
         monitor = monitor._replace(quiet_since=now)
     return monitor._replace(seen=seen)
@@ -137,7 +137,7 @@ def _activate(monitor: Monitor, seen: Seen, settings: Settings, now: float) -> t
         return monitor._replace(quiet_since=now), Decision.LIMIT
     is_first = seen.running == 0 or settings.external
     monitor = monitor._replace(
-        state=State.NOTIFIED if is_first else State.RECEIVES_OCCURRING,
+        state=MonitorState.NOTIFIED if is_first else MonitorState.RECEIVES_OCCURRING,
         quiet_since=now,
         activated_at=seen.arrivals,
         retry_at=None,

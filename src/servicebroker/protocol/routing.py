@@ -141,7 +141,7 @@ class Local(NamedTuple):
     broker_instance: str
 
 
-class Remote(NamedTuple):
+class Elsewhere(NamedTuple):
     """Sent to the broker at an address, or of the two at a mirrored one to whoever is the principal."""
 
     address: Address
@@ -177,7 +177,7 @@ class Dropped(NamedTuple):
     number: int
 
 
-Destination = Local | Remote | Delayed | Ask | Refused | Dropped
+Destination = Local | Elsewhere | Delayed | Ask | Refused | Dropped
 
 
 class Decision(NamedTuple):
@@ -200,7 +200,7 @@ def classify(
     if conversation.database is None:
         return _classify(conversation, outside, site, now, pick)
     decision = _while_asked(_classify(conversation, own, site, now, pick), conversation, site)
-    if isinstance(decision.destination, Remote) and decision.destination.leads_to(site.addresses):
+    if isinstance(decision.destination, Elsewhere) and decision.destination.leads_to(site.addresses):
         arrived = _classify(conversation._replace(database=None), outside, site, now, pick)
         return arrived._replace(through_outside=True)
     return decision
@@ -303,7 +303,7 @@ def _destination(conversation: Conversation, chosen: Route, site: Site, pick: Pi
     address = address_of_service(conversation.service) if _is(chosen, TRANSPORT) else parse_address(chosen.address)
     if address is None:
         return Delayed(9785)
-    return Remote(address, parse_address(chosen.mirror_address) if chosen.mirror_address else None)
+    return Elsewhere(address, parse_address(chosen.mirror_address) if chosen.mirror_address else None)
 
 
 def _locate(conversation: Conversation, chosen: Route | None, site: Site, pick: Pick) -> Destination:

@@ -8,15 +8,17 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec import structs
+
 from servicebroker.model.errors import RULES
-from servicebroker.model.states import State as EndpointState
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.adjacent import Arrived, Myself
-from servicebroker.protocol.dialog import Acknowledged, Dialog, Dropped, Failed, Identity, unpack
-from servicebroker.protocol.dialog_keys import UNSECURED, Session
+from servicebroker.protocol.dialog import Acknowledged, Apart, Dialog, Dropped, Event, Failed, Identity, unpack
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import (
+    BrokerFailure,
     Content,
     Exchange,
-    Failure,
     Header,
     Kind,
     Part,
@@ -144,7 +146,10 @@ class SimulatedBroker:
         if key not in memory.dialogs:
             endpoint, saved = self.endpoints[key], self.saved.pop(key, None)
             state = endpoint.transmission_state() if saved is None else unpack(saved)
-            memory.dialogs[key] = Dialog(endpoint.identity, state, self.world.loop.random.random, self.world.limits)
+            dialog = Dialog(endpoint.identity, state, self.world.loop.random.random, self.world.limits)
+            memory.dialogs[key] = dialog
+            if endpoint.refused is not None and endpoint.state is not EndpointState.CLOSED:
+                dialog.refuse(endpoint.refused)
         return memory.dialogs[key]
 
     def poke(self, key: Key) -> None:
@@ -160,16 +165,16 @@ class SimulatedBroker:
         waiting = sorted(number for number in endpoint.rows if number >= dialog.next_to_offer)
         for is_data, group in groupby(waiting, lambda number: endpoint.rows[number].content is Content.DATA):
             numbers = list(group)
-            sizes = [len(endpoint.rows[number].body or b"") for number in numbers]
+            rows = [endpoint.rows[number] for number in numbers]
             if is_data and dialog.room > 0:
-                dialog.offer_run(numbers[0], sizes)
+                dialog.offer_run(numbers[0], [len(row.body or b"") for row in rows], [row.token for row in rows])
             elif not is_data:
-                self._offer_end(dialog, numbers[0], sizes[0], endpoint.rows[numbers[0]].content)
+                self._offer_end(dialog, numbers[0], rows[0])
         self._set_going(key)
 
-    def _offer_end(self, dialog: Dialog, number: int, size: int, content: Content) -> None:
-        if content is Content.ERROR or (dialog.room > 0 and number == dialog.next_to_offer):
-            dialog.offer(number, size, content)
+    def _offer_end(self, dialog: Dialog, number: int, row: Part) -> None:
+        if row.content is Content.ERROR or (dialog.room > 0 and number == dialog.next_to_offer):
+            dialog.offer(number, len(row.body or b""), row.content, row.token)
 
     def _set_going(self, key: Key) -> None:
         """Get in line to send, and set the alarm."""
@@ -300,7 +305,7 @@ class SimulatedBroker:
         if rows[0] is None:
             return None
         body = rows[0].body or b""
-        return (Part(rows[0].message_type, rows[0].content, body[cut.offset : cut.offset + cut.length]),)
+        return (structs.replace(rows[0], body=body[cut.offset : cut.offset + cut.length]),)
 
     # --- receiving
 
@@ -326,7 +331,9 @@ class SimulatedBroker:
         elif not self._open(key, header, payload, session):
             return
         dialog = self.dialog(key)
-        for event in dialog.arrived(header, payload):
+        number = dialog.to_recall(header)
+        row = None if number is None else self.endpoints[key].rows.get(number)
+        for event in dialog.arrived(header, payload, None if row is None else row.token):
             self.trace(key, event)
             self._happened(key, event)
         self._start_storing()
@@ -348,7 +355,7 @@ class SimulatedBroker:
         else:
             self.trace(refusal.error)
 
-    def _session(self, key: Key, header: Header) -> Session:
+    def _session(self, key: Key, header: Header) -> SessionKeys:
         """The keys of a conversation, with what the message itself tells of them."""
         endpoint, told = self.endpoints.get(key), None
         if header.is_secured and header.exchange is not None:
@@ -356,12 +363,14 @@ class SimulatedBroker:
                 raise CorruptedMessage(11230)
             told = session_key(header.exchange.wrapped, self.world.loop.random)
         if endpoint is None:
-            return UNSECURED if told is None else Session(told, None, bool(header.exchange and header.exchange.source))
+            return (
+                UNSECURED if told is None else SessionKeys(told, None, bool(header.exchange and header.exchange.source))
+            )
         if told is not None and endpoint.identity.is_initiator and endpoint.session.second is None:
             return endpoint.session._replace(second=told)
         return endpoint.session
 
-    def _open(self, key: Key, header: Header, payload: object, session: Session) -> bool:
+    def _open(self, key: Key, header: Header, payload: object, session: SessionKeys) -> bool:
         """Make the target's endpoint, or answer that there is none."""
         if header.kind not in (Kind.RUN, Kind.FRAGMENT) or not isinstance(payload, tuple):
             return False
@@ -389,7 +398,7 @@ class SimulatedBroker:
         return True
 
     def _refuse(self, header: Header) -> None:
-        failure, hop = Failure(-8462, RULES[8462].text), self._hop(_home(header.from_service))
+        failure, hop = BrokerFailure(-8462, RULES[8462].text), self._hop(_home(header.from_service))
         link = self._memory.links.find(hop)
         if link is None:
             self._memory.links.connect(hop)  # what came through a forwarder comes again, and is answered then
@@ -398,7 +407,7 @@ class SimulatedBroker:
             link.connection.send(encode(refusal(header, self.guid), failure, CHECKSUM), self.now)
             self._memory.links.flush(link)
 
-    def _happened(self, key: Key, event: Acknowledged | Failed | Dropped) -> None:
+    def _happened(self, key: Key, event: Event) -> None:
         match event:
             case Acknowledged(below, _):
                 peer = self.world.peer_of(key, event.far_broker)
@@ -407,6 +416,10 @@ class SimulatedBroker:
                 self._memory.acknowledged[key] = event
             case Failed(failure):
                 self.endpoints[key].fail(failure.code)
+                self.on_delivery(self, key)
+            case Apart():
+                self.endpoints[key].refused = event.far
+                self.endpoints[key].fail(event.own.code)
                 self.on_delivery(self, key)
             case Dropped():
                 pass

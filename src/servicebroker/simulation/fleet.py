@@ -21,9 +21,9 @@ from servicebroker.protocol.routing import (
     LOCAL,
     Address,
     Conversation,
+    Elsewhere,
     Local,
     Pick,
-    Remote,
     Route,
     RoutingTable,
     Site,
@@ -239,7 +239,7 @@ class Fleet:
         if isinstance(destination, Local):  # the route leads back here: delivered and answered in one transaction
             self._take(one, origin, is_answered=True)
             return True
-        if chosen is None or not isinstance(destination, Remote):
+        if chosen is None or not isinstance(destination, Elsewhere):
             return False
         if one.first is None:
             one.first = chosen.broker_instance
@@ -272,7 +272,7 @@ class Fleet:
             conversation = Conversation(header.to_service, str(header.to_broker))
             outside = self._outside(at, header.to_service)
             decision = classify(conversation, NO_ROUTES, outside, at.site(header.to_service), NOW, lambda count: 0)
-            if not isinstance(decision.destination, Remote):
+            if not isinstance(decision.destination, Elsewhere):
                 return at if isinstance(decision.destination, Local) else None
             address = decision.destination.address
             now = self._round * ROUND

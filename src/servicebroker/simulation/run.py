@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.states import State as EndpointState
+from servicebroker.model.states import EndpointState
 from servicebroker.protocol.dialog import Identity
-from servicebroker.protocol.dialog_keys import UNSECURED, Session
+from servicebroker.protocol.dialog_keys import UNSECURED, SessionKeys
 from servicebroker.protocol.envelope import Content
 from servicebroker.protocol.integrity import KEY_SIZE
 from servicebroker.simulation.broker import SimulatedBroker, World, exchange, session_key
@@ -113,7 +113,7 @@ class Run:
         told, session = None, UNSECURED
         if random.random() < 0.6:
             secret, is_full = random.randbytes(KEY_SIZE), random.random() < 0.5
-            told, session = exchange(secret, is_signed=is_full), Session(session_key(secret, random), None, is_full)
+            told, session = exchange(secret, is_signed=is_full), SessionKeys(session_key(secret, random), None, is_full)
         key = (conversation.int, True)
         identity = Identity(
             conversation,
@@ -145,7 +145,7 @@ class Run:
         if endpoint is None or not endpoint.is_open or (content is not Content.DATA and not endpoint.send_sequence):
             return
         self.endpoints[key] = endpoint
-        number = endpoint.send(content, body)
+        number = endpoint.send(content, body, self.loop.random.randbytes(8))
         self.sent.setdefault(key, []).append(_Sent(content, body))
         self.loop.trace(broker, "application sends", key, number, content.name, len(body), "bytes")
         broker.poke(key)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.model.states import State as EndpointState
-from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, State
-from servicebroker.protocol.dialog_keys import Session
-from servicebroker.protocol.envelope import Content, Part
+from servicebroker.model.states import EndpointState
+from servicebroker.protocol.dialog import Acknowledged, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog_keys import SessionKeys
+from servicebroker.protocol.envelope import BrokerFailure, Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep, Kept
 
 Key = tuple[int, bool]  # conversation, is_initiator; a number, since it is looked up all the time
@@ -34,7 +34,7 @@ class Received(NamedTuple):
 class Endpoint:
     """A row of conversation_endpoints, with its messages."""
 
-    def __init__(self, identity: Identity, priority: int, session: Session) -> None:
+    def __init__(self, identity: Identity, priority: int, session: SessionKeys) -> None:
         self.identity = identity
         self.session = session
         self.priority = priority
@@ -45,19 +45,21 @@ class Endpoint:
         self.rows: dict[int, Part] = {}  # the transmission queue
         self.next = 0
         self.final: int | None = None
+        self.token: bytes | None = None  # of the last message that has arrived in order
         self.kept: dict[int, dict[int, Part]] = {}
         self.fragments: dict[int, int] = {}
         self.queue: list[Received] = []
         self.failed: list[int] = []
+        self.refused: BrokerFailure | None = None  # what the peer is told
 
     # --- the application
 
-    def send(self, content: Content, body: bytes) -> int:
+    def send(self, content: Content, body: bytes, token: bytes) -> int:
         """SEND, END CONVERSATION, or END CONVERSATION WITH ERROR. Returns the number."""
         if content is Content.ERROR:
             self.rows.clear()
         number, self.send_sequence = self.send_sequence, self.send_sequence + 1
-        self.rows[number] = Part("//sim/type", content, body or None)
+        self.rows[number] = Part("//sim/type", content, body or None, token)
         self.state = EndpointState.CONVERSING if content is Content.DATA else EndpointState.DISCONNECTED_OUTBOUND
         return number
 
@@ -75,7 +77,7 @@ class Endpoint:
 
     # --- the broker
 
-    def transmission_state(self) -> State:
+    def transmission_state(self) -> TransmissionState:
         """What a transmission object starts from."""
         base = min(self.rows, default=self.send_sequence)
         kept = {
@@ -84,6 +86,7 @@ class Endpoint:
                 sum(1 << fragment for fragment in parts),
                 sum(len(part.body or b"") for part in parts.values()),
                 next(iter(parts.values())).content,
+                next(iter(parts.values())).token,
             )
             for number, parts in self.kept.items()
         }
@@ -92,8 +95,17 @@ class Endpoint:
             sending = Sending.ENDING
         elif self.state is EndpointState.CLOSED:
             sending = Sending.CLOSED
-        return State(
-            base, self.send_sequence, 0, sending, self.far_broker, self.is_acknowledged, self.next, self.final, kept
+        return TransmissionState(
+            base,
+            self.send_sequence,
+            0,
+            sending,
+            self.far_broker,
+            self.is_acknowledged,
+            self.next,
+            self.final,
+            self.token,
+            kept,
         )
 
     def acknowledged(self, event: Acknowledged) -> None:
@@ -116,6 +128,7 @@ class Endpoint:
         """A batch of arrivals."""
         if batch.expected != self.next:
             raise Lost(f"a batch expects {batch.expected}, stored is {self.next}")
+        self.token = batch.token
         if self.state is EndpointState.CLOSED:
             self.next = batch.reached
             return

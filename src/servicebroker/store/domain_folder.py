@@ -61,7 +61,7 @@ class Request(msgspec.Struct):
         return x509.public_key_of(self.request).hex()[-64:]
 
 
-class Answer(msgspec.Struct):
+class SignedAnswer(msgspec.Struct):
     """A certificate (DER), or why there is none."""
 
     certificate: bytes = b""
@@ -254,9 +254,9 @@ class Domain:
         try:
             if invitation is not None:
                 self._use(invitation, key, asked.instance, now)
-            answer = Answer(self._issue(authority_key, key, member, now).der)
+            answer = SignedAnswer(self._issue(authority_key, key, member, now).der)
         except DomainError as refused:
-            answer = Answer(refusal=str(refused))
+            answer = SignedAnswer(refusal=str(refused))
         replace(self._answers(name), msgspec.json.encode(answer), 0o644)
 
     def _proven(self, asked: Request, key: bytes) -> tuple[Member, Path | None]:
@@ -326,7 +326,7 @@ class Domain:
         except OSError as problem:
             raise DomainError(f"Nothing can be asked of the domain in {self.folder}: {problem}") from None
 
-    def answered(self, key: PrivateKey) -> Answer | None:
+    def answered(self, key: PrivateKey) -> SignedAnswer | None:
         """The latest answer for a key, None while there is none.
 
         Raises:
@@ -334,7 +334,7 @@ class Domain:
         """
         file = self._answers(x509.public_bytes(key).hex()[-64:])
         try:
-            return msgspec.json.decode(file.read_bytes(), type=Answer)
+            return msgspec.json.decode(file.read_bytes(), type=SignedAnswer)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as problem:

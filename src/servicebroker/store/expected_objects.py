@@ -30,8 +30,9 @@ def _objects() -> str:
 
 def record() -> Steps[None]:
     """Note how everything is defined now; where it was made."""
-    yield Statement("delete from servicebroker.made", prepared=False)
+    yield Statement("expected_objects.record.delete_made", "delete from servicebroker.made", prepared=False)
     yield Statement(
+        "expected_objects.record.insert_made",
         f"{_objects()} insert into servicebroker.made (kind, name, definition, server) "
         f"select kind, name, md5(definition), {_VERSION} from objects "
         "where queue_id is null and name <> 'servicebroker.made'",
@@ -44,6 +45,7 @@ def record() -> Steps[None]:
         yield made
     yield _note_pattern(True)
     rows = yield Statement(
+        "expected_objects.record.find_pattern",
         "select format('drop function %s', p.oid::regprocedure) from pg_proc p "
         f"where p.pronamespace = 'servicebroker'::regnamespace and p.proname like '%\\_{_PATTERN}' union all "
         f"select 'drop view servicebroker.{_VIEW}' union all "
@@ -55,12 +57,13 @@ def record() -> Steps[None]:
         prepared=False,
     )
     for (drop,) in rows:
-        yield Statement(drop, prepared=False)
+        yield Statement("expected_objects.record.drop_pattern", drop, prepared=False)
 
 
 def _note_pattern(retention: bool) -> Statement:
     """What a queue has; of the functions for RETENTION on or off."""
     return Statement(
+        "expected_objects.note_pattern",
         f"{_objects()} insert into servicebroker.made (kind, name, definition, of_queue, retention, server) "
         f"select kind, replace(replace(name, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), "
         f"replace(replace(definition, 'servicebroker.{_VIEW}', '{_SHOWN}'), '{_PATTERN}', '{_ID}'), true, "
@@ -72,7 +75,11 @@ def _note_pattern(retention: bool) -> Statement:
 
 def is_foreign() -> Steps[bool]:
     """Whether another PostgreSQL has recorded it, or this is a restored copy, so that nothing can be compared."""
-    rows = yield Statement(f"select from servicebroker.made where server <> {_VERSION} limit 1", prepared=False)
+    rows = yield Statement(
+        "expected_objects.is_foreign",
+        f"select from servicebroker.made where server <> {_VERSION} limit 1",
+        prepared=False,
+    )
     return bool(rows)
 
 
@@ -82,6 +89,7 @@ def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
     Nothing where it `is_foreign`.
     """
     rows = yield Statement(
+        "expected_objects.changed",
         f"{_objects()}, expected as ("
         "select m.kind, m.name, m.definition, null::integer as queue_id from servicebroker.made m "
         f"where not m.of_queue and m.server = {_VERSION} union all "

@@ -43,7 +43,7 @@ def hearing(
     """
     with connect(url, application_name=name) as connection:
         for channel in channels:
-            execute(connection, f"listen {channel}")
+            execute(connection, "store.hearing", f"listen {channel}")
         over, ear = threading.Event(), Ear()
 
         def hear() -> None:

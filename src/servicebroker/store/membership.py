@@ -20,7 +20,7 @@ from servicebroker.model.certificates import Facts
 from servicebroker.model.domain import Member, Token
 from servicebroker.model.errors import BrokerError, DomainError, InstanceError
 from servicebroker.store import domain_certificates as x509
-from servicebroker.store.domain_folder import Answer, Domain, Request, Revoked, machine_name, own_name, proof_of
+from servicebroker.store.domain_folder import Domain, Request, Revoked, SignedAnswer, machine_name, own_name, proof_of
 from servicebroker.store.key_files import KeyFolder, check_alone, replace, user_data
 from servicebroker.store.x509_certificates import PrivateKey, as_pem, key_pem, read, read_identity, read_key
 
@@ -227,7 +227,7 @@ class Membership:
             raise DomainError(answer.refusal)
         return self._checked(domain, answer, key), key
 
-    def _checked(self, domain: Domain, answer: Answer, key: PrivateKey) -> Facts:
+    def _checked(self, domain: Domain, answer: SignedAnswer, key: PrivateKey) -> Facts:
         member = x509.member_of(answer.certificate, domain.authority.der)
         is_ours = member is not None and member.instance == self._instance
         if not is_ours or x509.public_key_of_certificate(answer.certificate) != x509.public_bytes(key):

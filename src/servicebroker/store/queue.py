@@ -19,7 +19,7 @@ def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> lis
     """The statements that make a queue: tables, indexes, functions, and the view under its own name."""
     return [
         *(_statement(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
-        Statement(f"create schema if not exists {quoted(schema)}", prepared=False),
+        Statement("queue.queue_objects", f"create schema if not exists {quoted(schema)}", prepared=False),
         *renewed_objects(queue_id, schema, view, retention),
     ]
 
@@ -79,7 +79,9 @@ def _statement(part: str, queue_id: int, **names: str) -> Statement:
         "expired": f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea",
         **names,
     }
-    return Statement(re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False)
+    return Statement(
+        f"queue.{part}", re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False
+    )
 
 
 def _part(name: str, queue_id: int) -> str:

@@ -12,7 +12,8 @@ from psycopg.pq import Format, TransactionStatus
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.direct import DirectConnection, adapt, is_direct, run_command, run_query
-from servicebroker.store.statements import Rows, Statement, Steps, resumed
+from servicebroker.store.server_errors import STATEMENT
+from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
 
 T = TypeVar("T")
 
@@ -62,18 +63,20 @@ def in_transaction(connection: psycopg.Connection[Any], steps: Steps[T]) -> T:
     return result
 
 
-def execute(connection: psycopg.Connection[Any], sql: str, *parameters: object) -> Rows:
+def execute(connection: psycopg.Connection[Any], name: str, sql: str, *parameters: object) -> Rows:
     """Run one statement and return its rows."""
-    return _rows(connection, Statement(sql, parameters, prepared=False))
+    return _rows(connection, Statement(name, sql, parameters, prepared=False))
 
 
 def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
     """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
     try:
         rows = _fetched(connection, statement)
-    except BaseException:
+    except BaseException as problem:
         if statement.locks:
             kept.doubt(connection)
+        if isinstance(problem, psycopg.Error):
+            problem.add_note(f"{STATEMENT}{statement.name}")
         raise
     if statement.locks and rows and rows[0][-1] not in (None, []):
         kept.note(connection, rows[0][-1])
@@ -87,7 +90,7 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
         InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
     """
     if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
-        return connection.run_prepared(statement.sql, statement.parameters)
+        return connection.run_prepared(named(statement.name, statement.sql), statement.parameters)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
@@ -96,7 +99,9 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
     with psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
-        run_query(cursor, statement.sql.encode(), statement.parameters, prepare=statement.prepared)
+        run_query(
+            cursor, named(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
+        )
         return () if cursor.description is None else cursor.fetchall()
 
 

@@ -25,6 +25,7 @@ def check_server(connection: psycopg.Connection[Any], url: str) -> None:
     """
     ((backend, isolation, allowed, *durable),) = execute(
         connection,
+        "server.check_server",
         "select pg_backend_pid(), current_setting('default_transaction_isolation'), "
         f"coalesce(current_setting('{ALLOW_LOSS}', true), ''), "
         + ", ".join(f"current_setting('{name}')" for name in _DURABILITY),
@@ -61,5 +62,5 @@ def _shares_sessions(connection: psycopg.Connection[Any], url: str) -> bool:
 
 
 def _session(connection: psycopg.Connection[Any]) -> int:
-    ((pid,),) = execute(connection, "select pg_backend_pid()")
+    ((pid,),) = execute(connection, "server.session", "select pg_backend_pid()")
     return int(pid)

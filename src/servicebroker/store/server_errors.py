@@ -9,6 +9,8 @@ import psycopg
 from servicebroker.model.errors import BrokerError, InstanceError, LockTimeout, ServiceBrokerError
 from servicebroker.store.connection import one_line
 
+STATEMENT = "Statement: "  # how the note on an error of PostgreSQL begins that says under which statement it came
+
 _UNDONE = "what was not committed is undone"
 _LOST = f"PostgreSQL went away or refused ({{}}): {_UNDONE}; begin the transaction again."
 
@@ -47,19 +49,26 @@ def in_our_words(problem: psycopg.Error, *, only_of_the_transaction: bool = Fals
     if isinstance(problem, psycopg.errors.LockNotAvailable):
         return LockTimeout(
             "PostgreSQL gave up waiting for a lock that somebody else holds, as lock_timeout wants: nothing of the "
-            "statement was done. Begin the transaction again, or raise that setting."
+            f"statement was done. Begin the transaction again, or raise that setting.{_where(problem)}"
         )
     if isinstance(problem, psycopg.errors.InsufficientPrivilege) and "servicebroker" in str(problem):
         return InstanceError(
             f"The PostgreSQL role may not do that here ({problem.diag.message_primary}): a restricted role has the "
             "verbs, all else is for the owner of the schema. `servicebroker rights show` says what a role may do."
+            f"{_where(problem)}"
         )
     for key in (state, state[:3], state[:2]):
         if key in _SENTENCES:
-            return InstanceError(_SENTENCES[key].format(one_line(problem)))
+            return InstanceError(_SENTENCES[key].format(one_line(problem)) + _where(problem))
     if isinstance(problem, psycopg.OperationalError) and not state:  # the driver's own: the connection is lost
-        return InstanceError(_LOST.format(one_line(problem)))
+        return InstanceError(_LOST.format(one_line(problem)) + _where(problem))
     return None
+
+
+def _where(problem: psycopg.Error) -> str:
+    """Under which of our statements it came, as a sentence; nothing where it was the application's."""
+    notes = (note for note in getattr(problem, "__notes__", ()) if note.startswith(STATEMENT))
+    return "".join(f" {note}." for note in notes)
 
 
 def concerns_the_transaction(problem: psycopg.Error) -> bool:

@@ -25,6 +25,6 @@ def follow(clock: Clock, connection: psycopg.Connection[Any]) -> None:
 
 def server_time(connection: psycopg.Connection[Any]) -> datetime:
     """What the server's clock shows."""
-    rows = execute(connection, "select clock_timestamp()")
+    rows = execute(connection, "store.server_time", "select clock_timestamp()")
     now: datetime = rows[0][0]
     return now

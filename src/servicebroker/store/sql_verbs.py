@@ -12,7 +12,7 @@ from servicebroker.model.arguments import DEFAULT_LEVEL, MAXIMUM_BODY, MAXIMUM_D
 from servicebroker.model.errors import ERROR_NAMESPACE, MAXIMUM_LIFETIME, RULES
 from servicebroker.model.event_instances import BROKER_QUEUE_DISABLED
 from servicebroker.model.permissions import DBO, GUEST, NEEDS, PUBLIC, Kind, bringing, fixed_roles_with
-from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, Event, State
+from servicebroker.model.states import REPLAY_PROTECTION, TRANSITIONS, EndpointState, Event
 from servicebroker.model.waiting import TARGET_QUEUE_OFF
 from servicebroker.store import locks
 
@@ -82,7 +82,7 @@ def _values() -> dict[str, object]:
         "timed": _quoted(state for state, event in TRANSITIONS if event is Event.TIMER),
         "moved": _quoted(state for state, event in TRANSITIONS if event is Event.MOVE),
         "failing": _quoted(
-            s for (s, event), to in TRANSITIONS.items() if event is Event.ERROR_ARRIVED and to is State.ERROR
+            s for (s, event), to in TRANSITIONS.items() if event is Event.ERROR_ARRIVED and to is EndpointState.ERROR
         ),
         "ending": " ".join(
             f"when '{state.value}' then '{to.value if to else ''}'"

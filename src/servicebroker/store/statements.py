@@ -7,6 +7,7 @@ No driver is known here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,15 +19,24 @@ Rows = Sequence[Row]
 class Statement(NamedTuple):
     """One SQL statement and its parameters, in the order of $1, $2, ...
 
+    `name`: the module and the function that has it; the folder and the function where those are the same. If a function
+    has several, a word follows. Wherever a statement is seen, in errors and counters too, it is by its name.
     `prepared`: keep it prepared on the connection, since it comes again; not for DDL.
     `locks`: the last column of its first row is the key of a group lock that the session keeps, or an array of such, or
     NULL.
     """
 
+    name: str
     sql: str
     parameters: tuple[object, ...] = ()
     prepared: bool = True
     locks: bool = False
+
+
+@functools.lru_cache(maxsize=2048)  # one text, however often it comes: it is what was prepared
+def named(name: str, sql: str) -> str:
+    """The statement as the server sees it, and shows it in pg_stat_activity."""
+    return f"/* {name} */ {sql}"
 
 
 class Bodies(list[bytes | None]):

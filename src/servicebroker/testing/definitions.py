@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from servicebroker.model import arguments, names
 from servicebroker.model.arguments import SENT_BY
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Priority, Queue, Service
 from servicebroker.testing.delivery import deliver_everything, deliver_to_service, fail_endpoints
 from servicebroker.testing.endpoints import remove_endpoint
@@ -51,7 +51,7 @@ def new_broker(session: Session, broker: Broker) -> None:
         session.drop_waiting(endpoint.conversation_handle)
     for endpoint in peers:
         session.update(endpoint, far_handle=None, is_parked=False)
-    for endpoint in [*own, *(peer for peer in peers if peer.state is State.DISCONNECTED_OUTBOUND)]:
+    for endpoint in [*own, *(peer for peer in peers if peer.state is EndpointState.DISCONNECTED_OUTBOUND)]:
         remove_endpoint(session, endpoint)
     broker.service_broker_guid = uuid4()
 

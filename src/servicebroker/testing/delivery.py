@@ -11,7 +11,7 @@ from servicebroker.model.arguments import Body, Omitted, check_handle, check_han
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
 from servicebroker.model.rejection import Rejection, invalid_body, unknown_type, wrong_direction
-from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event, after, at
 from servicebroker.testing.catalog import Service
 from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
 from servicebroker.testing.rows import Endpoint, Memory, Session, Waiting
@@ -37,7 +37,7 @@ def send_multicast(session: Session, handles: Sequence[UUID], message_type: str,
     for handle in handles:
         endpoint = session.endpoint(handle)
         numbers.append(endpoint.send_sequence)
-        if endpoint.state is State.ERROR:  # its other end is among the handles, and has just failed
+        if endpoint.state is EndpointState.ERROR:  # its other end is among the handles, and has just failed
             session.update(endpoint, send_sequence=endpoint.send_sequence + 1)
         else:
             _send(session, handle, message_type, [content])
@@ -78,7 +78,7 @@ def _deliver(session: Session, endpoint: Endpoint, message_type: str, contents: 
     first = endpoint.send_sequence
     peer = session.peer(endpoint)
     assert peer is not None  # who loses it in the state CO loses its address too
-    if peer.state in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+    if peer.state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
         session.update(endpoint, send_sequence=first + len(contents))  # nobody reads it any more
         return
     for number, content in enumerate(contents, first):
@@ -143,7 +143,7 @@ def park(
     for number, content in enumerate(contents, endpoint.send_sequence):
         message = Waiting(handle, number, message_type, content, why, session.now, end)
         session.waiting.put((handle, number), message)
-    state = State.DISCONNECTED_OUTBOUND if end else State.CONVERSING
+    state = EndpointState.DISCONNECTED_OUTBOUND if end else EndpointState.CONVERSING
     session.update(endpoint, send_sequence=endpoint.send_sequence + len(contents), state=state, is_parked=True)
 
 
@@ -175,7 +175,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
         service=service,
         contract=contract,
         priority=service.broker.level(contract, service, initiator.service.name),
-        state=State.CONVERSING,
+        state=EndpointState.CONVERSING,
         lifetime=initiator.lifetime,
         far_service=initiator.service.name,
         far_broker_instance=str(initiator.broker.service_broker_guid),
@@ -187,7 +187,7 @@ def _open_target(session: Session, initiator: Endpoint) -> tuple[BrokerError | N
     session.update(
         initiator,
         far_handle=handle,
-        state=State.CONVERSING if initiator.state is State.STARTED_OUTBOUND else initiator.state,
+        state=EndpointState.CONVERSING if initiator.state is EndpointState.STARTED_OUTBOUND else initiator.state,
         far_broker_instance=str(service.broker.service_broker_guid),
     )
     return None, ""
@@ -242,8 +242,10 @@ def deliver_waiting(session: Session, endpoint: Endpoint) -> bool:
     if failure:
         _fail(session, endpoint, *failure)
     elif end:
-        if peer.state is State.CONVERSING:
-            session.update(peer, state=State.ERROR if end == names.ERROR else State.DISCONNECTED_INBOUND)
+        if peer.state is EndpointState.CONVERSING:
+            session.update(
+                peer, state=EndpointState.ERROR if end == names.ERROR else EndpointState.DISCONNECTED_INBOUND
+            )
         close_endpoint(session, endpoint)
     return failure is None
 
@@ -320,7 +322,7 @@ def fail_endpoints(session: Session, handles: list[UUID], error: BrokerError) ->
         if TRANSITIONS[endpoint.state, Event.ERROR_ARRIVED] is REMOVED:
             remove_endpoint(session, endpoint)
         else:
-            tell_error(session, session.update(endpoint, state=State.ERROR), -error.number, error.text)
+            tell_error(session, session.update(endpoint, state=EndpointState.ERROR), -error.number, error.text)
 
 
 def tell_error(session: Session, receiver: Endpoint, code: int, description: str, number: int = 0) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from servicebroker.model import arguments, names
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.testing.catalog import Broker, Service
 from servicebroker.testing.endpoints import remove_empty_group
 from servicebroker.testing.rows import Endpoint, Session
@@ -52,7 +52,7 @@ def begin_dialog(
         service=service,
         contract=broker.contracts[contract],
         priority=broker.level(broker.contracts[contract], service, to_service),
-        state=State.STARTED_OUTBOUND,
+        state=EndpointState.STARTED_OUTBOUND,
         lifetime=expiry,
         far_service=to_service,
         far_broker_instance=str(broker.service_broker_guid) if instance == arguments.CURRENT_DATABASE else instance,

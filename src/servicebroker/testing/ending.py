@@ -7,7 +7,7 @@ from uuid import UUID
 from servicebroker.model import names
 from servicebroker.model.arguments import check_end
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State, after, at
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event, after, at
 from servicebroker.testing.delivery import never_opened, obstacle, park, tell_error
 from servicebroker.testing.endpoints import close_endpoint, remove_closed, remove_endpoint
 from servicebroker.testing.rows import Endpoint, Session
@@ -21,18 +21,18 @@ def end_conversation(session: Session, handle: UUID, error: tuple[int, str] | No
     for message in session.messages.all():
         if message.conversation_handle == handle:
             session.messages.remove(message.queuing_order)
-    if cleanup or error or state is not State.DISCONNECTED_OUTBOUND:
+    if cleanup or error or state is not EndpointState.DISCONNECTED_OUTBOUND:
         session.drop_waiting(handle)
     if peer:
         session.drop_waiting(peer.conversation_handle)  # it has nobody to go to
-    if peer and peer.state is State.DISCONNECTED_OUTBOUND:  # both have ended, and neither is told
+    if peer and peer.state is EndpointState.DISCONNECTED_OUTBOUND:  # both have ended, and neither is told
         session.drop_waiting(handle)
         close_endpoint(session, peer)
         endpoint = session.endpoint(handle)
-        state = state and State.CLOSED
+        state = state and EndpointState.CLOSED
     if cleanup:
         _forget_address(session, endpoint)
-    elif state is State.DISCONNECTED_OUTBOUND and _tell(session, endpoint, peer, error):
+    elif state is EndpointState.DISCONNECTED_OUTBOUND and _tell(session, endpoint, peer, error):
         return
     endpoint = session.endpoint(handle)
     if state is REMOVED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from servicebroker.model.states import REPLAY_PROTECTION, State
+from servicebroker.model.states import REPLAY_PROTECTION, EndpointState
 from servicebroker.testing.rows import Endpoint, Session
 
 
@@ -16,7 +16,7 @@ def close_endpoint(session: Session, endpoint: Endpoint) -> None:
     _leave_last_number(session, endpoint)
     session.update(
         endpoint,
-        state=State.CLOSED,
+        state=EndpointState.CLOSED,
         dialog_timer=None,
         far_handle=None,
         is_parked=False,
@@ -61,6 +61,6 @@ def _leave_last_number(session: Session, endpoint: Endpoint) -> None:
 def expire_ended(session: Session) -> None:
     """Remove endpoints that have ended and waited for the delivery of that until their lifetime was over."""
     for endpoint in session.endpoints.all():
-        if endpoint.state is State.DISCONNECTED_OUTBOUND and endpoint.lifetime <= session.now:
+        if endpoint.state is EndpointState.DISCONNECTED_OUTBOUND and endpoint.lifetime <= session.now:
             session.drop_waiting(endpoint.conversation_handle)
             remove_endpoint(session, endpoint)

@@ -10,12 +10,17 @@ from servicebroker.model import names
 from servicebroker.model.arguments import check_receive
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Queue
 from servicebroker.testing.delivery import tell_error
 from servicebroker.testing.rows import Endpoint, Queued, Session
 
-_EXPIRING = (State.STARTED_OUTBOUND, State.STARTED_INBOUND, State.CONVERSING, State.DISCONNECTED_INBOUND)
+_EXPIRING = (
+    EndpointState.STARTED_OUTBOUND,
+    EndpointState.STARTED_INBOUND,
+    EndpointState.CONVERSING,
+    EndpointState.DISCONNECTED_INBOUND,
+)
 
 
 def look(session: Session, queue: Queue, top: int | None, handle: UUID | None, group: UUID | None) -> None:
@@ -125,7 +130,7 @@ def serve(session: Session, queue: Queue) -> None:
         if _is_over(endpoint, session.now) and session.try_lock("endpoint", endpoint.conversation_handle):
             session.drop_waiting(endpoint.conversation_handle)
             expired = BrokerError(8489)
-            endpoint = session.update(endpoint, state=State.ERROR, dialog_timer=None)
+            endpoint = session.update(endpoint, state=EndpointState.ERROR, dialog_timer=None)
             tell_error(session, endpoint, -expired.number, expired.text)
 
 

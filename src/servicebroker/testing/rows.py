@@ -16,7 +16,7 @@ from uuid import UUID
 
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.names import END_DIALOG, ERROR, FIRST_USER_ID
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Broker, Contract, MessageType, Queue, Service
 
 K = TypeVar("K")
@@ -41,7 +41,7 @@ class Endpoint:
     service: Service
     contract: Contract
     priority: int
-    state: State
+    state: EndpointState
     lifetime: datetime
     far_service: str
     far_broker_instance: str | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.testing.catalog import Broker, Queue
 from servicebroker.testing.rows import Endpoint, Session
 
@@ -107,8 +107,8 @@ def _receive_sequence(session: Session, endpoint: Endpoint) -> int:
 
 
 def _end_dialog_sequence(session: Session, endpoint: Endpoint) -> int:
-    if endpoint.state is State.DISCONNECTED_INBOUND:
+    if endpoint.state is EndpointState.DISCONNECTED_INBOUND:
         return _receive_sequence(session, endpoint) - 1
-    if endpoint.state is State.DISCONNECTED_OUTBOUND:
+    if endpoint.state is EndpointState.DISCONNECTED_OUTBOUND:
         return endpoint.send_sequence - 1
     return -1

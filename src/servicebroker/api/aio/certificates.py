@@ -163,7 +163,7 @@ class AsyncCertificates(AsyncMasterKeys):
         key = None if private_key_file is None else await self._open(found, decryption_password)
         await in_thread(write_backup, file, found.facts, private_key_file, key, encryption_password)
 
-    async def _find_certificate(self, statement: str, name: str) -> user_certificates.Certificate:
+    async def _find_certificate(self, statement: str, name: str) -> user_certificates.UserCertificate:
         action = statement.split()[0].lower()
         steps = user_certificates.find_certificate(action, self.user.database_id, name)
         return await self._alone(rights.authorized(steps, self.user, statement, rights.certificate(name)))
@@ -186,7 +186,7 @@ class AsyncCertificates(AsyncMasterKeys):
         checked_password("ENCRYPTION BY PASSWORD", password, is_new=True)
         return KeptKey(BY_PASSWORD, await in_thread(seal_by_password, password, key_bytes(key), PRIVATE_KEY))
 
-    async def _open(self, certificate: user_certificates.Certificate, password: str | None) -> PrivateKey:
+    async def _open(self, certificate: user_certificates.UserCertificate, password: str | None) -> PrivateKey:
         """The private key that is stored."""
         encryption, sealed = certificate.key
         if sealed is None:

@@ -50,8 +50,9 @@ async def giving_way(attempt: Callable[[int], Awaitable[T]], patience: float) ->
 def find_patience() -> Steps[float]:
     """Seconds for which the session is ready to wait for locks, 0 for ever."""
     rows = yield Statement(
+        "giving_way.find_patience",
         "select coalesce(min(setting::int) filter (where setting <> '0'), 0) / 1000.0::float "
-        "from pg_settings where name in ('lock_timeout', 'statement_timeout')"
+        "from pg_settings where name in ('lock_timeout', 'statement_timeout')",
     )
     return float(rows[0][0])
 
@@ -59,10 +60,11 @@ def find_patience() -> Steps[float]:
 def hurried(steps: Steps[T], moment: int) -> Steps[T]:
     """The steps, none of which waits for a lock longer than so many milliseconds: the server raises then."""
     rows = yield Statement(
+        "giving_way.hurried.set_timeout",
         "with before as materialized (select current_setting('lock_timeout') as said) "
         "select said, set_config('lock_timeout', $1, true) from before",
         (str(moment),),
     )
     result = yield from steps
-    yield Statement("select set_config('lock_timeout', $1, true)", (rows[0][0],))
+    yield Statement("giving_way.hurried.restore_timeout", "select set_config('lock_timeout', $1, true)", (rows[0][0],))
     return result

@@ -14,7 +14,7 @@ from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
 from servicebroker.engine.security import logins, transport_certificates
-from servicebroker.engine.security.transport_certificates import Certificate
+from servicebroker.engine.security.transport_certificates import TransportCertificate
 from servicebroker.model.arguments import check_switch, checked_password
 from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -284,7 +284,7 @@ class AsyncNetwork(ABC):
             await in_thread(folder.write, facts.thumbprint, pem)
         return facts.thumbprint
 
-    async def _private_key(self, certificate: Certificate) -> PrivateKey | None:
+    async def _private_key(self, certificate: TransportCertificate) -> PrivateKey | None:
         """The key of one of our certificates, when it is here and nobody else's."""
         with suppress(InstanceError, BrokerError):
             file = (await self.key_folder()).find(certificate.facts.thumbprint)
@@ -362,7 +362,7 @@ class AsyncNetwork(ABC):
         if dropped.is_own:
             (await self.key_folder()).remove(dropped.facts.thumbprint)
 
-    async def _open(self, certificate: transport_certificates.Certificate, password: str | None) -> PrivateKey:
+    async def _open(self, certificate: transport_certificates.TransportCertificate, password: str | None) -> PrivateKey:
         """The private key that is in the key folder."""
         file = (await self.key_folder()).find(certificate.facts.thumbprint)
         if file is None:

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from servicebroker.api.aio.transaction import AsyncJoinedTransaction, AsyncTransaction
 from servicebroker.engine.conversation import recycling
-from servicebroker.engine.conversation.recycling import Answer, ConversationError
+from servicebroker.engine.conversation.recycling import ConversationError, PoolAnswer
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count, check_procedure, check_wait
 from servicebroker.model.errors import BrokerError, InstanceError
@@ -274,7 +274,7 @@ class AsyncConversationPool:
             await transaction._do(recycling.answered(answer))
         return True
 
-    async def _end(self, transaction: AsyncTransaction, answer: Answer) -> None:
+    async def _end(self, transaction: AsyncTransaction, answer: PoolAnswer) -> None:
         handle = answer.conversation_handle
         await transaction._do(recycling.release(handle))
         if answer.message_type_id == names.ERROR_ID:

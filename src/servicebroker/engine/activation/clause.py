@@ -43,6 +43,7 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
     queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
     if activation == DROP:
         yield Statement(
+            "clause.set_activation.drop",
             "update servicebroker.queues set activation_procedure = null, max_readers = null, "
             f"execute_as_principal_id = null, is_activation_enabled = false, {RENEW_MONITOR} where queue_id = $1",
             (queue_id,),
@@ -53,6 +54,7 @@ def set_activation(user: User, queue: str, activation: Activation | Literal["DRO
         raise BrokerError(402, "ACTIVATION", repr(activation), 'an Activation, or "DROP"')
     _check_types(activation)
     rows = yield Statement(
+        "clause.set_activation.alter",
         "update servicebroker.queues q set activation_procedure = coalesce($2, activation_procedure), "
         "max_readers = coalesce($3, max_readers), execute_as_principal_id = coalesce($4, execute_as_principal_id), "
         f"is_activation_enabled = coalesce($5, is_activation_enabled), {RENEW_MONITOR} where queue_id = $1 "
@@ -106,6 +108,7 @@ def _principal(user: User, execute_as: object) -> Steps[int]:
     if name.upper() == SELF:
         return user.principal_id
     rows = yield Statement(
+        "clause.principal",
         "select principal_id from servicebroker.principals "
         "where database_id = $1 and lower(name) = lower($2) and not is_role",
         (user.database_id, name),

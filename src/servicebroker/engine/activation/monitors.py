@@ -43,7 +43,7 @@ class Definition(NamedTuple):
         return ".".join(f"[{part.replace(']', ']]')}]" for part in (self.schema, self.queue))
 
 
-class Look(NamedTuple):
+class QueueLook(NamedTuple):
     """What was seen of a queue, and when a timer or a lifetime of it is due next."""
 
     seen: Seen
@@ -53,6 +53,7 @@ class Look(NamedTuple):
 def definitions() -> Steps[list[Definition]]:
     """Every queue that is to have a monitor now."""
     rows = yield Statement(
+        "monitors.definitions",
         "select q.queue_id, q.database_id, d.name, q.schema_name, q.name, "
         "case when q.is_activation_enabled then q.activation_procedure end, coalesce(q.max_readers, 0)::int, p.name, "
         "coalesce(q.execute_as_principal_id, 0), q.monitor_version "
@@ -60,30 +61,32 @@ def definitions() -> Steps[list[Definition]]:
         "left join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = "
         f"case when q.execute_as_principal_id = {OWNER_ID} then q.owner_id else q.execute_as_principal_id end "
         "where q.is_monitored and q.is_receive_enabled and q.is_enqueue_enabled and d.is_broker_enabled "
-        "and (q.notifies_activation or q.max_readers > 0) order by q.queue_id"
+        "and (q.notifies_activation or q.max_readers > 0) order by q.queue_id",
     )
     return [Definition(*row) for row in rows]
 
 
-def look(queue_id: int, now: datetime, running: int) -> Steps[Look]:
+def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
     """What there is to see of a queue; timers and lifetimes of it that are due take effect."""
     rows = yield Statement(
+        "monitors.look",
         f"select receivable, arrivals, receives, empty, waiting, due from servicebroker.look_{queue_id}($1)",
         (now,),
     )
     *counters, due = rows[0]
-    return Look(Seen(*counters)._replace(running=running), due)
+    return QueueLook(Seen(*counters)._replace(running=running), due)
 
 
 def take_lease(queue_id: int) -> Steps[bool]:
     """Whether this session runs the monitor of the queue from now on: nobody else does."""
-    rows = yield Statement("select pg_try_advisory_lock($1, $2)", (locks.ACTIVATION, queue_id))
+    rows = yield Statement("monitors.take_lease", "select pg_try_advisory_lock($1, $2)", (locks.ACTIVATION, queue_id))
     return bool(rows[0][0])
 
 
 def give_lease(queue_id: int) -> Steps[None]:
     """Leave the monitor of the queue to others."""
     yield Statement(
+        "monitors.give_lease",
         "with gone as (delete from servicebroker.queue_monitors where queue_id = $2) select pg_advisory_unlock($1, $2)",
         (locks.ACTIVATION, queue_id),
     )
@@ -92,6 +95,7 @@ def give_lease(queue_id: int) -> Steps[None]:
 def listen_for(queue_ids: Iterable[int]) -> Steps[None]:
     """Have a SEND into one of these queues notify this session, and into no other."""
     yield Statement(
+        "monitors.listen_for",
         "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
         "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
         "insert into servicebroker.waiting_readers (queue_id, pid, is_monitor) "
@@ -104,6 +108,7 @@ def show(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> 
     """What the view says of monitors: queue, state, last empty RECEIVE, last activation, sessions that wait."""
     columns = list(zip(*rows, strict=True))
     yield Statement(
+        "monitors.show",
         "insert into servicebroker.queue_monitors "
         "select * from unnest($1::int[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::int[]) "
         "on conflict (queue_id) do update set state = excluded.state, "
@@ -116,6 +121,7 @@ def show(rows: list[tuple[int, str, datetime | None, datetime | None, int]]) -> 
 def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
     """This session runs an activated procedure. Returns how many RECEIVEs the queue has seen."""
     rows = yield Statement(
+        "monitors.enter_task",
         "with entered as (insert into servicebroker.activated_tasks values (pg_backend_pid(), $1, $2, $3) "
         "on conflict (spid) do update set queue_id = $1, procedure_name = $2, execute_as = $3) "
         "select case when is_called then last_value else 0 end "
@@ -127,13 +133,14 @@ def enter_task(queue_id: int, procedure: str, execute_as: int) -> Steps[int]:
 
 def leave_task() -> Steps[None]:
     """This session runs it no more."""
-    yield Statement("delete from servicebroker.activated_tasks where spid = pg_backend_pid()")
+    yield Statement("monitors.leave_task", "delete from servicebroker.activated_tasks where spid = pg_backend_pid()")
 
 
 def receives(queue_id: int) -> Steps[int]:
     """How many RECEIVEs a monitored queue has seen."""
     rows = yield Statement(
-        f"select case when is_called then last_value else 0 end from servicebroker.queue_{queue_id}_receives"
+        "monitors.receives",
+        f"select case when is_called then last_value else 0 end from servicebroker.queue_{queue_id}_receives",
     )
     return int(rows[0][0])
 
@@ -141,6 +148,7 @@ def receives(queue_id: int) -> Steps[int]:
 def why_off(queue_id: int) -> Steps[int | None]:
     """28085 when the queue was dropped, 28086 when it or its activation is off; None when a task may go on."""
     rows = yield Statement(
+        "monitors.why_off",
         "select is_receive_enabled and is_activation_enabled from servicebroker.queues where queue_id = $1",
         (queue_id,),
     )

@@ -26,6 +26,7 @@ class Disabled(NamedTuple):
 def outcomes(transactions: list[int]) -> Steps[dict[int, str | None]]:
     """'committed', 'aborted', 'in progress' or None (too old) of each transaction id, also after a killed process."""
     rows = yield Statement(
+        "poison_detection.outcomes",
         "select x, pg_xact_status(x::text::xid8) from unnest($1::bigint[]) x",
         (transactions,),
     )
@@ -38,6 +39,7 @@ def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
     None when it is off, gone, or not to be switched by itself.
     """
     rows = yield Statement(
+        "poison_detection.disable_queue",
         "with disabled as ("
         "update servicebroker.queues set is_receive_enabled = false, is_enqueue_enabled = false "
         "where queue_id = $1 and is_poison_message_handling_enabled and (is_receive_enabled or is_enqueue_enabled) "
@@ -68,8 +70,9 @@ class Alarm(NamedTuple):
 def alarms() -> Steps[list[Alarm]]:
     """Those that are to be told of, the oldest first."""
     rows = yield Statement(
+        "poison_detection.alarms",
         "select q.queue_id, d.name, q.schema_name, q.name, a.at from servicebroker.disabled_queues a "
-        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) order by a.at"
+        "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) order by a.at",
     )
     return [Alarm(*row) for row in rows]
 
@@ -77,5 +80,7 @@ def alarms() -> Steps[list[Alarm]]:
 def alerted(alarm: Alarm) -> Steps[None]:
     """It was told of; not when the queue was switched off once more since."""
     yield Statement(
-        "delete from servicebroker.disabled_queues where queue_id = $1 and at = $2", (alarm.queue_id, alarm.at)
+        "poison_detection.alerted",
+        "delete from servicebroker.disabled_queues where queue_id = $1 and at = $2",
+        (alarm.queue_id, alarm.at),
     )

@@ -19,7 +19,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import PUBLIC
-from servicebroker.model.service_diagnostic import State, asked_service, description_body, status_body
+from servicebroker.model.service_diagnostic import ServiceState, asked_service, description_body, status_body
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -39,6 +39,7 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
         yield from end_conversation(handle, now=now, error=(error.number, error.text))
         return
     rows = yield Statement(
+        "diagnostic_answers.answer_query",
         "select d.service_broker_guid::text, s.service_id, q.is_enqueue_enabled, array(select c.name "
         "  from servicebroker.service_contract_usages u join servicebroker.service_contracts c "
         "  on c.database_id = u.database_id and c.service_contract_id = u.service_contract_id "
@@ -50,7 +51,7 @@ def answer_query(catalog: Catalog, database_id: int, query: Message, now: dateti
     )
     ((broker, service_id, is_enabled, contracts),) = rows
     is_known = service_id is not None and (yield from _may_send(endpoint, service_id))
-    state = State.UNKNOWN if not is_known else State.READY if is_enabled else State.DISABLED
+    state = ServiceState.UNKNOWN if not is_known else ServiceState.READY if is_enabled else ServiceState.DISABLED
     yield from send(catalog, handle, names.STATUS, status_body(service, broker, state), now=now)
     if is_known:
         yield from send(catalog, handle, names.DESCRIPTION, description_body(service, contracts), now=now)
@@ -62,6 +63,7 @@ def _may_send(endpoint: Endpoint, service_id: int) -> Steps[bool]:
         initiator = yield from find_endpoint(endpoint.far_handle)
         return (yield from refused_arrival(initiator, service_id)) is None
     rows = yield Statement(
+        "diagnostic_answers.may_send",
         "select far_principal_id from servicebroker.conversation_keys where conversation_handle = $1",
         (endpoint.conversation_handle,),
     )

@@ -31,6 +31,7 @@ def answer_built_in(now: datetime) -> Steps[bool]:
     True when something is left: more than fits, or a conversation that somebody is at.
     """
     rows = yield Statement(  # a table without a page has never had a message since it was last empty
+        "echo_and_query.answer_built_in",
         "select q.queue_id, q.database_id, q.name from servicebroker.services s "
         "join servicebroker.queues q using (queue_id) where s.name = $1 and s.service_id < $2 "
         "and pg_relation_size(to_regclass('servicebroker.queue_' || q.queue_id)) > 0",
@@ -44,6 +45,7 @@ def answer_built_in(now: datetime) -> Steps[bool]:
 
 def _answer_queue(queue: Queue, now: datetime) -> Steps[bool]:
     rows = yield Statement(
+        "echo_and_query.answer_queue",
         "select conversation_handle, pg_try_advisory_xact_lock($1, uuid_hash(conversation_group_id)) "
         "and pg_try_advisory_xact_lock_shared($2, 0), is_alone "  # as `lock_parking`
         "from (select m.conversation_handle, m.conversation_group_id, "

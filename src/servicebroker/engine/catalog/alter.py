@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog, Queue, check_filegroup, find_queue_now, find_user_object
-from servicebroker.engine.conversation.failure import fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import Failed, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.retention import set_retention
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.authorization import forget_permissions
@@ -29,12 +29,12 @@ TABLES = {"queue": "arrival", "retained": "conversation"}  # of a queue, each wi
 
 def lock_catalog() -> Statement:
     """Definitions change one at a time; SEND and RECEIVE take no notice."""
-    return Statement("select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
+    return Statement("alter.lock_catalog", "select pg_advisory_xact_lock($1, 0)", (locks.CATALOG,))
 
 
 def lock_begins(number: int) -> Statement:
     """Nobody begins a dialog with the service or the contract of that number, or has begun one and not committed."""
-    return Statement("select pg_advisory_xact_lock($1, $2)", (locks.BEGIN, number))
+    return Statement("alter.lock_begins", "select pg_advisory_xact_lock($1, $2)", (locks.BEGIN, number))
 
 
 # ---------------------------------------------------------------- contracts
@@ -50,6 +50,7 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
     contract_id = yield from find_user_object("drop", "service contract", database_id, name)
     for table, users in (("service_contract_usages", "services"), ("broker_priorities", "conversation priorities")):
         used = yield Statement(
+            "alter.drop_contract.find_use",
             f"select from servicebroker.{table} where database_id = $1 and service_contract_id = $2 limit 1",
             (database_id, contract_id),
         )
@@ -59,9 +60,10 @@ def drop_contract(database_id: int, name: str) -> Steps[None]:
     yield forget_permissions(database_id, Kind.CONTRACT, contract_id)
     both = yield from lock_conversations("database_id = $1 and service_contract_id = $2", database_id, contract_id)
     yield from fail_endpoints(both, BrokerError(8487))
-    yield tell_remote(both, BrokerError(8487))
+    yield tell_remote(both, Failed.of(BrokerError(8487)))
     for table in ("service_contract_message_usages", "service_contracts"):
         yield Statement(
+            "alter.drop_contract.delete_contract",
             f"delete from servicebroker.{table} where database_id = $1 and service_contract_id = $2",
             (database_id, contract_id),
         )
@@ -71,14 +73,19 @@ def lock_conversations(condition: str, *parameters: object) -> Steps[list[UUID]]
     """Lock both sides of every conversation of which an endpoint meets the condition. Returns all handles."""
     chosen = f"conversation_id in (select conversation_id from servicebroker.conversation_endpoints where {condition})"
     text = f"select conversation_handle from servicebroker.conversation_endpoints where {chosen}"
-    yield Statement(f"{text} order by conversation_id, is_initiator for update", parameters)
-    rows = yield Statement(text, parameters)  # as they are now that nobody else holds one
+    yield Statement(
+        "alter.lock_conversations.lock", f"{text} order by conversation_id, is_initiator for update", parameters
+    )
+    rows = yield Statement(
+        "alter.lock_conversations.find_locked", text, parameters
+    )  # as they are now that nobody else holds one
     return [handle for (handle,) in rows]
 
 
 def renew_versions(database_id: int | None = None) -> Statement:
     """What clients remember of sending into the queues of this database, or of all, is to be looked up again."""
     return Statement(
+        "alter.renew_versions",
         "with version as materialized (select nextval('servicebroker.catalog_versions') as number) "
         "update servicebroker.queues set catalog_version = number from version "
         "where $1::int is null or database_id = $1",
@@ -114,11 +121,14 @@ def alter_queue(
         check_filegroup(move_to)
     queue = yield from find_user_queue("alter", database_id, name)
     yield Statement(
-        "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1", (queue.queue_id,)
+        "alter.alter_queue.note_change",
+        "update servicebroker.queues set modify_date = clock_timestamp() where queue_id = $1",
+        (queue.queue_id,),
     )
     left: list[UUID] = []
     if poison_message_handling is not None:
         yield Statement(
+            "alter.alter_queue.poison_handling",
             "update servicebroker.queues set is_poison_message_handling_enabled = $2 where queue_id = $1",
             (queue.queue_id, poison_message_handling),
         )
@@ -135,6 +145,7 @@ def set_status(catalog: Catalog, queue_id: int, status: bool, now: datetime) -> 
     if status:
         yield lock_delivery()
     yield Statement(
+        "alter.set_status",
         "update servicebroker.queues set is_receive_enabled = $2, is_enqueue_enabled = $2, "
         f"{RENEW_MONITOR} where queue_id = $1",
         (queue_id, status),
@@ -153,7 +164,7 @@ def rebuild_queue(database_id: int, name: str, table: str) -> Steps[None]:
     """
     queue_id = (yield from find_user_queue("alter", database_id, name)).queue_id
     index = f"{table}_{queue_id}_{TABLES[table]}"
-    yield Statement(f"cluster servicebroker.{table}_{queue_id} using {index}", prepared=False)
+    yield Statement("alter.rebuild_queue", f"cluster servicebroker.{table}_{queue_id} using {index}", prepared=False)
 
 
 def reorganize_queue(queue_id: int) -> Steps[None]:
@@ -162,7 +173,7 @@ def reorganize_queue(queue_id: int) -> Steps[None]:
     It cannot run inside a transaction.
     """
     tables = ", ".join(f"servicebroker.{table}_{queue_id}" for table in TABLES)
-    yield Statement(f"vacuum (truncate) {tables}", prepared=False)
+    yield Statement("alter.reorganize_queue", f"vacuum (truncate) {tables}", prepared=False)
 
 
 def find_user_queue(action: str, database_id: int, name: str) -> Steps[Queue]:
@@ -186,15 +197,22 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
         BrokerError: 3716 while a service uses it, 15151 when it does not exist.
     """
     queue = yield from find_user_queue("drop", database_id, name)
-    used = yield Statement("select from servicebroker.services where queue_id = $1 limit 1", (queue.queue_id,))
+    used = yield Statement(
+        "alter.drop_queue.find_services",
+        "select from servicebroker.services where queue_id = $1 limit 1",
+        (queue.queue_id,),
+    )
     if used:
         raise BrokerError(3716, "queue", name, "services")
     yield forget_permissions(database_id, Kind.QUEUE, queue.queue_id)
     rows = yield Statement(
+        "alter.drop_queue.delete_queues",
         "delete from servicebroker.queues where queue_id = $1 returning postgres_schema, postgres_name",
         (queue.queue_id,),
     )
-    yield Statement(f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False)
+    yield Statement(
+        "alter.drop_queue.drop_view", f"drop view if exists {quoted(rows[0][0])}.{quoted(rows[0][1])}", prepared=False
+    )
     yield ring(queue.queue_id)
     yield ring_monitors()
     return queue
@@ -203,10 +221,11 @@ def drop_queue(database_id: int, name: str) -> Steps[Queue]:
 def dropped_queues() -> Steps[list[int]]:
     """Queues that are dropped and whose tables are still there."""
     rows = yield Statement(
+        "alter.dropped_queues",
         "select t.queue_id from pg_tables, substring(tablename from '^queue_([0-9]+)$') as number, "
         "cast(number as integer) as t (queue_id) "
         "where schemaname = 'servicebroker' and t.queue_id is not null "
-        "and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id)"
+        "and not exists (select from servicebroker.queues q where q.queue_id = t.queue_id)",
     )
     return [queue_id for (queue_id,) in rows]
 
@@ -214,23 +233,34 @@ def dropped_queues() -> Steps[list[int]]:
 def remove_dropped_queue(queue_id: int) -> Steps[None]:
     """Table, sequence and functions of a dropped queue, once nobody has them open."""
     rows = yield Statement(
+        "alter.remove_dropped_queue.find_functions",
         "select oid::regprocedure::text from pg_proc where pronamespace = 'servicebroker'::regnamespace "
         "and proname ~ ('_' || $1::text || '$')",
         (str(queue_id),),
     )
     for (function,) in rows:
-        yield Statement(f"drop function if exists {function}", prepared=False)
+        yield Statement(
+            "alter.remove_dropped_queue.drop_function", f"drop function if exists {function}", prepared=False
+        )
     for table in ("archived", "retained", "queue"):
-        yield Statement(f"drop table if exists servicebroker.{table}_{queue_id}", prepared=False)
+        yield Statement(
+            "alter.remove_dropped_queue.drop_table",
+            f"drop table if exists servicebroker.{table}_{queue_id}",
+            prepared=False,
+        )
     for sequence in ("order", "receives", "empty_receives"):
-        yield Statement(f"drop sequence if exists servicebroker.queue_{queue_id}_{sequence}", prepared=False)
+        yield Statement(
+            "alter.remove_dropped_queue.drop_sequence",
+            f"drop sequence if exists servicebroker.queue_{queue_id}_{sequence}",
+            prepared=False,
+        )
 
 
 def ring(queue_id: int) -> Statement:
     """All readers that wait at the queue look again, and find out: a number below zero says so to their doorbells."""
-    return Statement("select pg_notify('servicebroker', $1)", (str(-queue_id),))
+    return Statement("alter.ring", "select pg_notify('servicebroker', $1)", (str(-queue_id),))
 
 
 def ring_monitors() -> Statement:
     """Who runs queue monitors reads anew which there are to be."""
-    return Statement(f"notify {MONITORS_CHANNEL}", prepared=False)
+    return Statement("alter.ring_monitors", f"notify {MONITORS_CHANNEL}", prepared=False)

@@ -25,6 +25,7 @@ def create_binding(
     check_switch("ANONYMOUS", anonymous)
     remote_id = yield from _find_remote(user, remote_user)
     rows = yield Statement(
+        "bindings.create_binding.insert_bindings",
         "insert into servicebroker.remote_service_bindings "
         "(database_id, name, owner_id, remote_service_name, remote_principal_id, is_anonymous_on) "
         "values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning 1",
@@ -32,6 +33,7 @@ def create_binding(
     )
     if not rows:
         taken = yield Statement(
+            "bindings.create_binding.find_bindings",
             "select from servicebroker.remote_service_bindings where database_id = $1 and remote_service_name = $2",
             (user.database_id, to_service),
         )
@@ -51,6 +53,7 @@ def alter_binding(user: User, name: str, remote_user: str | None, anonymous: boo
         check_switch("ANONYMOUS", anonymous)
     remote_id = None if remote_user is None else (yield from _find_remote(user, remote_user))
     rows = yield Statement(
+        "bindings.alter_binding",
         "update servicebroker.remote_service_bindings set remote_principal_id = coalesce($3, remote_principal_id), "
         "is_anonymous_on = coalesce($4, is_anonymous_on) "
         "where database_id = $1 and lower(name) = lower($2) returning 1",
@@ -67,6 +70,7 @@ def drop_binding(user: User, name: str) -> Steps[None]:
         BrokerError: 15151 no such binding.
     """
     rows = yield Statement(
+        "bindings.drop_binding",
         "delete from servicebroker.remote_service_bindings where database_id = $1 and lower(name) = lower($2) "
         "returning remote_service_binding_id",
         (user.database_id, names.checked("remote service binding", name)),

@@ -129,6 +129,7 @@ def create_contract(
     pairs = checked_sent_by(name, sent_by)
     ids = yield from _ids("message type", database_id, [message_type for message_type, _ in pairs])
     rows = yield Statement(
+        "catalog.create_contract",
         "insert into servicebroker.service_contracts (database_id, name, owner_id) values ($1, $2, $3) "
         "on conflict do nothing returning service_contract_id",
         (database_id, name, owner),
@@ -162,10 +163,15 @@ def create_queue(
     schema, queue = names.split_queue_name(name)
     names.checked_queue(queue)
     # one at a time in a database, so that two queues cannot take the same PostgreSQL name
-    rows = yield Statement("select name from servicebroker.databases where database_id = $1 for update", (database_id,))
+    rows = yield Statement(
+        "catalog.create_queue.find_databases",
+        "select name from servicebroker.databases where database_id = $1 for update",
+        (database_id,),
+    )
     postgres_schema = names.postgres_name(rows[0][0], schema)
     yield from check_schema(database_id, schema, postgres_schema)
     taken = yield Statement(
+        "catalog.create_queue.find_queues",
         "select relname::text, exists (select from servicebroker.queues q where q.postgres_schema = $1 "
         "and q.postgres_name = relname) from pg_class where relnamespace = to_regnamespace(quote_ident($1)) "
         "union all select $2, false from servicebroker.tsql_modules "
@@ -176,6 +182,7 @@ def create_queue(
         raise BrokerError(2714, queue)
     postgres_name = names.postgres_name(queue, taken=frozenset(name for name, _ in taken))
     rows = yield Statement(
+        "catalog.create_queue.insert_queues",
         "insert into servicebroker.queues (database_id, schema_name, name, postgres_schema, postgres_name, "
         "is_receive_enabled, is_enqueue_enabled, is_retention_enabled, keeps_retained, "
         "is_poison_message_handling_enabled, owner_id, queue_id, schema_id) "
@@ -212,6 +219,7 @@ def check_schema(database_id: int, schema: str, postgres_schema: str) -> Steps[N
         BrokerError: 2760.
     """
     others = yield Statement(
+        "catalog.check_schema",
         "select from servicebroker.queues where postgres_schema = $1 and database_id <> $2 union all "
         "select from servicebroker.tsql_schemas where postgres_schema = $1 and database_id <> $2 limit 1",
         (postgres_schema, database_id),
@@ -245,12 +253,14 @@ def create_service(
     yield lock_service_alone(name)
     ids = yield from contract_ids(database_id, given)
     rows = yield Statement(
+        "catalog.create_service.insert_services",
         "insert into servicebroker.services (database_id, name, queue_id, owner_id) values ($1, $2, $3, $4) "
         "on conflict do nothing returning service_id",
         (database_id, name, queue_id, owner),
     )
     service_id = created(rows, name)
     yield Statement(
+        "catalog.create_service.insert_contracts_used",
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
         "select $1, $2, unnest($3::int[])",
         (database_id, service_id, list(ids.values())),
@@ -266,6 +276,7 @@ def contract_ids(database_id: int, contracts: Iterable[str]) -> Steps[dict[str, 
 def lock_service_alone(name: str) -> Statement:
     """Against everyone who may make messages wait for a service of that name, see `lock_service` in opening.py."""
     return Statement(
+        "catalog.lock_service_alone",
         "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock($2, hashtext($3))",
         (locks.DELIVERY, locks.SERVICE, name),
     )
@@ -295,6 +306,7 @@ def find_queue_now(action: str, database_id: int, name: str) -> Steps[Queue]:
     """
     schema, queue = names.split_queue_name(name)
     rows = yield Statement(
+        "catalog.find_queue_now",
         "select queue_id, database_id, name from servicebroker.queues "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
         (database_id, schema, queue),
@@ -314,6 +326,7 @@ def find_usages(catalog: Catalog, database_id: int, contract_id: int, version: i
     if known is not None:
         return known
     rows = yield Statement(
+        "catalog.find_usages",
         "select t.name, t.message_type_id, t.validation::text, u.is_sent_by_initiator, u.is_sent_by_target, "
         "s.xml_collection_id, s.version from servicebroker.service_contract_message_usages u "
         "join servicebroker.message_types t using (database_id, message_type_id) "
@@ -346,6 +359,7 @@ def _find_schemas(catalog: Catalog, collection_id: int, version: int) -> Steps[S
 def schema_documents(collection_id: int) -> Steps[list[SchemaDocument]]:
     """The documents of an XML schema collection, in the order in which they were added."""
     rows = yield Statement(
+        "catalog.schema_documents",
         "select target_namespace, document from servicebroker.xml_schemas where xml_collection_id = $1 order by number",
         (collection_id,),
     )
@@ -358,14 +372,19 @@ def find_labels(catalog: Catalog, database_id: int, *, anew: bool = False) -> St
     if known is not None and not anew:
         return known
     services = yield Statement(
-        "select service_id, name from servicebroker.services where database_id = $1", (database_id,)
+        "catalog.find_labels.find_services",
+        "select service_id, name from servicebroker.services where database_id = $1",
+        (database_id,),
     )
     contracts = yield Statement(
+        "catalog.find_labels.find_contracts",
         "select service_contract_id, name from servicebroker.service_contracts where database_id = $1",
         (database_id,),
     )
     types = yield Statement(
-        "select message_type_id, name from servicebroker.message_types where database_id = $1", (database_id,)
+        "catalog.find_labels.find_message_types",
+        "select message_type_id, name from servicebroker.message_types where database_id = $1",
+        (database_id,),
     )
     found = catalog.labels[database_id] = Labels(
         dict(services),
@@ -381,6 +400,7 @@ def find_routes(catalog: Catalog, database_id: int, version: int) -> Steps[Routi
     if known is not None and known[0] == version:
         return known[1]
     rows = yield Statement(
+        "catalog.find_routes",
         "select name, remote_service_name, broker_instance, lifetime, address, mirror_address "
         "from servicebroker.routes where database_id = $1 order by route_id",
         (database_id,),
@@ -399,6 +419,7 @@ _TABLES = {
 def _ids(kind: str, database_id: int, wanted: list[str]) -> Steps[dict[str, int]]:
     table, column = _TABLES[kind]
     rows = yield Statement(
+        "catalog.ids",
         f"select name, {column} from servicebroker.{table} where database_id = $1 and name = any ($2)",
         (database_id, wanted),
     )
@@ -417,6 +438,7 @@ def find_user_object(action: str, kind: str, database_id: int, name: str) -> Ste
     """
     table, column = _TABLES[kind]
     rows = yield Statement(
+        "catalog.find_user_object",
         f"select {column} from servicebroker.{table} where database_id = $1 and name = $2",
         (database_id, names.checked(kind, name)),
     )
@@ -431,6 +453,7 @@ def insert_usages(database_id: int, contract_id: int, usages: Mapping[int, str])
     """What a new contract says of each of its message types, by number."""
     sides = [SENT_BY[side] for side in usages.values()]
     return Statement(
+        "catalog.insert_usages",
         "insert into servicebroker.service_contract_message_usages "
         "select $1, $2, * from unnest($3::int[], $4::bool[], $5::bool[])",
         (

@@ -8,7 +8,7 @@ from uuid import UUID
 from servicebroker.engine.catalog.alter import lock_conversations, renew_versions
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import remove_endpoints
-from servicebroker.engine.conversation.failure import drop_waiting, fail_endpoints, tell_remote
+from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_endpoints, tell_remote
 from servicebroker.engine.conversation.retention import purge_queue
 from servicebroker.engine.delivery.transmission import deliver_everything, lock_delivery
 from servicebroker.engine.security.logins import demand_administrator
@@ -24,6 +24,7 @@ def enable_broker(catalog: Catalog, database_id: int, now: datetime) -> Steps[li
     """
     yield lock_delivery()
     rows = yield Statement(
+        "database_options.enable_broker",
         "select d.name, exists (select from servicebroker.databases o where o.database_id <> d.database_id "
         "and o.service_broker_guid = d.service_broker_guid and o.is_broker_enabled) "
         "from servicebroker.databases d where database_id = $1",
@@ -46,18 +47,23 @@ def new_broker(database_id: int) -> Steps[None]:
     A peer in another database finds out at its next SEND, by the Error -8462. ENABLE_BROKER is to follow.
     """
     rows = yield Statement(
-        "select queue_id from servicebroker.queues where database_id = $1 order by queue_id", (database_id,)
+        "database_options.new_broker.find_queues",
+        "select queue_id from servicebroker.queues where database_id = $1 order by queue_id",
+        (database_id,),
     )
     queues = [queue_id for (queue_id,) in rows]
     for queue_id in queues:  # first, so that we wait for readers before we hold what they may want
         yield from purge_queue(queue_id, "true")
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield Statement(
-        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1", (database_id,)
+        "database_options.new_broker.find_endpoints",
+        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1",
+        (database_id,),
     )
     own = {handle for (handle,) in rows}
     peers = [handle for handle in handles if handle not in own]
     rows = yield Statement(
+        "database_options.new_broker.update_endpoints",
         "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
         "where conversation_handle = any ($1) returning conversation_handle, state",
         (peers,),
@@ -67,11 +73,13 @@ def new_broker(database_id: int) -> Steps[None]:
     for queue_id in queues:
         yield from purge_queue(queue_id, "true")
     yield Statement(
+        "database_options.new_broker.delete_groups",
         "delete from servicebroker.conversation_groups where service_id in "
         "(select service_id from servicebroker.services where database_id = $1)",
         (database_id,),
     )
     yield Statement(
+        "database_options.new_broker.update_databases",
         "update servicebroker.databases set service_broker_guid = gen_random_uuid() where database_id = $1",
         (database_id,),
     )
@@ -84,17 +92,20 @@ def error_broker_conversations(database_id: int) -> Steps[None]:
     """
     handles = yield from lock_conversations("database_id = $1", database_id)
     rows = yield Statement(
-        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1", (database_id,)
+        "database_options.error_broker_conversations",
+        "select conversation_handle from servicebroker.conversation_endpoints where database_id = $1",
+        (database_id,),
     )
     own = {handle for (handle,) in rows}
     yield from fail_endpoints(list(own), BrokerError(9719))
-    yield tell_remote(own, BrokerError(9720))
+    yield tell_remote(own, Failed.of(BrokerError(9720)))
     yield from fail_endpoints([handle for handle in handles if handle not in own], BrokerError(9720))
 
 
 def honor_broker_priority(database_id: int, honor: bool) -> Steps[None]:
     """HONOR_BROKER_PRIORITY: whether transmission to other instances follows the priorities."""
     yield Statement(
+        "database_options.honor_broker_priority",
         "update servicebroker.databases set is_honor_broker_priority_on = $2 where database_id = $1",
         (database_id, honor),
     )
@@ -108,12 +119,16 @@ def set_trustworthy(database_id: int, trustworthy: bool) -> Steps[None]:
     """
     yield from demand_administrator()
     yield Statement(
-        "update servicebroker.databases set is_trustworthy_on = $2 where database_id = $1", (database_id, trustworthy)
+        "database_options.set_trustworthy",
+        "update servicebroker.databases set is_trustworthy_on = $2 where database_id = $1",
+        (database_id, trustworthy),
     )
 
 
 def _switch(database_id: int, enabled: bool) -> Steps[None]:
     yield Statement(
-        "update servicebroker.databases set is_broker_enabled = $2 where database_id = $1", (database_id, enabled)
+        "database_options.switch",
+        "update servicebroker.databases set is_broker_enabled = $2 where database_id = $1",
+        (database_id, enabled),
     )
     yield renew_versions()

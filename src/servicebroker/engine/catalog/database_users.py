@@ -25,6 +25,7 @@ class User(NamedTuple):
 def users(database_id: int) -> Steps[list[User]]:
     """Those that have begun a dialog, sent or received there, and not ended yet. Who only reads is no user."""
     rows = yield Statement(
+        "database_users.users",
         "select distinct a.pid, a.xact_start from pg_locks l join pg_stat_activity a on a.pid = l.pid "
         "where (l.relation in (select to_regclass('servicebroker.queue_' || queue_id) "
         "from servicebroker.queues where database_id = $1) "
@@ -44,23 +45,29 @@ def lock_database(database_id: int, attempt: int) -> Steps[None]:
     """
     order = "desc" if attempt % 2 else "asc"
     rows = yield Statement(
+        "database_users.lock_database.find_queues",
         f"select string_agg('servicebroker.queue_' || queue_id, ', ' order by queue_id {order}) "
         "from servicebroker.queues where database_id = $1",
         (database_id,),
     )
     timeout = _LOCK_TIMEOUTS[attempt % len(_LOCK_TIMEOUTS)]
-    yield Statement(f"set local lock_timeout = {timeout}", prepared=False)
+    yield Statement("database_users.lock_database.set_timeout", f"set local lock_timeout = {timeout}", prepared=False)
     yield lock_catalog()
     yield lock_delivery()
-    yield Statement("select pg_advisory_xact_lock($1, $2)", (locks.BEGIN_IN, database_id))
+    yield Statement(
+        "database_users.lock_database.lock", "select pg_advisory_xact_lock($1, $2)", (locks.BEGIN_IN, database_id)
+    )
     if rows[0][0] is not None:
-        yield Statement(f"lock table {rows[0][0]} in exclusive mode", prepared=False)
-    yield Statement("set local lock_timeout = 0", prepared=False)
+        yield Statement(
+            "database_users.lock_database.lock_queues", f"lock table {rows[0][0]} in exclusive mode", prepared=False
+        )
+    yield Statement("database_users.lock_database.reset_timeout", "set local lock_timeout = 0", prepared=False)
 
 
 def end_users(there: list[User]) -> Steps[None]:
     """ROLLBACK: end the sessions of these transactions, as far as they are still the same."""
     yield Statement(
+        "database_users.end_users",
         "select pg_terminate_backend(a.pid) from pg_stat_activity a "
         "join unnest($1::int[], $2::timestamptz[]) as chosen (pid, xact_start) "
         "on a.pid = chosen.pid and a.xact_start = chosen.xact_start",

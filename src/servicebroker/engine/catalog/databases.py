@@ -28,6 +28,7 @@ def create_database(name: str) -> Steps[int]:
     """
     names.checked("database", name)
     rows = yield Statement(
+        "databases.create_database.insert_databases",
         "insert into servicebroker.databases (name) values ($1) on conflict do nothing returning database_id",
         (name,),
     )
@@ -35,6 +36,7 @@ def create_database(name: str) -> Steps[int]:
         raise BrokerError(1801, name)
     (database_id,) = rows[0]
     yield Statement(
+        "databases.create_database.insert_principals",
         "insert into servicebroker.principals (database_id, principal_id, name, is_role) "
         "select $1, * from unnest($2::int[], $3::text[], $4::bool[])",
         (
@@ -46,11 +48,13 @@ def create_database(name: str) -> Steps[int]:
     )
     if name.lower() in _FOR_EVERYBODY:
         yield Statement(
+            "databases.create_database.insert_permissions",
             "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
             (database_id, Kind.DATABASE.value, GUEST, DBO, GRANT),
         )
     types = names.SYSTEM_MESSAGE_TYPES
     yield Statement(
+        "databases.create_database.insert_message_types",
         "insert into servicebroker.message_types (database_id, message_type_id, name, validation) "
         'select $1, * from unnest($2::int[], $3::text[], $4::"char"[])',
         (
@@ -62,11 +66,13 @@ def create_database(name: str) -> Steps[int]:
     )
     for contract in names.SYSTEM_CONTRACTS:
         yield Statement(
+            "databases.create_database.insert_contracts",
             "insert into servicebroker.service_contracts (database_id, service_contract_id, name) values ($1, $2, $3)",
             (database_id, contract.service_contract_id, contract.name),
         )
         yield insert_usages(database_id, contract.service_contract_id, contract.usages)
     yield Statement(
+        "databases.create_database.insert_routes",
         "insert into servicebroker.routes (database_id, name, address) values ($1, 'AutoCreatedLocal', 'LOCAL')",
         (database_id,),
     )
@@ -94,6 +100,7 @@ def create_system_services(database_id: int) -> Steps[None]:
     for name, queue in names.SYSTEM_SERVICES:
         queue_id = yield from create_queue(database_id, queue, is_system=True)
         yield Statement(
+            "databases.create_system_services",
             "insert into servicebroker.services (service_id, database_id, name, queue_id) "
             "values (nextval('servicebroker.system_ids'), $1, $2, $3)",
             (database_id, name, queue_id),
@@ -105,6 +112,7 @@ def create_system_services(database_id: int) -> Steps[None]:
 def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
     """The service takes its contracts, and who answers hears of each message (`engine/built_in/echo_and_query.py`)."""
     yield Statement(
+        "databases.make_answering.insert_contracts_used",
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
         "select database_id, service_id, service_contract_id "
         "from servicebroker.services s join servicebroker.service_contracts c using (database_id) "
@@ -112,6 +120,7 @@ def _make_answering(database_id: int, name: str, queue_id: int) -> Steps[None]:
         (database_id, name, [names.SERVICE_ECHO_ID, names.SERVICE_DIAGNOSTIC_ID]),
     )
     yield Statement(
+        "databases.make_answering.create_trigger",
         f"create trigger arrival after insert on servicebroker.queue_{queue_id} "
         "for each statement execute function servicebroker.ring_delivery()",
         prepared=False,
@@ -130,6 +139,7 @@ def ensure_system_objects() -> Steps[None]:
 def _without_system_services() -> Steps[list[int]]:
     """Databases that an older version has made."""
     rows = yield Statement(
+        "databases.without_system_services",
         "select database_id from servicebroker.databases d where not exists (select from servicebroker.services s "
         "where s.database_id = d.database_id and s.service_id < $1)",
         (names.FIRST_USER_ID,),
@@ -144,6 +154,7 @@ def find_database(name: str) -> Steps[int]:
         BrokerError: 911 when there is none.
     """
     rows = yield Statement(
+        "databases.find_database",
         "select database_id from servicebroker.databases where lower(name) = lower($1)",
         (names.checked("database", name),),
     )
@@ -155,7 +166,9 @@ def find_database(name: str) -> Steps[int]:
 def is_trustworthy(database_id: int) -> Steps[bool]:
     """Whether TRUSTWORTHY is ON."""
     rows = yield Statement(
-        "select from servicebroker.databases where database_id = $1 and is_trustworthy_on", (database_id,)
+        "databases.is_trustworthy",
+        "select from servicebroker.databases where database_id = $1 and is_trustworthy_on",
+        (database_id,),
     )
     return bool(rows)
 
@@ -170,26 +183,40 @@ def drop_database(database_id: int) -> Steps[None]:
         BrokerError: 3708 for the system database.
     """
     yield from check_database(database_id)
-    rows = yield Statement("select name from servicebroker.databases where database_id = $1", (database_id,))
+    rows = yield Statement(
+        "databases.drop_database.find_databases",
+        "select name from servicebroker.databases where database_id = $1",
+        (database_id,),
+    )
     if rows[0][0] == SYSTEM_DATABASE:
         raise BrokerError(3708, SYSTEM_DATABASE)
     yield from new_broker(database_id)
     queues = yield Statement(
+        "databases.drop_database.find_queues",
         "select queue_id, postgres_schema, postgres_name from servicebroker.queues where database_id = $1",
         (database_id,),
     )
     for _, schema, view in queues:
-        yield Statement(f"drop view if exists {quoted(schema)}.{quoted(view)}", prepared=False)
+        yield Statement(
+            "databases.drop_database.drop_view", f"drop view if exists {quoted(schema)}.{quoted(view)}", prepared=False
+        )
     for table in _OBJECTS:
-        yield Statement(f"delete from servicebroker.{table} where database_id = $1", (database_id,))
+        yield Statement(
+            "databases.drop_database.delete_rows",
+            f"delete from servicebroker.{table} where database_id = $1",
+            (database_id,),
+        )
     for schema in sorted({schema for _, schema, _ in queues}):
         kept = yield Statement(
+            "databases.drop_database.find_schema_use",
             "select from pg_depend d join pg_namespace n on n.oid = d.refobjid "
             "where d.refclassid = 'pg_namespace'::regclass and n.nspname = $1 limit 1",
             (schema,),
         )
         if not kept:
-            yield Statement(f"drop schema if exists {quoted(schema)}", prepared=False)
+            yield Statement(
+                "databases.drop_database.drop_schema", f"drop schema if exists {quoted(schema)}", prepared=False
+            )
     for queue_id, _, _ in queues:
         yield ring(queue_id)
 
@@ -237,6 +264,8 @@ def check_database(database_id: int) -> Steps[None]:
     Raises:
         BrokerError: 8442.
     """
-    rows = yield Statement("select from servicebroker.databases where database_id = $1", (database_id,))
+    rows = yield Statement(
+        "databases.check_database", "select from servicebroker.databases where database_id = $1", (database_id,)
+    )
     if not rows:
         raise BrokerError(8442)

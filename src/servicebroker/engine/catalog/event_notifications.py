@@ -70,11 +70,14 @@ def create_event_notification(
         raise BrokerError(8197, queue) if refused.number == 15151 else refused from None
     if QUEUE_ACTIVATION in wanted:
         rows = yield Statement(
-            "select name from servicebroker.queues where queue_id = $1 and is_activation_enabled", (queue_id,)
+            "event_notifications.create_event_notification.find_queues",
+            "select name from servicebroker.queues where queue_id = $1 and is_activation_enabled",
+            (queue_id,),
         )
         if rows:
             raise BrokerError(9718, *rows[0])
     rows = yield Statement(
+        "event_notifications.create_event_notification.insert_notifications",
         "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, service_name, "
         "broker_instance, owner_id, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, session_user) "
         "on conflict do nothing returning object_id",
@@ -94,6 +97,7 @@ def drop_event_notification(user: User, name: str, queue: str, now: datetime) ->
     names.checked("event notification", name)
     queue_id = (yield from find_queue_now("find", user.database_id, queue)).queue_id
     rows = yield Statement(
+        "event_notifications.drop_event_notification",
         "select object_id from servicebroker.event_notifications "
         "where database_id = $1 and queue_id = $2 and lower(name) = lower($3)",
         (user.database_id, queue_id, name),
@@ -106,7 +110,11 @@ def drop_event_notification(user: User, name: str, queue: str, now: datetime) ->
 def drop_notifications_on(database_id: int, queue: str, now: datetime) -> Steps[None]:
     """Before DROP QUEUE: those on the queue go with it."""
     queue_id = (yield from find_queue_now("drop", database_id, queue)).queue_id
-    rows = yield Statement("select object_id from servicebroker.event_notifications where queue_id = $1", (queue_id,))
+    rows = yield Statement(
+        "event_notifications.drop_notifications_on",
+        "select object_id from servicebroker.event_notifications where queue_id = $1",
+        (queue_id,),
+    )
     for (object_id,) in rows:
         yield from _drop(object_id, now)
 
@@ -120,6 +128,7 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
     if not found:
         return []
     rows = yield Statement(
+        "event_notifications.post",
         "select pg_backend_pid(), current_database()::text, session_user::text, p.name, d.name, q.schema_name, q.name "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "join servicebroker.principals p on p.database_id = q.database_id and p.principal_id = q.owner_id "
@@ -142,10 +151,15 @@ def post(event: str, queue_id: int, now: datetime) -> Steps[list[BrokerError]]:
 def post_left(now: datetime) -> Steps[list[BrokerError]]:
     """Post the events that a restricted role has caused, which may not post them. Returns what is to be logged."""
     said: list[BrokerError] = []
-    if (yield Statement("select from servicebroker.events_to_post limit 1")):
+    if (
+        yield Statement(
+            "event_notifications.post_left.find_events_to_post", "select from servicebroker.events_to_post limit 1"
+        )
+    ):
         left = yield Statement(
+            "event_notifications.post_left.take_events",
             "delete from servicebroker.events_to_post where (queue_id, event) in (select queue_id, event "
-            "from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event"
+            "from servicebroker.events_to_post order by queue_id for update skip locked) returning queue_id, event",
         )
         for queue_id, event in left:
             said += yield from post(event, queue_id, now)
@@ -172,6 +186,7 @@ def _checked_events(events: object) -> list[str]:
 
 def _notifications(condition: str, *parameters: object) -> Steps[list[_Notification]]:
     rows = yield Statement(
+        "event_notifications.notifications",
         "select n.object_id, n.name, n.database_id, n.service_name, n.broker_instance, n.is_fan_in, n.creator, "
         "n.conversation_handle, e.state from servicebroker.event_notifications n "
         f"left join servicebroker.conversation_endpoints e using (conversation_handle) where {condition} "
@@ -197,6 +212,7 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
             now=now,
         )
         yield Statement(
+            "event_notifications.send",
             "update servicebroker.event_notifications set conversation_handle = $2 where object_id = $1",
             (notification.object_id, handle),
         )
@@ -214,6 +230,7 @@ def _drop_broken(notification: _Notification, now: datetime) -> Steps[BrokerErro
 
 def _drop(object_id: int, now: datetime) -> Steps[None]:
     rows = yield Statement(
+        "event_notifications.drop",
         "delete from servicebroker.event_notifications where object_id = $1 returning queue_id, conversation_handle",
         (object_id,),
     )
@@ -227,6 +244,7 @@ def _drop(object_id: int, now: datetime) -> Steps[None]:
 
 def _tell_monitors(queue_id: int) -> Statement:
     return Statement(
+        "event_notifications.tell_monitors",
         "update servicebroker.queues set notifies_activation = exists ("
         "select from servicebroker.event_notifications n where n.queue_id = $1 and $2 = any (n.events)), "
         f"{RENEW_MONITOR} where queue_id = $1",

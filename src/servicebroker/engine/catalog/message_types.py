@@ -25,6 +25,7 @@ def create_message_type(
     letter = validation_letter(validation, schema_collection)
     collection_id = yield from find_for_validation(user, schema_collection)
     rows = yield Statement(
+        "message_types.create_message_type",
         "insert into servicebroker.message_types (database_id, name, validation, xml_collection_id, owner_id) "
         "values ($1, $2, $3, $4, $5) on conflict do nothing returning message_type_id",
         (user.database_id, name, letter, collection_id, owner),
@@ -43,6 +44,7 @@ def alter_message_type(user: User, name: str, validation: str, schema_collection
     database_id = user.database_id
     type_id = yield from find_user_object("alter", "message type", database_id, name)
     yield Statement(
+        "message_types.alter_message_type",
         "update servicebroker.message_types set validation = $3, xml_collection_id = $4 "
         "where database_id = $1 and message_type_id = $2",
         (database_id, type_id, letter, collection_id),
@@ -58,6 +60,7 @@ def drop_message_type(database_id: int, name: str) -> Steps[None]:
     """
     type_id = yield from find_user_object("drop", "message type", database_id, name)
     used = yield Statement(
+        "message_types.drop_message_type.find_types_used",
         "select from servicebroker.service_contract_message_usages where database_id = $1 and message_type_id = $2",
         (database_id, type_id),
     )
@@ -65,6 +68,7 @@ def drop_message_type(database_id: int, name: str) -> Steps[None]:
         raise BrokerError(3716, "message type", name, "service contracts")
     yield forget_permissions(database_id, Kind.MESSAGE_TYPE, type_id)
     yield Statement(
+        "message_types.drop_message_type.delete_message_types",
         "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",
         (database_id, type_id),
     )

@@ -68,10 +68,14 @@ def create_endpoint(name: str, clauses: Clauses, now: datetime, *, in_domain: bo
     if clauses.listener_port is None:
         raise BrokerError(5837)
     if clauses.authentication is None and in_domain:
-        own = yield Statement("select from servicebroker.transport_certificates where is_own limit 1")
+        own = yield Statement(
+            "network_endpoints.create_endpoint.find_certificates",
+            "select from servicebroker.transport_certificates where is_own limit 1",
+        )
         clauses = clauses if own else clauses._replace(authentication="WINDOWS")
     found = yield from _checked(clauses, NetworkEndpoint(STOPPED, "", 0, REQUIRED), now)
     rows = yield Statement(
+        "network_endpoints.create_endpoint.insert_endpoints",
         "insert into servicebroker.network_endpoints (name, state, ip_address, port, encryption, certificate_id, "
         "is_message_forwarding_enabled, message_forwarding_size, connection_auth) "
         "values ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
@@ -92,11 +96,14 @@ def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[str | No
     names.checked("endpoint", name)
     if clauses == Clauses():
         raise BrokerError(402, "ALTER ENDPOINT", "empty", "at least one clause")
-    rows = yield Statement(_SELECT + " where lower(name) = lower($1) for update", (name,))
+    rows = yield Statement(
+        "network_endpoints.alter_endpoint.lock_endpoint", _SELECT + " where lower(name) = lower($1) for update", (name,)
+    )
     if not rows:
         raise BrokerError(15151, "alter", "endpoint", name)
     found = yield from _checked(clauses, _endpoint(rows[0]), now)
     yield Statement(
+        "network_endpoints.alter_endpoint.update_endpoints",
         "update servicebroker.network_endpoints set state = $2, ip_address = $3, port = $4, encryption = $5, "
         "certificate_id = $6, is_message_forwarding_enabled = $7, message_forwarding_size = $8, connection_auth = $9 "
         "where lower(name) = lower($1)",
@@ -112,6 +119,7 @@ def drop_endpoint(name: str) -> Steps[None]:
         BrokerError: 15151 when there is none of that name.
     """
     rows = yield Statement(
+        "network_endpoints.drop_endpoint",
         "delete from servicebroker.network_endpoints where lower(name) = lower($1) returning endpoint_id",
         (names.checked("endpoint", name),),
     )
@@ -121,7 +129,7 @@ def drop_endpoint(name: str) -> Steps[None]:
 
 def find_endpoint() -> Steps[NetworkEndpoint | None]:
     """The endpoint of the instance, None when it has none."""
-    rows = yield Statement(_SELECT)
+    rows = yield Statement("network_endpoints.find_endpoint", _SELECT)
     return _endpoint(rows[0]) if rows else None
 
 
@@ -157,6 +165,7 @@ def _checked(clauses: Clauses, before: NetworkEndpoint, now: datetime) -> Steps[
     if name is None:
         return found._replace(authentication=authentication, certificate_id=None)
     rows = yield Statement(
+        "network_endpoints.checked",
         "select certificate_id, not by_password and start_date <= $2 and $2 < expiry_date "
         "from servicebroker.transport_certificates where lower(name) = lower($1) and is_own",
         (name, now),

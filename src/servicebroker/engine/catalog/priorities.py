@@ -33,6 +33,7 @@ def create_broker_priority(database_id: int, name: str, criteria: Criteria) -> S
     contract, service, remote, level = yield from _resolved(database_id, name, criteria)
     yield from _refuse_taken(database_id, name, 0, contract, service, remote, criteria)
     yield Statement(
+        "priorities.create_broker_priority",
         "insert into servicebroker.broker_priorities "
         "(database_id, name, service_contract_id, local_service_id, remote_service_name, priority) "
         "values ($1, $2, $3, $4, $5, $6)",
@@ -53,6 +54,7 @@ def alter_broker_priority(database_id: int, name: str, criteria: Criteria) -> St
     remote = old_remote if criteria.remote_service_name is None else remote
     yield from _refuse_taken(database_id, name, priority_id, contract, service, remote, criteria)
     yield Statement(
+        "priorities.alter_broker_priority",
         "update servicebroker.broker_priorities set service_contract_id = $2, local_service_id = $3, "
         "remote_service_name = $4, priority = coalesce($5, priority) where priority_id = $1",
         (priority_id, contract, service, remote, level),
@@ -66,11 +68,16 @@ def drop_broker_priority(database_id: int, name: str) -> Steps[None]:
         BrokerError: 15151 when there is none of that name.
     """
     priority_id, *_ = yield from _find("drop", database_id, name)
-    yield Statement("delete from servicebroker.broker_priorities where priority_id = $1", (priority_id,))
+    yield Statement(
+        "priorities.drop_broker_priority",
+        "delete from servicebroker.broker_priorities where priority_id = $1",
+        (priority_id,),
+    )
 
 
 def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int | None, int | None, str | None]]:
     rows = yield Statement(
+        "priorities.find",
         "select priority_id, service_contract_id, local_service_id, remote_service_name "
         "from servicebroker.broker_priorities where database_id = $1 and lower(name) = lower($2)",
         (database_id, names.checked("conversation priority", name)),
@@ -88,6 +95,7 @@ def _resolved(
     service = criterion(name, "LOCAL_SERVICE_NAME", criteria.local_service_name, names.MAXIMUM_NAME)
     remote = criterion(name, "REMOTE_SERVICE_NAME", criteria.remote_service_name, names.MAXIMUM_SERVICE_NAME)
     rows = yield Statement(
+        "priorities.resolved",
         "select (select service_contract_id from servicebroker.service_contracts "
         "        where database_id = $1 and name = $2), "
         "       (select service_id from servicebroker.services where database_id = $1 and name = $3)",
@@ -111,6 +119,7 @@ def _refuse_taken(
     criteria: Criteria,
 ) -> Steps[None]:
     rows = yield Statement(
+        "priorities.refuse_taken",
         "select from servicebroker.broker_priorities where database_id = $1 and priority_id <> $2 "
         "and (lower(name) = lower($3) or service_contract_id is not distinct from $4 "
         "and local_service_id is not distinct from $5 and remote_service_name is not distinct from $6)",

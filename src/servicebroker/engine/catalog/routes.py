@@ -53,6 +53,7 @@ def create_route(
     route = _checked(name, clauses, now)
     yield lock_delivery()
     rows = yield Statement(
+        "routes.create_route",
         "insert into servicebroker.routes "
         "(database_id, name, remote_service_name, broker_instance, lifetime, address, mirror_address, owner_id) "
         "values ($1, $2, $3, $4, $5, $6, $7, $8) on conflict do nothing returning route_id",
@@ -71,6 +72,7 @@ def alter_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses,
     """
     yield lock_delivery()
     rows = yield Statement(
+        "routes.alter_route.find_routes",
         "select remote_service_name, broker_instance, address, mirror_address, lifetime "
         "from servicebroker.routes where database_id = $1 and lower(name) = lower($2) for update",
         (database_id, names.checked("route", name)),
@@ -89,6 +91,7 @@ def alter_route(catalog: Catalog, database_id: int, name: str, clauses: Clauses,
     )
     route = _checked(name, merged, now)
     yield Statement(
+        "routes.alter_route.update_routes",
         "update servicebroker.routes set remote_service_name = $3, broker_instance = $4, lifetime = $5, address = $6, "
         "mirror_address = $7 where database_id = $1 and lower(name) = lower($2)",
         (
@@ -113,6 +116,7 @@ def drop_route(catalog: Catalog, database_id: int, name: str, now: datetime) -> 
     names.checked("route", name)
     yield lock_delivery()
     rows = yield Statement(
+        "routes.drop_route",
         "delete from servicebroker.routes where database_id = $1 and lower(name) = lower($2) returning route_id",
         (database_id, name),
     )
@@ -150,12 +154,14 @@ def explain_route(
 
 def _changed(catalog: Catalog, database_id: int, now: datetime) -> Steps[list[UUID]]:
     yield Statement(
+        "routes.changed.update_databases",
         "update servicebroker.databases set routes_version = nextval('servicebroker.catalog_versions') "
         "where database_id = $1",
         (database_id,),
     )
     yield forget_unused()
     yield Statement(  # whoever finds no route now may ask again
+        "routes.changed.delete_route_requests",
         "delete from servicebroker.route_requests where database_id = $1 and about = 'Route' and answered is not null",
         (database_id,),
     )

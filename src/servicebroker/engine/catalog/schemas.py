@@ -33,6 +33,7 @@ def create_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Ste
     _check(documents)
     yield from demand(user, "CREATE XML SCHEMA COLLECTION")
     rows = yield Statement(
+        "schemas.create_xml_schema_collection",
         "insert into servicebroker.xml_schema_collections (database_id, schema_name, name, postgres_schema) "
         "values ($1, $2, $3, $4) on conflict do nothing returning xml_collection_id",
         (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
@@ -55,6 +56,7 @@ def alter_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Step
     _check([*present, *documents])
     yield _insert(collection_id, documents, len(present))
     yield Statement(
+        "schemas.alter_xml_schema_collection",
         "update servicebroker.xml_schema_collections set version = nextval('servicebroker.catalog_versions'), "
         "modify_date = clock_timestamp() where xml_collection_id = $1",
         (collection_id,),
@@ -71,11 +73,17 @@ def drop_xml_schema_collection(user: User, name: str) -> Steps[None]:
     yield from demand(user, "DROP XML SCHEMA COLLECTION", KIND, name)
     collection_id = yield from find_collection("drop", user.database_id, name)
     used = yield Statement(
-        "select from servicebroker.message_types where xml_collection_id = $1 limit 1", (collection_id,)
+        "schemas.drop_xml_schema_collection.find_message_types",
+        "select from servicebroker.message_types where xml_collection_id = $1 limit 1",
+        (collection_id,),
     )
     if used:
         raise BrokerError(3716, KIND, name, "message types")
-    yield Statement("delete from servicebroker.xml_schema_collections where xml_collection_id = $1", (collection_id,))
+    yield Statement(
+        "schemas.drop_xml_schema_collection.delete_collections",
+        "delete from servicebroker.xml_schema_collections where xml_collection_id = $1",
+        (collection_id,),
+    )
 
 
 def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
@@ -86,6 +94,7 @@ def find_collection(action: str, database_id: int, name: str) -> Steps[int]:
     """
     schema, collection = names.split_name(KIND, name)
     rows = yield Statement(
+        "schemas.find_collection",
         "select xml_collection_id from servicebroker.xml_schema_collections "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
         (database_id, schema, collection),
@@ -109,6 +118,7 @@ def find_for_validation(user: User, name: str | None) -> Steps[int | None]:
 
 def _insert(collection_id: int, documents: list[SchemaDocument], present: int) -> Statement:
     return Statement(
+        "schemas.insert",
         "insert into servicebroker.xml_schemas select $1, $2 + number - 1, namespace, document "
         "from unnest($3::text[], $4::text[]) with ordinality as added (namespace, document, number)",
         (

@@ -76,9 +76,17 @@ def drop_service(database_id: int, name: str) -> Steps[None]:
     yield from _purge(queue_id, service_id)  # first, so that we wait for readers before we hold what they may want
     yield from _end_all("service_id = $1", service_id, error=BrokerError(8470))
     yield from _purge(queue_id, service_id)
-    yield Statement("delete from servicebroker.conversation_groups where service_id = $1", (service_id,))
+    yield Statement(
+        "services.drop_service.delete_groups",
+        "delete from servicebroker.conversation_groups where service_id = $1",
+        (service_id,),
+    )
     yield forget_permissions(database_id, Kind.SERVICE, service_id)
-    yield Statement("delete from servicebroker.services where service_id = $1", (service_id,))
+    yield Statement(
+        "services.drop_service.delete_services",
+        "delete from servicebroker.services where service_id = $1",
+        (service_id,),
+    )
     yield _tell_readers(queue_id)
     yield ring(queue_id)
 
@@ -87,7 +95,9 @@ def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[U
     """Remove every endpoint that meets the condition; those of their peers that stay get the error."""
     handles = yield from lock_conversations(condition, number)
     rows = yield Statement(
-        f"select conversation_handle from servicebroker.conversation_endpoints where {condition}", (number,)
+        "services.end_all",
+        f"select conversation_handle from servicebroker.conversation_endpoints where {condition}",
+        (number,),
     )
     own = [handle for (handle,) in rows]
     yield from fail_endpoints([handle for handle in handles if handle not in set(own)], error)
@@ -99,6 +109,7 @@ def _end_all(condition: str, number: int, *, error: BrokerError) -> Steps[list[U
 
 def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int, bool]]:
     rows = yield Statement(
+        "services.find",
         "select service_id, queue_id, exists (select from servicebroker.broker_priorities p "
         "where p.local_service_id = s.service_id) from servicebroker.services s "
         "where database_id = $1 and name = $2 for update of s",
@@ -113,6 +124,7 @@ def _find(action: str, database_id: int, name: str) -> Steps[tuple[int, int, boo
 
 def _add_contract(database_id: int, service_id: int, contract: str, contract_id: int) -> Steps[None]:
     rows = yield Statement(
+        "services.add_contract",
         "insert into servicebroker.service_contract_usages (database_id, service_id, service_contract_id) "
         "values ($1, $2, $3) on conflict do nothing returning 1",
         (database_id, service_id, contract_id),
@@ -123,6 +135,7 @@ def _add_contract(database_id: int, service_id: int, contract: str, contract_id:
 
 def _drop_contract(service_id: int, contract: str, contract_id: int) -> Steps[None]:
     rows = yield Statement(
+        "services.drop_contract",
         "delete from servicebroker.service_contract_usages where service_id = $1 and service_contract_id = $2 "
         "returning 1",
         (service_id, contract_id),
@@ -140,33 +153,44 @@ def _move(service_id: int, old: int, new: int) -> Steps[None]:
     yield from keep_off_pipelines(old)
     yield lock_begins(service_id)
     yield Statement(  # first, so that we wait for readers before we hold the endpoints that they answer on
+        "services.move.lock_messages",
         f"select count(*) from (select from servicebroker.queue_{old} where service_id = $1 for update) as messages",
         (service_id,),
     )
     yield from lock_conversations("service_id = $1", service_id)
     yield Statement(
-        "update servicebroker.conversation_endpoints set queue_id = $2 where service_id = $1", (service_id, new)
+        "services.move.update_endpoints",
+        "update servicebroker.conversation_endpoints set queue_id = $2 where service_id = $1",
+        (service_id, new),
     )
     yield Statement(
+        "services.move.update_peers",
         "update servicebroker.conversation_endpoints "
         "set far_queue_id = case when far_queue_id is not null then $2 end, "
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) where far_service_id = $1 and far_handle is not null",
         (service_id, new),
     )
     yield Statement(
+        "services.move.update_arrivals",
         "update servicebroker.arrivals a set last_stamp = greatest(a.last_stamp, pg_current_xact_id()) "
         "from servicebroker.conversation_endpoints e "
         "where e.service_id = $1 and a.conversation_handle = e.conversation_handle",
         (service_id,),
     )
-    yield Statement("update servicebroker.services set queue_id = $2 where service_id = $1", (service_id, new))
+    yield Statement(
+        "services.move.update_services",
+        "update servicebroker.services set queue_id = $2 where service_id = $1",
+        (service_id, new),
+    )
     rows = yield Statement(
+        "services.move.find_columns",
         "select quote_ident(attname) from pg_attribute where attrelid = ('servicebroker.queue_' || $1)::regclass "
         "and attnum > 0 and not attisdropped and attname not in ('queuing_order', 'stamp') order by attnum",
         (str(old),),
     )
     columns = ", ".join(name for (name,) in rows)
     yield Statement(
+        "services.move.move_messages",
         f"with moved as (delete from servicebroker.queue_{old} where service_id = $1 returning *) "
         f"insert into servicebroker.queue_{new} (stamp, {columns}) "
         f"select greatest(stamp, pg_current_xact_id()), {columns} from moved order by queuing_order",
@@ -182,5 +206,7 @@ def _purge(queue_id: int, service_id: int) -> Steps[None]:
 
 def _tell_readers(queue_id: int) -> Statement:
     return Statement(
-        "update servicebroker.queues set service_changes = service_changes + 1 where queue_id = $1", (queue_id,)
+        "services.tell_readers",
+        "update servicebroker.queues set service_changes = service_changes + 1 where queue_id = $1",
+        (queue_id,),
     )

@@ -9,7 +9,7 @@ from servicebroker.engine.catalog.priorities import PRIORITY
 from servicebroker.engine.conversation.endpoints import find_endpoint, lock_group, lock_group_of
 from servicebroker.model import arguments, names
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps
 
@@ -47,6 +47,7 @@ def begin_dialog(
         service_id, contract_id, own_instance = yield from _own_side(database_id, from_service, contract)
         group = yield from _related_group(service_id, from_service, related_conversation, related_conversation_group)
         rows = yield Statement(
+            "begin.begin_dialog",
             "with own as materialized (select servicebroker.own_queue($3, $2, $4) as queue_id), "
             "grouped as (select coalesce($1, gen_random_uuid()) as id, queue_id from own where queue_id is not null), "
             "made as (insert into servicebroker.conversation_groups select id, $2 from grouped "
@@ -84,6 +85,7 @@ def _own_side(database_id: int, from_service: str, contract: str) -> Steps[tuple
         BrokerError: 8423 and 8425 no such service or contract, 8442 the database is gone.
     """
     rows = yield Statement(
+        "begin.own_side",
         "select s.service_id, c.service_contract_id, d.service_broker_guid::text "
         "from servicebroker.databases d "
         "left join servicebroker.services s on s.database_id = d.database_id and s.name = $2 "
@@ -117,11 +119,12 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     arguments.check_timeout(timeout)
     yield from lock_group_of(handle)
     endpoint = yield from find_endpoint(handle)
-    after(State(endpoint.state), Event.TIMER)
+    after(EndpointState(endpoint.state), Event.TIMER)
     at = now + timedelta(seconds=timeout)
     if at > endpoint.lifetime:
         raise BrokerError(8410)
     yield Statement(
+        "begin.begin_conversation_timer",
         "update servicebroker.conversation_endpoints set dialog_timer = $2 where conversation_handle = $1",
         (handle, at),
     )
@@ -138,6 +141,7 @@ def _related_group(
     else:
         yield lock_group(group)
     rows = yield Statement(
+        "begin.related_group",
         "select s.service_id, s.name from servicebroker.conversation_groups g "
         "join servicebroker.services s using (service_id) where g.conversation_group_id = $1 for key share of g",
         (group,),

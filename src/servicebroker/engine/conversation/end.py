@@ -23,7 +23,7 @@ from servicebroker.engine.delivery.parking import park
 from servicebroker.model import names
 from servicebroker.model.arguments import check_end
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import TRANSITIONS, Event, State, after
+from servicebroker.model.states import TRANSITIONS, EndpointState, Event, after
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -44,18 +44,18 @@ def end_conversation(
     endpoint, peer = yield from lock_conversation(handle)
     next_state = after(state_at(endpoint, now), Event.END) if not cleanup else None
     yield from _purge(endpoint)
-    if cleanup or error or next_state is not State.DISCONNECTED_OUTBOUND:
+    if cleanup or error or next_state is not EndpointState.DISCONNECTED_OUTBOUND:
         yield drop_waiting([handle])
     if peer is not None:  # what the peer sent and still waits has nobody to go to
         yield drop_waiting([peer.conversation_handle])
-    if peer is not None and peer.state == State.DISCONNECTED_OUTBOUND:
+    if peer is not None and peer.state == EndpointState.DISCONNECTED_OUTBOUND:
         # the peer's own end waits for this side: both have ended, and neither is told
         yield drop_waiting([handle])
         yield from close_endpoints([peer.conversation_handle], now)
-        next_state = next_state and State.CLOSED
+        next_state = next_state and EndpointState.CLOSED
     if cleanup:
         yield _forget_address(endpoint)
-    elif next_state is State.DISCONNECTED_OUTBOUND:
+    elif next_state is EndpointState.DISCONNECTED_OUTBOUND:
         waits = yield from _tell(endpoint, peer, error)
         if waits:
             return
@@ -80,15 +80,15 @@ def _tell(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] | No
     if endpoint.is_blocked:
         yield from _park_end(endpoint, peer, error)
         return True
-    if (State(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
+    if (EndpointState(peer.state), event) not in TRANSITIONS:  # its lifetime ran out while we waited for its row
         return False
     message: tuple[int, str, bytes | None, int]
     if error:
         message = (names.ERROR_ID, "X", error_body(*error), enqueue.RANK_ERROR)
     else:
         message = (names.END_DIALOG_ID, "E", None, enqueue.RANK_DATA)
-    yield Statement(enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
-    yield _set_state(peer, after(State(peer.state), event) or State.CLOSED)
+    yield Statement("end.tell", enqueue.tell_peer(endpoint.far_queue_id), (endpoint.conversation_handle, *message))
+    yield _set_state(peer, after(EndpointState(peer.state), event) or EndpointState.CLOSED)
     return False
 
 
@@ -107,6 +107,7 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
         is_conversation_error=error is not None,
     )
     yield Statement(
+        "end.park_end.disconnect",
         "with unread as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
         "  where f.conversation_handle = $1 and a.conversation_handle = $1 "
         "  and f.message_sequence_number < a.receive_sequence) "
@@ -116,6 +117,7 @@ def _park_end(endpoint: Endpoint, peer: Endpoint | None, error: tuple[int, str] 
     )
     if peer is not None:
         yield Statement(
+            "end.park_end.close_way_back",
             "update servicebroker.conversation_endpoints set far_queue_id = null where conversation_handle = $1",
             (peer.conversation_handle,),
         )
@@ -146,14 +148,16 @@ def _purge(endpoint: Endpoint) -> Steps[None]:
 def _forget_address(endpoint: Endpoint) -> Statement:
     """The peer's next SEND finds nobody."""
     return Statement(
+        "end.forget_address",
         "update servicebroker.conversation_endpoints set far_handle = null, far_queue_id = null "
         "where far_handle = $1 and conversation_handle = $2",
         (endpoint.conversation_handle, endpoint.far_handle),
     )
 
 
-def _set_state(endpoint: Endpoint, state: State) -> Statement:
+def _set_state(endpoint: Endpoint, state: EndpointState) -> Statement:
     return Statement(
+        "end.set_state",
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (endpoint.conversation_handle, state.value),
     )

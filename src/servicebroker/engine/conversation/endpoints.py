@@ -9,7 +9,7 @@ from uuid import UUID
 
 from servicebroker.model import waiting
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import REPLAY_PROTECTION, State, at
+from servicebroker.model.states import REPLAY_PROTECTION, EndpointState, at
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -71,15 +71,15 @@ class Endpoint(NamedTuple):
     @property
     def peer_has_ended(self) -> bool:
         """What is sent now is for nobody; the peer could not say so yet."""
-        return self.peer_state in (State.DISCONNECTED_OUTBOUND, State.CLOSED)
+        return self.peer_state in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED)
 
 
 OBSTACLES = {0: "", 9749: waiting.TARGET_QUEUE_OFF, 9791: waiting.SENDER_DISABLED, 28012: waiting.TARGET_DISABLED}
 
 
-def state_at(endpoint: Endpoint, now: datetime) -> State:
+def state_at(endpoint: Endpoint, now: datetime) -> EndpointState:
     """The endpoint's state, also when its lifetime has run out and nobody has looked yet."""
-    return at(State(endpoint.state), endpoint.lifetime, now)
+    return at(EndpointState(endpoint.state), endpoint.lifetime, now)
 
 
 _SELECT = (
@@ -109,7 +109,7 @@ def find_endpoint(handle: UUID) -> Steps[Endpoint]:
     Raises:
         BrokerError: 8426 when there is none.
     """
-    rows = yield Statement(_SELECT + "where e.conversation_handle = $1", (handle,))
+    rows = yield Statement("endpoints.find_endpoint", _SELECT + "where e.conversation_handle = $1", (handle,))
     if not rows:
         raise BrokerError(8426, handle)
     return Endpoint(*rows[0])
@@ -121,7 +121,9 @@ def find_endpoints(handles: Sequence[UUID]) -> Steps[dict[UUID, Endpoint]]:
     Raises:
         BrokerError: 8426 naming the first handle that has none.
     """
-    rows = yield Statement(_SELECT + "where e.conversation_handle = any ($1)", (list(handles),))
+    rows = yield Statement(
+        "endpoints.find_endpoints", _SELECT + "where e.conversation_handle = any ($1)", (list(handles),)
+    )
     found = {row[0]: Endpoint(*row) for row in rows}
     for handle in handles:
         if handle not in found:
@@ -136,6 +138,7 @@ def lock_endpoint(handle: UUID) -> Steps[Endpoint]:
         BrokerError: 8426 when it is gone.
     """
     yield Statement(
+        "endpoints.lock_endpoint",
         "select from servicebroker.conversation_endpoints where conversation_handle = $1 for update",
         (handle,),
     )
@@ -153,7 +156,9 @@ def lock_conversation(handle: UUID) -> Steps[tuple[Endpoint, Endpoint | None]]:
     if endpoint.is_blocked:
         yield lock_parking()
     yield from lock_rows(endpoint.conversation_id)
-    rows = yield Statement(_SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,))
+    rows = yield Statement(
+        "endpoints.lock_conversation", _SELECT + "where e.conversation_id = $1", (endpoint.conversation_id,)
+    )
     both = {row[0]: Endpoint(*row) for row in rows}
     if handle not in both:
         raise BrokerError(8426, handle)
@@ -166,13 +171,16 @@ def lock_rows(conversation_id: UUID) -> Steps[None]:
     locked, there = 0, 1
     while locked < there:
         rows = yield Statement(
+            "endpoints.lock_rows.lock",
             "select from servicebroker.conversation_endpoints where conversation_id = $1 "
             "order by is_initiator for update",
             (conversation_id,),
         )
         locked = len(rows)
         rows = yield Statement(
-            "select from servicebroker.conversation_endpoints where conversation_id = $1", (conversation_id,)
+            "endpoints.lock_rows.count",
+            "select from servicebroker.conversation_endpoints where conversation_id = $1",
+            (conversation_id,),
         )
         there = len(rows)
 
@@ -182,17 +190,22 @@ def lock_parking() -> Statement:
 
     Who delivers parked messages takes the lock alone: it sees all that waits, or the sender sees the way free.
     """
-    return Statement("select pg_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+    return Statement("endpoints.lock_parking", "select pg_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
 
 
 def lock_group(group: UUID) -> Statement:
     """Take the group's lock, waiting for it; it is held until the transaction ends."""
-    return Statement("select servicebroker.lock_group($1)", (group,), locks=True)
+    return Statement("endpoints.lock_group", "select servicebroker.lock_group($1)", (group,), locks=True)
 
 
 def keep_lock(group: UUID) -> Statement:
     """A group that we have locked under a savepoint: the session keeps the lock beyond it."""
-    return Statement("select uuid_hash($1) from pg_advisory_lock($2, uuid_hash($1))", (group, locks.GROUP), locks=True)
+    return Statement(
+        "endpoints.keep_lock",
+        "select uuid_hash($1) from pg_advisory_lock($2, uuid_hash($1))",
+        (group, locks.GROUP),
+        locks=True,
+    )
 
 
 def lock_group_of(handle: UUID) -> Steps[UUID]:
@@ -211,6 +224,7 @@ def lock_group_of(handle: UUID) -> Steps[UUID]:
 def never_opened(initiator: Endpoint) -> Steps[bool]:
     """Whether message 0 still waits in the transmission queue: then no target endpoint was ever made."""
     rows = yield Statement(
+        "endpoints.never_opened",
         "select from servicebroker.transmission_queue where conversation_handle = $1 and message_sequence_number = 0",
         (initiator.conversation_handle,),
     )
@@ -227,6 +241,7 @@ LEAVE_LAST_NUMBER = (
 def remove_endpoint(endpoint: Endpoint) -> Steps[None]:
     """Delete the row, and its group when it was the last one of it."""
     yield Statement(
+        "endpoints.remove_endpoint",
         "with finished as ("
         "delete from servicebroker.conversation_endpoints where conversation_handle = $1 returning *) "
         + LEAVE_LAST_NUMBER,
@@ -241,6 +256,7 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
     They are anybody's: one that somebody holds, or in whose group a dialog is beginning, is left for the next time.
     """
     rows = yield Statement(
+        "endpoints.remove_closed",
         "delete from servicebroker.conversation_endpoints where conversation_handle = any (array("
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
         "join servicebroker.conversation_groups g using (conversation_group_id) "
@@ -256,6 +272,7 @@ def remove_closed(now: datetime, limit: int = 100) -> Steps[int]:
 def remove_endpoints(handles: list[UUID]) -> Steps[None]:
     """Delete many rows, and the groups that they leave empty."""
     rows = yield Statement(
+        "endpoints.remove_endpoints",
         "with finished as ("
         "delete from servicebroker.conversation_endpoints where conversation_handle = any ($1) returning *), "
         # not of those that go themselves: one statement must not change a row twice
@@ -273,6 +290,7 @@ def _leave_groups(groups: list[UUID]) -> Steps[None]:
     A dialog may be beginning in one of them: wait for it, so that the next statement sees it.
     """
     yield Statement(
+        "endpoints.leave_groups",
         "select from servicebroker.conversation_groups where conversation_group_id = any ($1) "
         "order by conversation_group_id for update",
         (groups,),
@@ -283,6 +301,7 @@ def _leave_groups(groups: list[UUID]) -> Steps[None]:
 def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
     """The end is acknowledged: initiators are removed, targets kept against replays."""
     initiators = yield Statement(
+        "endpoints.close_endpoints.update_endpoints",
         "with finished as ("
         "update servicebroker.conversation_endpoints set state = 'CD', dialog_timer = null, "
         "far_handle = null, far_queue_id = null, security_timestamp = $2 "
@@ -293,7 +312,9 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
         (handles, now + REPLAY_PROTECTION),
     )
     yield Statement(  # they take no more
-        "delete from servicebroker.arrived_fragments where conversation_handle = any ($1)", (handles,)
+        "endpoints.close_endpoints.delete_fragments",
+        "delete from servicebroker.arrived_fragments where conversation_handle = any ($1)",
+        (handles,),
     )
     if initiators:
         yield from remove_endpoints([handle for (handle,) in initiators])
@@ -302,6 +323,7 @@ def close_endpoints(handles: list[UUID], now: datetime) -> Steps[None]:
 def remove_empty_groups(groups: list[UUID]) -> Statement:
     """Delete those of the groups that no conversation is in."""
     return Statement(
+        "endpoints.remove_empty_groups",
         "delete from servicebroker.conversation_groups g where conversation_group_id = any ($1) and not exists ("
         "select from servicebroker.conversation_endpoints e "
         "where e.conversation_group_id = g.conversation_group_id)",

@@ -279,6 +279,7 @@ def wake(queue_ids: Sequence[int]) -> Statement:
     A transaction of its own, which need not be on disk before it is heard.
     """
     return Statement(
+        "enqueue.wake",
         "select set_config('synchronous_commit', 'off', true), pg_notify('servicebroker', queue_id::text) "
         "from servicebroker.waiting_readers "
         "where queue_id = any ($1) group by queue_id",

@@ -60,6 +60,7 @@ class SetAsideMessage(NamedTuple):
 def find_failures(message: Message) -> Steps[Tracked | None]:
     """How often this message has failed; None when it has not."""
     rows = yield Statement(
+        "failed_messages.find_failures",
         "select failures, first_failed_at, first_error from servicebroker.failed_messages "
         "where conversation_handle = $1 and message_sequence_number = $2 and message_type_id = $3",
         (message.conversation_handle, message.message_sequence_number, message.message_type_id),
@@ -71,6 +72,7 @@ def track(queue_id: int, message: Message, known: Tracked, error: str, now: date
     """The message has failed, `known` says how often, and is to be tried again in `after` seconds."""
     until = now + timedelta(seconds=after) if after else None
     yield Statement(
+        "failed_messages.track.insert_failed_messages",
         "insert into servicebroker.failed_messages (conversation_handle, queue_id, conversation_group_id, priority, "
         "message_sequence_number, message_type_id, failures, first_failed_at, last_failed_at, first_error, last_error, "
         "held_until) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) "
@@ -96,6 +98,7 @@ def track(queue_id: int, message: Message, known: Tracked, error: str, now: date
     )
     if until is not None:
         yield Statement(
+            "failed_messages.track.update_queues",
             "update servicebroker.queues set held_until = greatest(held_until, $2) where queue_id = $1",
             (queue_id, until),
         )
@@ -103,17 +106,22 @@ def track(queue_id: int, message: Message, known: Tracked, error: str, now: date
 
 def forget(handles: list[UUID]) -> Steps[None]:
     """What has failed on these conversations has been dealt with."""
-    yield Statement("delete from servicebroker.failed_messages where conversation_handle = any ($1)", (handles,))
+    yield Statement(
+        "failed_messages.forget",
+        "delete from servicebroker.failed_messages where conversation_handle = any ($1)",
+        (handles,),
+    )
 
 
 def sweep(queue_id: int) -> Steps[None]:
     """Forget messages of the queue that are not in it any more; rows that somebody writes are for the next time."""
     yield Statement(
+        "failed_messages.sweep",
         "delete from servicebroker.failed_messages where conversation_handle = any (array("
         f"select conversation_handle from servicebroker.failed_messages f where queue_id = {queue_id} and not exists ("
         f"select from servicebroker.queue_{queue_id} m where m.priority = f.priority "
         "and m.conversation_group_id = f.conversation_group_id and m.conversation_handle = f.conversation_handle "
-        "and m.message_sequence_number = f.message_sequence_number) for update skip locked))"
+        "and m.message_sequence_number = f.message_sequence_number) for update skip locked))",
     )
 
 
@@ -122,6 +130,7 @@ def set_aside(
 ) -> Steps[None]:
     """Keep a message that this transaction has received for an operator."""
     yield Statement(
+        "failed_messages.set_aside",
         "insert into servicebroker.set_aside_messages (database_id, queue_id, queue_name, conversation_handle, "
         "conversation_group_id, message_sequence_number, service_name, service_contract_name, message_type_name, "
         "message_type_id, validation, message_body, message_enqueue_time, far_service, far_broker_instance, failures, "
@@ -154,6 +163,7 @@ def set_aside(
 def set_aside_messages(database_id: int, queue_id: int | None) -> Steps[list[SetAsideMessage]]:
     """What was set aside, oldest first; of one queue when it is given."""
     rows = yield Statement(
+        "failed_messages.set_aside_messages",
         f"select {_SET_ASIDE} from servicebroker.set_aside_messages where database_id = $1 "
         "and ($2::int is null or queue_id = $2) order by set_aside_id",
         (database_id, queue_id),
@@ -169,6 +179,7 @@ def replay(database_id: int, set_aside_id: int) -> Steps[None]:
         InstanceError: its conversation has ended.
     """
     rows = yield Statement(
+        "failed_messages.replay.find_message",
         "select conversation_handle, message_sequence_number, message_type_id, validation, message_body "
         "from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 for update",
         (database_id, set_aside_id),
@@ -185,7 +196,11 @@ def replay(database_id: int, set_aside_id: int) -> Steps[None]:
     rank = _RANKS.get(type_id, enqueue.RANK_DATA)
     if endpoint.state in ("DO", "CD"):
         raise InstanceError("The message cannot be replayed: its conversation has ended on this side.")
-    yield Statement(enqueue.replay(endpoint.queue_id), (handle, number, type_id, validation, body, rank))
+    yield Statement(
+        "failed_messages.replay.enqueue",
+        enqueue.replay(endpoint.queue_id),
+        (handle, number, type_id, validation, body, rank),
+    )
     yield from discard(database_id, set_aside_id)
 
 
@@ -196,6 +211,7 @@ def discard(database_id: int, set_aside_id: int) -> Steps[None]:
         BrokerError: 402 there is none of that number.
     """
     rows = yield Statement(
+        "failed_messages.discard",
         "delete from servicebroker.set_aside_messages where database_id = $1 and set_aside_id = $2 returning true",
         (database_id, set_aside_id),
     )

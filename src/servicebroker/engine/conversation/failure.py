@@ -13,7 +13,7 @@ from servicebroker.engine.conversation.shared_bodies import purge
 from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import error_body
-from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -59,6 +59,7 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
         return
     yield drop_waiting(handles)
     rows = yield Statement(
+        "failure.fail_with.find_endpoints",
         "select conversation_handle, queue_id, state from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1)",
         (handles,),
@@ -66,23 +67,26 @@ def fail_with(handles: list[UUID], body: bytes) -> Steps[None]:
     gone: list[UUID] = []
     queues: dict[int, list[UUID]] = defaultdict(list)
     for handle, queue_id, state in rows:
-        event = (State(state), Event.ERROR_ARRIVED)
+        event = (EndpointState(state), Event.ERROR_ARRIVED)
         if event in TRANSITIONS:
             (gone if TRANSITIONS[event] is REMOVED else queues[queue_id]).append(handle)
     for queue_id, there in queues.items():
-        yield Statement(enqueue.tell_self(queue_id), (there, names.ERROR_ID, "X", body))
+        yield Statement(
+            "failure.fail_with.enqueue_error", enqueue.tell_self(queue_id), (there, names.ERROR_ID, "X", body)
+        )
     if gone:
         yield from remove_endpoints(gone)
 
 
-def tell_remote(handles: Iterable[UUID], error: BrokerError) -> Statement:
+def tell_remote(handles: Iterable[UUID], failed: Failed) -> Statement:
     """The peers of those of these endpoints that are in other instances get the Error when they next send."""
     return Statement(
+        "failure.tell_remote",
         "insert into servicebroker.arrivals (conversation_handle, failure_code, failure_text) "
         "select conversation_handle, $2, $3 from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and is_remote "
         "on conflict (conversation_handle) do update set failure_code = $2, failure_text = $3",
-        (list(handles), -error.number, error.text),
+        (list(handles), failed.code, failed.description),
     )
 
 

@@ -183,7 +183,7 @@ class Fenced(Direct):
         names.checked("message type", message_type)
         portions = enqueue.portions(stored_bodies(bodies, self.settings.maximum_body))
         if len(portions) > 1:
-            yield Statement("select")  # what follows is one transaction
+            yield Statement("fenced_verbs.send_batch", "select")  # what follows is one transaction
         numbers: list[int] = []
         for portion in portions:
             numbers += yield from self._send([handle], message_type, portion)
@@ -264,7 +264,9 @@ class Fenced(Direct):
 
     def sent_with_trace(self, steps: Steps[Sent], handles: Sequence[UUID], many: int, context: bytes) -> Steps[Sent]:
         """A SEND, and the trace context of what it has sent."""
-        yield Statement("select")  # what follows is one transaction: nobody receives the message before its context
+        yield Statement(
+            "fenced_verbs.sent_with_trace", "select"
+        )  # what follows is one transaction: nobody receives the message before its context
         result = yield from steps
         numbers = result if isinstance(result, list) else [result]
         yield call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
@@ -326,7 +328,9 @@ def applied_migrations() -> Statement:
 def call(function: str, *given: object, locks: bool = False) -> Statement:
     """A call of a function of the fence."""
     places = "".join(f"${place}, " for place in range(1, len(given) + 1))
-    return Statement(f"select * from servicebroker_fence.{function}({places}{_ME})", given, locks=locks)
+    return Statement(
+        "fenced_verbs.call", f"select * from servicebroker_fence.{function}({places}{_ME})", given, locks=locks
+    )
 
 
 def _refuse(refusal: list[str] | None) -> None:

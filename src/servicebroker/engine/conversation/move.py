@@ -15,7 +15,7 @@ from servicebroker.engine.conversation.receive import keep_off_pipelines
 from servicebroker.engine.conversation.retention import move_to_group
 from servicebroker.model.arguments import check_move
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.states import Event, State, after
+from servicebroker.model.states import EndpointState, Event, after
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -35,12 +35,13 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
     endpoint = yield from find_endpoint(handle)
     yield from lock_rows(endpoint.conversation_id)  # the peer's SENDs deliver by what stands in its row
     endpoint = yield from find_endpoint(handle)
-    after(State(endpoint.state), Event.MOVE)
+    after(EndpointState(endpoint.state), Event.MOVE)
     yield from _check_group(endpoint, group)
     if group == endpoint.conversation_group_id:
         return
     yield from keep_off_pipelines(endpoint.queue_id)
     yield Statement(
+        "move.move_conversation",
         "with moved as (update servicebroker.conversation_endpoints set conversation_group_id = $2 "
         "where conversation_handle = $1), "
         "arriving as (update servicebroker.arrivals set last_stamp = greatest(last_stamp, pg_current_xact_id()) "
@@ -58,15 +59,18 @@ def move_conversation(handle: UUID, group: UUID) -> Steps[None]:
 def _lock_groups(handle: UUID, group: UUID) -> Steps[None]:
     """The locks of both groups, in one order for everybody; so nobody else may move the conversation meanwhile."""
     yield from find_endpoint(handle)
-    yield Statement("select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.MOVE, handle))
+    yield Statement("move.lock_groups.lock", "select pg_advisory_xact_lock($1, uuid_hash($2))", (locks.MOVE, handle))
     left = (yield from find_endpoint(handle)).conversation_group_id
-    ordered = yield Statement("select g from unnest($1::uuid[]) g order by uuid_hash(g)", ([left, group],))
+    ordered = yield Statement(
+        "move.lock_groups.in_order", "select g from unnest($1::uuid[]) g order by uuid_hash(g)", ([left, group],)
+    )
     for (one,) in ordered:
         yield lock_group(one)
 
 
 def _check_group(endpoint: Endpoint, group: UUID) -> Steps[None]:
     rows = yield Statement(
+        "move.check_group",
         "select service_id from servicebroker.conversation_groups where conversation_group_id = $1 for key share",
         (group,),
     )
@@ -80,6 +84,7 @@ def _move_messages(endpoint: Endpoint, group: UUID) -> Statement:
     """New order of arrival, stamp and bucket: under the old ones a reader that is past them would skip the rows."""
     queue = f"servicebroker.queue_{endpoint.queue_id}"
     return Statement(
+        "move.move_messages",
         f"with numbered as materialized (select place, nextval('{queue}_order') as arrival from ("
         f"select ctid as place from {queue} where priority = $1 and conversation_group_id = $2 "
         "and conversation_handle = $3 order by rank, queuing_order) found) "

@@ -21,7 +21,7 @@ from servicebroker.engine.delivery.transmission import discard
 from servicebroker.engine.security.authorization import authorize, conversation
 from servicebroker.model import names
 from servicebroker.model.arguments import MAXIMUM_BODY, OMITTED, Body, Omitted, check_handles, stored_body
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.store.statements import Statement, Steps
 
 # whether a peer takes this message, by what it says of the message type, the sender's owner, who that acts as there and
@@ -66,7 +66,7 @@ def send_multicast(
         endpoint = endpoints[handle]
         if endpoint.far_handle in endpoints:  # both ends of one conversation, which may have failed at the other end
             endpoint = yield from find_endpoint(handle)
-        if endpoint.state == State.ERROR:
+        if endpoint.state == EndpointState.ERROR:
             sent[handle] = yield from discard(endpoint, 1)
         else:
             sent[handle] = yield from pass_on(catalog, endpoint, near[handle], message_type, [content], now, body_id)
@@ -96,6 +96,7 @@ def _lock(
     if any(endpoint.is_blocked for endpoint in endpoints.values()):
         yield lock_parking()
     yield Statement(
+        "multicast.lock",
         "select from servicebroker.conversation_endpoints where conversation_handle = any ($1) "
         "order by conversation_id, is_initiator for update",
         (wanted,),
@@ -122,7 +123,7 @@ def _deliver(
     sent: dict[UUID, int] = {}
     for (queue_id, type_id, validation, version), together in ways.items():
         values = (together, type_id, validation, body_id, version)
-        rows = yield Statement(enqueue.send_shared(queue_id), values)
+        rows = yield Statement("multicast.deliver", enqueue.send_shared(queue_id), values)
         sent.update((handle, number) for handle, number, _ in rows)
     for endpoint in endpoints:
         if endpoint.conversation_handle in sent:

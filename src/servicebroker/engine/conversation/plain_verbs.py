@@ -85,9 +85,13 @@ class Direct:
         Who comes sweeps the rows of those that died.
         """
         if not queue_ids:
-            yield Statement("delete from servicebroker.waiting_readers where pid = pg_backend_pid()")
+            yield Statement(
+                "plain_verbs.wait_for.delete_readers",
+                "delete from servicebroker.waiting_readers where pid = pg_backend_pid()",
+            )
             return
         yield Statement(
+            "plain_verbs.wait_for.insert_readers",
             "with gone as (delete from servicebroker.waiting_readers where pid = pg_backend_pid() "
             "and queue_id <> all ($1::int[]) or pid <> all (select pid from pg_stat_activity)) "
             "insert into servicebroker.waiting_readers (queue_id, pid) "
@@ -98,7 +102,9 @@ class Direct:
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:
         """The last number of arrival that a message of the queue has drawn."""
-        rows = yield Statement(f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False)
+        rows = yield Statement(
+            "plain_verbs.drawn", f"select last_value from servicebroker.queue_{queue_id}_order", prepared=False
+        )
         return int(rows[0][0])
 
     # ------------------------------------------------------------ finding

@@ -49,7 +49,9 @@ def receive(
     yield from find_labels(catalog, queue.database_id)  # first: what was taken only needs names then
     arguments = (ALL if top is None else min(top, ALL), now, conversation_handle, conversation_group_id)
     if catalog.user is None:
-        rows = yield Statement(f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments)
+        rows = yield Statement(
+            "conversation.receive", f"select * from servicebroker.receive_{queue.queue_id}($1, $2, $3, $4)", arguments
+        )
     else:
         rows = yield from _receive_permitted(catalog, catalog.user, queue, arguments)
     received = yield from taken(rows)
@@ -85,11 +87,13 @@ def _receive_permitted(catalog: Catalog, user: User, queue: Queue, arguments: tu
         version = catalog.receivable.get(number)
         if version is not None:
             rows = yield Statement(
-                f"select * from servicebroker.receive_{number}({top}, $2, $3, $4)", (*arguments, version)
+                "receive.receive_permitted.receive",
+                f"select * from servicebroker.receive_{number}({top}, $2, $3, $4)",
+                (*arguments, version),
             )
             if rows:
                 return rows
-        found = yield Statement(f"select {current}")
+        found = yield Statement("receive.receive_permitted.find_permissions", f"select {current}")
         if found[0][0] in (None, version):  # the queue is gone, or there is nothing to take
             return ()
         yield from authorize(user, "RECEIVE", queue_number(number))
@@ -102,7 +106,11 @@ def service_changes(queue: Queue) -> Steps[int]:
     Raises:
         BrokerError: 15151 when the queue is dropped.
     """
-    rows = yield Statement("select service_changes from servicebroker.queues where queue_id = $1", (queue.queue_id,))
+    rows = yield Statement(
+        "receive.service_changes",
+        "select service_changes from servicebroker.queues where queue_id = $1",
+        (queue.queue_id,),
+    )
     return counted_changes(rows, queue)
 
 
@@ -125,6 +133,7 @@ def get_conversation_group(queue: Queue, *, now: datetime) -> Steps[UUID | None]
         InstanceError: a pipeline reads the queue.
     """
     rows = yield Statement(
+        "receive.get_conversation_group",
         "select conversation_group_id, servicebroker.lock_group(conversation_group_id) "
         f"from servicebroker.receive_{queue.queue_id}(1, $1, only_lock => true)",
         (now,),
@@ -192,6 +201,7 @@ _TYPE = (1 << 32) - 1
 def _check(queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
     """Tell an empty queue from one that cannot be received from."""
     rows = yield Statement(
+        "receive.check",
         "select q.is_receive_enabled, "
         "exists (select from servicebroker.conversation_endpoints where conversation_handle = $2 and queue_id = $1), "
         "exists (select from servicebroker.conversation_groups g join servicebroker.services s using (service_id) "
@@ -234,6 +244,7 @@ def keep_off_pipelines(queue_id: int) -> Steps[None]:
         InstanceError: one does.
     """
     rows = yield Statement(
+        "receive.keep_off_pipelines",
         "select pg_try_advisory_xact_lock_shared($1, $2), name from servicebroker.queues where queue_id = $2",
         (locks.PIPELINE, queue_id),
     )

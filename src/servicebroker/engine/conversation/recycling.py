@@ -52,7 +52,7 @@ class Line(NamedTuple):
     end_of_stream: str  # the message type that tells the target
 
 
-class Answer(NamedTuple):
+class PoolAnswer(NamedTuple):
     """Something that came back and is to be answered: a DialogTimer, an EndDialog or an Error."""
 
     answer_id: int
@@ -73,29 +73,30 @@ class ConversationError(NamedTuple):
 
 def take(line: Line, session: str, messages: int) -> Steps[tuple[UUID | None, int]]:
     """The session's conversation, its row locked, with so many messages more than before; None when it has none."""
-    rows = yield Statement(TAKE, (*line, session, messages))
+    rows = yield Statement("recycling.take", TAKE, (*line, session, messages))
     return rows[0][0], rows[0][1]
 
 
 def keep(line: Line, session: str, handle: UUID) -> Steps[None]:
     """The session, whose row is locked, uses this conversation from now on."""
-    yield Statement(KEEP, (*line[:4], session, handle))
+    yield Statement("recycling.keep", KEEP, (*line[:4], session, handle))
 
 
 def renew(handle: UUID, messages: int) -> Steps[None]:
     """The session that uses this conversation, its row locked, needs another one: nothing can be sent there."""
-    yield Statement(RENEW, (handle, messages))
+    yield Statement("recycling.renew", RENEW, (handle, messages))
 
 
 def release(handle: UUID) -> Steps[str | None]:
     """Nobody sends on this conversation from now on; waits for who does. Its last message's type, None if unused."""
-    rows = yield Statement(RELEASE, (handle,))
+    rows = yield Statement("recycling.release", RELEASE, (handle,))
     return rows[0][0] if rows else None
 
 
 def sessions(line: Line) -> Steps[list[UUID]]:
     """The conversations in use."""
     rows = yield Statement(
+        "recycling.sessions",
         "select conversation_handle from servicebroker.session_conversations where database_id = $1 "
         "and from_service = $2 and to_service = $3 and service_contract_name = $4 and conversation_handle is not null "
         "order by session",
@@ -111,6 +112,7 @@ def queue_of(database_id: int, service: str) -> Steps[str]:
         BrokerError: 15151 no such service.
     """
     rows = yield Statement(
+        "recycling.queue_of",
         "select q.schema_name || '.' || q.name from servicebroker.services s join servicebroker.queues q "
         "using (queue_id) where s.database_id = $1 and s.name = $2",
         (database_id, names.checked("service", service)),
@@ -123,6 +125,7 @@ def queue_of(database_id: int, service: str) -> Steps[str]:
 def note(database_id: int, messages: list[Message]) -> Steps[None]:
     """Keep what was received, for `next_answer`. Takes no lock that anybody waits for: RECEIVE may hold endpoints'."""
     yield Statement(
+        "recycling.note",
         "insert into servicebroker.session_answers "
         "(database_id, from_service, conversation_handle, message_type_id, message_body) "
         "select $1, * from unnest($2::text[], $3::uuid[], $4::int[], $5::bytea[])",
@@ -136,20 +139,23 @@ def note(database_id: int, messages: list[Message]) -> Steps[None]:
     )
 
 
-def next_answer(database_id: int, service: str) -> Steps[Answer | None]:
+def next_answer(database_id: int, service: str) -> Steps[PoolAnswer | None]:
     """The oldest of what came into the service's queue and that nobody is answering yet; locked."""
-    rows = yield Statement(NEXT_ANSWER, (database_id, service))
-    return Answer(*rows[0]) if rows else None
+    rows = yield Statement("recycling.next_answer", NEXT_ANSWER, (database_id, service))
+    return PoolAnswer(*rows[0]) if rows else None
 
 
-def answered(answer: Answer) -> Steps[None]:
+def answered(answer: PoolAnswer) -> Steps[None]:
     """It is done."""
-    yield Statement("delete from servicebroker.session_answers where answer_id = $1", (answer.answer_id,))
+    yield Statement(
+        "recycling.answered", "delete from servicebroker.session_answers where answer_id = $1", (answer.answer_id,)
+    )
 
 
 def record_error(database_id: int, service: str, error: ConversationError) -> Steps[None]:
     """Keep an Error; of those before the last thousand one is removed for each that comes."""
     yield Statement(
+        "recycling.record_error",
         "with kept as (insert into servicebroker.session_errors "
         "(database_id, from_service, conversation_handle, code, description, received_at) "
         "values ($1, $2, $3, $4, $5, $6) returning error_id) "
@@ -161,6 +167,7 @@ def record_error(database_id: int, service: str, error: ConversationError) -> St
 def errors(database_id: int, service: str) -> Steps[list[ConversationError]]:
     """The Errors that ended conversations of a service's pools, oldest first."""
     rows = yield Statement(
+        "recycling.errors",
         "select conversation_handle, code, description, received_at from servicebroker.session_errors "
         "where database_id = $1 and from_service = $2 order by error_id",
         (database_id, service),

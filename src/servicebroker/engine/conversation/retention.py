@@ -26,6 +26,7 @@ _MOVED = (
 def set_retention(queue_id: int, retention: bool) -> Steps[None]:
     """ALTER QUEUE WITH RETENTION = ON | OFF, for what is received and sent from now on."""
     yield Statement(
+        "retention.set_retention",
         "update servicebroker.queues set is_retention_enabled = $2, keeps_retained = keeps_retained or $2 "
         "where queue_id = $1",
         (queue_id, retention),
@@ -44,6 +45,7 @@ def retain_sent(
     queue = f"servicebroker.retained_{endpoint.queue_id}"
     for portion in enqueue.portions(contents if body_id is None else [None]):
         yield Statement(
+            "retention.retain_sent",
             f"with copied as (insert into {queue} (status, priority, conversation_group_id, conversation_handle, "
             "message_sequence_number, service_id, service_contract_id, message_type_id, validation, is_shared, "
             "message_body) "
@@ -70,6 +72,7 @@ def purge_queue(queue_id: int, condition: str, *parameters: object) -> Steps[Non
 def move_to_group(endpoint: Endpoint, group: UUID) -> Statement:
     """The retained messages of a conversation follow it into another group."""
     return Statement(
+        "retention.move_to_group",
         f"update servicebroker.retained_{endpoint.queue_id} set conversation_group_id = $2 "
         "where conversation_handle = $1",
         (endpoint.conversation_handle, group),
@@ -79,11 +82,13 @@ def move_to_group(endpoint: Endpoint, group: UUID) -> Statement:
 def move_to_queue(service_id: int, old: int, new: int) -> Steps[None]:
     """The retained messages of a service follow it to another queue, whether that retains or not."""
     yield Statement(
+        "retention.move_to_queue.insert_retained",
         f"with moved as (delete from servicebroker.retained_{old} where service_id = $1 returning *) "
         f"insert into servicebroker.retained_{new} ({_MOVED}) select {_MOVED} from moved order by queuing_order",
         (service_id,),
     )
     yield Statement(
+        "retention.move_to_queue.update_queues",
         "update servicebroker.queues set keeps_retained = true where queue_id = $2 and not keeps_retained "
         "and (select keeps_retained from servicebroker.queues where queue_id = $1)",
         (old, new),

@@ -70,6 +70,7 @@ def send(
             far is not None and accepts(far, channel.is_initiator, content)
         ):
             rows = yield Statement(
+                "conversation.send",
                 enqueue.send(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, content, now, channel.catalog_version),
             )
@@ -107,6 +108,7 @@ def send_batch(
             far is not None and all(accepts(far, channel.is_initiator, content) for content in contents)
         ):
             rows = yield Statement(
+                "send.send_batch",
                 enqueue.send_batch(channel.far_queue_id),
                 (handle, far.message_type_id, far.validation, portions[0], len(contents), now, channel.catalog_version),
             )
@@ -123,7 +125,9 @@ def _transmit(
     """To a peer in another instance."""
     portions = enqueue.portions(contents)
     if len(portions) == 1 and _allowed(channel.near, channel.is_initiator, message_type):
-        rows = yield Statement(enqueue.TRANSMIT, (handle, message_type, portions[0], len(contents), now))
+        rows = yield Statement(
+            "send.transmit", enqueue.TRANSMIT, (handle, message_type, portions[0], len(contents), now)
+        )
         if rows:
             return int(rows[0][0])
     catalog.forget(handle)
@@ -136,7 +140,9 @@ def _transmit_all(
     """Only the statement itself locks the endpoint, so that what arrives for it meanwhile is stored."""
     numbers = []
     for portion in enqueue.portions(contents):
-        rows = yield Statement(enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now))
+        rows = yield Statement(
+            "send.transmit_all", enqueue.TRANSMIT, (handle, message_type, portion, len(portion), now)
+        )
         if not rows:  # it ended since we looked
             yield from refuse(catalog, (yield from lock_endpoint(handle)), message_type, now)
             raise BrokerError(8426, handle)
@@ -267,8 +273,10 @@ def _enqueued(endpoint: Endpoint, usage: Usage, portion: Bodies, now: datetime, 
     queue_id = endpoint.peer_queue_id
     if body_id is None:
         values = (handle, *kind, portion, len(portion), now, version)
-        return bool((yield Statement(enqueue.send_batch(queue_id), values)))
-    return bool((yield Statement(enqueue.send_shared(queue_id), ([handle], *kind, body_id, version))))
+        return bool((yield Statement("send.enqueued.batch", enqueue.send_batch(queue_id), values)))
+    return bool(
+        (yield Statement("send.enqueued.shared", enqueue.send_shared(queue_id), ([handle], *kind, body_id, version)))
+    )
 
 
 def far_usages(catalog: Catalog, endpoint: Endpoint) -> Steps[Usages]:
@@ -282,6 +290,7 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
     usages = yield from find_usages(catalog, endpoint.database_id, endpoint.service_contract_id)
     if message_type not in usages:
         rows = yield Statement(
+            "send.refuse.find_message_types",
             "select from servicebroker.message_types where database_id = $1 and name = $2",
             (endpoint.database_id, message_type),
         )
@@ -289,7 +298,9 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
     if not _allowed(usages, endpoint.is_initiator, message_type):
         raise BrokerError(8432 if endpoint.is_initiator else 8434, message_type)
     if endpoint.retains and not endpoint.is_queue_enabled:
-        rows = yield Statement("select name from servicebroker.queues where queue_id = $1", (endpoint.queue_id,))
+        rows = yield Statement(
+            "send.refuse.find_queues", "select name from servicebroker.queues where queue_id = $1", (endpoint.queue_id,)
+        )
         raise BrokerError(9618, *rows[0])
     return usages
 
@@ -299,7 +310,7 @@ def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:
     return usage is not None and usage.allows(is_initiator)
 
 
-class Refused(NamedTuple):
+class PeerRefused(NamedTuple):
     """The first of several messages that the peer does not take: how many come before it, and what the peer says."""
 
     place: int
@@ -308,13 +319,13 @@ class Refused(NamedTuple):
 
 def rejected(
     catalog: Catalog, endpoint: Endpoint, message_type: str, contents: Sequence[bytes | None]
-) -> Steps[Refused | None]:
+) -> Steps[PeerRefused | None]:
     """What the peer says of the first of these messages that it does not take, or of who sends them."""
     if endpoint.is_initiator and (refused := (yield from refused_arrival(endpoint, endpoint.far_service_id))):
-        return Refused(0, on_both_sides(refused))
+        return PeerRefused(0, on_both_sides(refused))
     far = yield from far_usages(catalog, endpoint)
     for place, content in enumerate(contents):
         number = endpoint.send_sequence + place
         if failure := (yield from rejection(sender_of(endpoint), far, message_type, number, content)):
-            return Refused(place, failure)
+            return PeerRefused(place, failure)
     return None

@@ -21,13 +21,16 @@ NEW_READER = "uuid_send(gen_random_uuid())"
 
 def store(body: bytes) -> Steps[int]:
     """Store a body that nobody refers to yet. Returns its number."""
-    rows = yield Statement("insert into servicebroker.shared_bodies (body) values ($1) returning body_id", (body,))
+    rows = yield Statement(
+        "shared_bodies.store", "insert into servicebroker.shared_bodies (body) values ($1) returning body_id", (body,)
+    )
     return int(rows[0][0])
 
 
 def remove_if_unread(body_id: int) -> Statement:
     """Remove a body that nobody came to refer to."""
     return Statement(
+        "shared_bodies.remove_if_unread",
         "delete from servicebroker.shared_bodies where body_id = $1 "
         "and not exists (select from servicebroker.shared_body_readers where body_id = $1)",
         (body_id,),
@@ -37,6 +40,7 @@ def remove_if_unread(body_id: int) -> Statement:
 def remove_unread(limit: int = 100) -> Steps[int]:
     """Remove bodies whose last readers went at the same time and did not see each other. Returns how many."""
     rows = yield Statement(
+        "shared_bodies.remove_unread",
         "delete from servicebroker.shared_bodies where body_id = any (array("
         "select body_id from servicebroker.shared_bodies b where not exists ("
         "select from servicebroker.shared_body_readers r where r.body_id = b.body_id) "
@@ -49,6 +53,7 @@ def remove_unread(limit: int = 100) -> Steps[int]:
 def purge(table: str, condition: str, *parameters: object) -> Statement:
     """Delete the rows of a table of messages that meet the condition, unread."""
     return Statement(
+        "shared_bodies.purge",
         f"with gone as (delete from servicebroker.{table} where {condition} returning is_shared, message_body) "
         + READERS_GONE,
         parameters,

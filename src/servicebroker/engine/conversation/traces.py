@@ -29,10 +29,13 @@ class Traced(NamedTuple):
 
 def sent(steps: Steps[T], handles: Sequence[UUID], many: int, context: bytes, now: datetime) -> Steps[T]:
     """A SEND, of `many` messages on each of these endpoints, and the context of what it has sent."""
-    yield Statement("select")  # what follows is one transaction: nobody receives the message before its context
+    yield Statement(
+        "traces.sent.begin", "select"
+    )  # what follows is one transaction: nobody receives the message before its context
     result = yield from steps
     numbers = result if isinstance(result, list) else [result]
     yield Statement(
+        "traces.sent.insert_contexts",
         "insert into servicebroker.trace_contexts "
         "select conversation_id, is_initiator, first + i, $4, $5 "
         "from unnest($1::uuid[], $2::bigint[]) s (handle, first) "
@@ -46,6 +49,7 @@ def sent(steps: Steps[T], handles: Sequence[UUID], many: int, context: bytes, no
 def take(messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
     """The contexts of received messages (handle and sequence number of each), in their order; they are gone then."""
     rows = yield Statement(
+        "traces.take",
         "with gone as (delete from servicebroker.trace_contexts t "
         "using unnest($1::uuid[], $2::bigint[]) with ordinality m (handle, number, place) "
         "join servicebroker.conversation_endpoints e on e.conversation_handle = handle "
@@ -60,6 +64,7 @@ def take(messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
 def leaving(conversation_id: UUID, is_from_initiator: bool, first: int, last: int) -> Steps[list[tuple[int, bytes]]]:
     """The contexts of messages that travel, with their sequence numbers; they may travel again."""
     rows = yield Statement(
+        "traces.leaving",
         "select message_sequence_number, context from servicebroker.trace_contexts "
         "where conversation_id = $1 and is_from_initiator = $2 and message_sequence_number between $3 and $4 "
         "order by message_sequence_number",
@@ -71,6 +76,7 @@ def leaving(conversation_id: UUID, is_from_initiator: bool, first: int, last: in
 def arrived(found: Sequence[Traced], now: datetime) -> Statement:
     """Store what came along with messages from another instance."""
     return Statement(
+        "traces.arrived",
         "insert into servicebroker.trace_contexts "
         "select *, $5 from unnest($1::uuid[], $2::boolean[], $3::bigint[], $4::bytea[]) on conflict do nothing",
         (
@@ -86,6 +92,7 @@ def arrived(found: Sequence[Traced], now: datetime) -> Statement:
 def delivered(below: Mapping[UUID, int]) -> Statement:
     """The peers have what these endpoints have sent below those numbers."""
     return Statement(
+        "traces.delivered",
         "delete from servicebroker.trace_contexts t using unnest($1::uuid[], $2::bigint[]) a (handle, below) "
         "join servicebroker.conversation_endpoints e on e.conversation_handle = handle "
         "where t.conversation_id = e.conversation_id and t.is_from_initiator = e.is_initiator "
@@ -97,6 +104,7 @@ def delivered(below: Mapping[UUID, int]) -> Statement:
 def sweep(now: datetime) -> Steps[int]:
     """Remove contexts that nobody took: their receivers trace nothing. Returns how many."""
     rows = yield Statement(
+        "traces.sweep",
         "with old as (select ctid from servicebroker.trace_contexts where stored_at < $1 limit $2), "
         "gone as (delete from servicebroker.trace_contexts where ctid = any (array(select ctid from old)) returning 1) "
         "select count(*) from gone",

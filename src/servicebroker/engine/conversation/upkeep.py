@@ -20,6 +20,7 @@ _OPEN = "e.state in ('SO', 'SI', 'CO', 'DI', 'DO')"  # as the index of lifetimes
 def due_queues(now: datetime) -> Steps[list[int]]:
     """The queues with a timer or a lifetime that is due, and that nobody holds."""
     rows = yield Statement(
+        "upkeep.due_queues",
         "select q.queue_id from servicebroker.queues q where exists ("
         "select from servicebroker.conversation_endpoints e where e.queue_id = q.queue_id and e.dialog_timer <= $1 "
         "for update skip locked) or exists (select from servicebroker.conversation_endpoints e "
@@ -33,6 +34,7 @@ def due_queues(now: datetime) -> Steps[list[int]]:
 def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
     """Fire the timers and end the lifetimes of a queue, some hundred of them. Readers are woken."""
     yield Statement(
+        "upkeep.serve_queue",
         f"select servicebroker.fire_timers_{queue_id}($1), servicebroker.expire_{queue_id}($1), "
         f"case when exists (select from servicebroker.waiting_readers where queue_id = {queue_id}) "
         f"then pg_notify('servicebroker', '{queue_id}') end",
@@ -43,6 +45,7 @@ def serve_queue(queue_id: int, now: datetime) -> Steps[None]:
 def bloated_queues() -> Steps[list[int]]:
     """The queues whose files are large enough to give their space back when they are empty."""
     rows = yield Statement(
+        "upkeep.bloated_queues",
         "select queue_id from servicebroker.queues "
         "where pg_total_relation_size(to_regclass('servicebroker.queue_' || queue_id)) > $1 order by queue_id",
         (WORTH_GIVING_BACK,),
@@ -52,7 +55,7 @@ def bloated_queues() -> Steps[list[int]]:
 
 def give_space_back(queue_id: int) -> Steps[bool]:
     """Cut the table of a queue that is empty down to nothing, unless anybody is at it. Returns whether it was done."""
-    rows = yield Statement("select servicebroker.truncate_if_empty($1)", (queue_id,))
+    rows = yield Statement("upkeep.give_space_back", "select servicebroker.truncate_if_empty($1)", (queue_id,))
     return bool(rows[0][0])
 
 
@@ -62,6 +65,7 @@ def expire_ended(now: datetime, limit: int = 100) -> Steps[int]:
     Their application never sees the error; a peer expires by itself. Returns how many.
     """
     rows = yield Statement(
+        "upkeep.expire_ended",
         "select e.conversation_handle from servicebroker.conversation_endpoints e "
         f"where e.queue_id = any (array(select queue_id from servicebroker.queues)) and e.lifetime <= $1 and {_OPEN} "
         "and e.state = 'DO' order by e.conversation_handle limit $2 for update skip locked",

@@ -44,6 +44,7 @@ def rejection(
     usage = far.get(message_type)
     if usage is None:
         known = yield Statement(
+            "validation.rejection",
             "select from servicebroker.message_types where database_id = $1 and name = $2",
             (sender.far_database_id, message_type),
         )

@@ -40,6 +40,7 @@ def watched(
 
 def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Look]:
     rows = yield Statement(
+        "watching.look.find_endpoints",
         "select e.conversation_handle, e.conversation_id, e.conversation_group_id, e.is_initiator, e.state, "
         "e.send_sequence, exists (select from servicebroker.transmission_queue t "
         "where t.conversation_handle = e.conversation_handle), e.database_id "
@@ -54,6 +55,7 @@ def _look(handles: Sequence[UUID], groups: Sequence[UUID]) -> Steps[Look]:
         *(one.conversation_group_id for one in endpoints.values()),
     }
     found = yield Statement(
+        "watching.look.find_groups",
         "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
         (list(asked),),
     )

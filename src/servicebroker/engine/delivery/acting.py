@@ -22,7 +22,7 @@ from servicebroker.engine.security.session_keys import (
     find_certificates_of,
     signer,
 )
-from servicebroker.engine.security.user_certificates import NONE, Certificate
+from servicebroker.engine.security.user_certificates import NONE, UserCertificate
 from servicebroker.model.dialog_security import NO_SERVICE_MASTER_KEY, Binding
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import PUBLIC
@@ -90,13 +90,13 @@ def _proved(catalog: Catalog, one: Beginning, bound_id: int, home: Home, now: da
     return Actor(peer.owner_id, keeper.owner_id, one.owner_id, bound_id)
 
 
-def _open(catalog: Catalog, one: Beginning, own: Certificate) -> Steps[None]:
+def _open(catalog: Catalog, one: Beginning, own: UserCertificate) -> Steps[None]:
     """Open the private key of the initiating service's owner, as the broker can."""
     if one.master_key is None or one.master_key.by_service_master_key is None:
         raise BrokerError(28050)
     keys = catalog.keys
     if keys is not None and keys.folder is None:
-        rows = yield Statement("select instance_id from servicebroker.instance")
+        rows = yield Statement("acting.open", "select instance_id from servicebroker.instance")
         keys.locate(rows[0][0])
     master = None if keys is None else keys.master_key(one.master_key.by_service_master_key)
     if keys is None or master is None:

@@ -17,9 +17,9 @@ from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.protocol.routing import (
     Ask,
     Conversation,
+    Elsewhere,
     Local,
     Refused,
-    Remote,
     classify,
 )
 from servicebroker.store import locks
@@ -42,6 +42,7 @@ def lock_service(name: str) -> Statement:
     they did. For the other lock see `lock_parking`.
     """
     return Statement(
+        "opening.lock_service",
         "select pg_advisory_xact_lock_shared($1, 0), pg_advisory_xact_lock_shared($2, hashtext($3))",
         (locks.DELIVERY, locks.SERVICE, name),
     )
@@ -71,7 +72,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     destination = decision.destination
     if isinstance(destination, Refused):
         return Outcome(refusal=BrokerError(destination.number, initiator.far_service))
-    if isinstance(destination, Remote):
+    if isinstance(destination, Elsewhere):
         return Outcome(waits=NO_TRANSPORT)
     if isinstance(destination, Ask):
         lacking = located.msdb if decision.through_outside and located.msdb else own
@@ -94,6 +95,7 @@ def open_target(catalog: Catalog, initiator: Endpoint, now: datetime) -> Steps[O
     if not home.is_open:
         return Outcome(waits=waiting.TARGET_QUEUE_OFF)
     yield Statement(
+        "opening.open_target",
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
         "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "

@@ -29,6 +29,7 @@ def park(
     """
     for portion in enqueue.portions(contents if body_id is None else [None]):
         yield Statement(
+            "parking.park",
             "with sender as ("
             "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $5, state = 'CO', "
             "far_queue_id = null where conversation_handle = $1 returning send_sequence - $5 as number), "

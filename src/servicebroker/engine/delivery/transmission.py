@@ -37,6 +37,7 @@ from servicebroker.store.statements import Statement, Steps
 def discard(endpoint: Endpoint, count: int) -> Steps[int]:
     """Messages to a peer that has ended and cannot say so yet: they are counted and dropped."""
     yield Statement(
+        "transmission.discard",
         "update servicebroker.conversation_endpoints set send_sequence = send_sequence + $2 "
         "where conversation_handle = $1",
         (endpoint.conversation_handle, count),
@@ -56,6 +57,7 @@ def get_transmission_status(database_id: int, handle: UUID) -> Steps[str]:
     """
     check_handle(handle)
     rows = yield Statement(
+        "transmission.get_transmission_status",
         "select coalesce("
         "(select transmission_status from servicebroker.transmission_queue t "
         "  where t.conversation_handle = e.conversation_handle order by message_sequence_number limit 1), "
@@ -73,12 +75,13 @@ def lock_delivery() -> Statement:
 
     Whoever begins to send waits behind us: so nobody waits here for long, see api/giving_way.py.
     """
-    return Statement("select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
+    return Statement("transmission.lock_delivery", "select pg_advisory_xact_lock($1, 0)", (locks.DELIVERY,))
 
 
 def deliver_to_service(catalog: Catalog, service: str, now: datetime) -> Steps[None]:
     """Deliver what waits for a service of that name, conversation by conversation."""
     waiting = yield Statement(
+        "transmission.deliver_to_service",
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "where e.far_service = $1 and not e.is_remote and t.message_sequence_number = 0 order by t.enqueue_time",
@@ -106,7 +109,7 @@ def deliver_everything(catalog: Catalog, now: datetime) -> Steps[list[UUID]]:
 
 def oldest_writer() -> Steps[int]:
     """The oldest transaction that runs, or the next one: all before it have ended, and are seen by who looks now."""
-    rows = yield Statement("select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+    rows = yield Statement("transmission.oldest_writer", "select pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
     return int(rows[0][0])
 
 
@@ -118,12 +121,14 @@ def _deliverable(since: int = 0) -> Steps[tuple[list[UUID], list[UUID]]]:
     those on which that transaction or a later one has sent: what waits for longer is not even read.
     """
     parked = yield Statement(
+        "transmission.deliverable.find_parked",
         f"select distinct e.conversation_handle {WAY_IS_FREE} "
         "and e.conversation_handle in "
         "(select conversation_handle from servicebroker.transmission_queue where xact >= $1::text::xid8)",
         (str(since),),
     )
     unopened = yield Statement(
+        "transmission.deliverable.find_unopened",
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "join servicebroker.databases own on own.database_id = e.database_id and own.is_broker_enabled "
@@ -152,6 +157,7 @@ def match_again(catalog: Catalog, database_id: int, now: datetime) -> Steps[list
     As for `deliver_everything`: who holds what, and what is returned.
     """
     rows = yield Statement(
+        "transmission.match_again",
         "select e.conversation_handle from servicebroker.transmission_queue t "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
         "where t.message_sequence_number = 0 and e.far_handle is null and not e.is_remote "
@@ -175,6 +181,7 @@ def deliver_left_over(catalog: Catalog, now: datetime, since: int = 0) -> Steps[
     if not wanted and not (yield from is_kept_deliverable()):
         return False
     rows = yield Statement(
+        "transmission.deliver_left_over",
         "select pg_try_advisory_xact_lock_shared($1, 0) and coalesce(bool_and("
         "pg_try_advisory_xact_lock_shared($2, hashtext(far_service))), true) "
         "from (select distinct far_service from servicebroker.conversation_endpoints "
@@ -217,11 +224,13 @@ WAY_IS_FREE = (
 def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
     """Lock these endpoints, with their peers, as far as nobody else has them. Returns those we have."""
     rows = yield Statement(
+        "transmission.lock_free.lock_endpoints",
         "select conversation_handle, far_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for update skip locked",
         (handles,),
     )
     peers = yield Statement(
+        "transmission.lock_free.lock_peers",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for update skip locked",
         ([far for _, far in rows if far is not None],),
@@ -233,6 +242,7 @@ def lock_free(handles: list[UUID]) -> Steps[set[UUID]]:
 def _deliver_parked(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[None]:
     """Conversations that have a peer, all of one queue with one statement."""
     rows = yield Statement(
+        "transmission.deliver_parked",
         "select w.conversation_handle, w.queue_id, bool_or("
         "  (t.validation is null or t.validation is distinct from m.validation or m.xml_collection_id is not null "
         "  or w.is_checked) "
@@ -277,6 +287,7 @@ def _open_all(catalog: Catalog, handles: list[UUID], now: datetime) -> Steps[Non
 def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Steps[bool]:
     """Deliver what waits on a locked endpoint whose way is free. False when the conversation failed."""
     waiting = yield Statement(
+        "transmission.deliver_waiting",
         "select message_sequence_number, message_type_name, "
         f"{MESSAGE_BODY} from servicebroker.transmission_queue "
         "where conversation_handle = $1 and not is_end_of_dialog and not is_conversation_error "
@@ -309,11 +320,12 @@ def deliver_waiting(catalog: Catalog, endpoint: Endpoint, now: datetime) -> Step
 def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime) -> Steps[None]:
     """What waits on locked endpoints goes to their peers in that queue, and the ends among it take effect."""
     ends = yield Statement(
+        "transmission.deliver.find_ends",
         "select conversation_handle, is_conversation_error from servicebroker.transmission_queue "
         "where conversation_handle = any ($1) and (is_end_of_dialog or is_conversation_error)",
         (handles,),
     )
-    rows = yield Statement(enqueue.deliver(queue_id), (handles,))
+    rows = yield Statement("transmission.deliver.enqueue", enqueue.deliver(queue_id), (handles,))
     priorities: list[int] = rows[0][0] or []
     for priority, many in Counter(priorities).items():
         catalog.enqueued(priority, many)
@@ -324,6 +336,7 @@ def _deliver(catalog: Catalog, queue_id: int, handles: list[UUID], now: datetime
 def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]:
     """EndDialogs and Errors have arrived: each peer is told, and who waited only for this is closed."""
     yield Statement(
+        "transmission.finish",
         "update servicebroker.conversation_endpoints p "
         "set state = case when e.conversation_handle = any ($2) then 'ER' else 'DI' end "
         "from servicebroker.conversation_endpoints e "
@@ -336,6 +349,7 @@ def _finish(ended: list[UUID], failed: list[UUID], now: datetime) -> Steps[None]
 
 def _set_status(endpoint: Endpoint, status: str) -> Statement:
     return Statement(
+        "transmission.set_status",
         "update servicebroker.transmission_queue set transmission_status = $2 "
         "where conversation_handle = $1 and transmission_status <> $2",
         (endpoint.conversation_handle, status),

@@ -13,25 +13,30 @@ def adopt(*, beside: bool) -> Steps[int]:
     Returns how many rows had a stamp. Nobody else may use the instance: see `check_alone`.
     """
     stamps = yield Statement(
+        "adopting.adopt.find_columns",
         "select table_name, column_name, is_nullable = 'YES' from information_schema.columns "
-        "where table_schema = 'servicebroker' and udt_name = 'xid8' order by 1, 2"
+        "where table_schema = 'servicebroker' and udt_name = 'xid8' order by 1, 2",
     )
     changed = 0
     for table, column, _ in stamps:
         rows = yield Statement(
+            "adopting.adopt.renew_stamps",
             f"with changed as (update servicebroker.{quoted(table)} set {quoted(column)} = pg_current_xact_id() "
             f"where {quoted(column)} > '0' returning 1) select count(*) from changed",
             prepared=False,
         )
         changed += rows[0][0]
     unlogged = yield Statement(
+        "adopting.adopt.find_unlogged",
         "select relname from pg_class where relnamespace = 'servicebroker'::regnamespace and relkind = 'r' "
-        "and relpersistence = 'u' order by 1"
+        "and relpersistence = 'u' order by 1",
     )
     for (table,) in unlogged:  # what processes of the original have noted of themselves
-        yield Statement(f"truncate servicebroker.{quoted(table)}", prepared=False)
+        yield Statement("adopting.adopt.truncate", f"truncate servicebroker.{quoted(table)}", prepared=False)
     if beside:
-        yield Statement("update servicebroker.instance set instance_id = gen_random_uuid()")
+        yield Statement(
+            "adopting.adopt.update_instance", "update servicebroker.instance set instance_id = gen_random_uuid()"
+        )
     return changed
 
 
@@ -44,13 +49,14 @@ def check_alone() -> Steps[None]:
     count = 0
     for _ in range(20):
         others = yield Statement(
+            "adopting.check_alone.count_sessions",
             "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
-            "and backend_type = 'client backend'"
+            "and backend_type = 'client backend'",
         )
         count = others[0][0]
         if not count:
             return
-        yield Statement("select pg_sleep(0.1), pg_stat_clear_snapshot()")
+        yield Statement("adopting.check_alone.wait", "select pg_sleep(0.1), pg_stat_clear_snapshot()")
     raise InstanceError(
         f"{count} other sessions use this PostgreSQL database: stop servicebroker serve and every application first; "
         "an instance is adopted before it is used."
@@ -59,5 +65,5 @@ def check_alone() -> Steps[None]:
 
 def databases() -> Steps[list[str]]:
     """The broker databases, by name."""
-    rows = yield Statement("select name from servicebroker.databases order by name")
+    rows = yield Statement("adopting.databases", "select name from servicebroker.databases order by name")
     return [name for (name,) in rows]

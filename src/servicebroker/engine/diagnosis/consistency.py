@@ -23,7 +23,7 @@ MOST = 100  # findings of one kind, of one queue
 _AGES = {28021: timedelta(minutes=1)}  # so long may the background leave lying what could be delivered
 
 
-class Finding(NamedTuple):
+class Inconsistency(NamedTuple):
     """What is wrong: a number of the list of errors, and its text."""
 
     number: int
@@ -34,7 +34,7 @@ class Report(NamedTuple):
     """What was looked at, counted by kind, and what is wrong: nothing, when all is well. At most MOST of a kind."""
 
     analyzed: dict[str, int]
-    findings: list[Finding]
+    findings: list[Inconsistency]
 
 
 # number of the error, and a statement for the values in its text
@@ -131,25 +131,28 @@ _COUNTS = {
 def check(now: datetime) -> Steps[Report]:
     """Look at everything in the instance."""
     counts = ", ".join(f"(select count(*) from servicebroker.{table})" for table in _COUNTS.values())
-    rows = yield Statement(f"select {counts}", prepared=False)
+    rows = yield Statement("consistency.check.count", f"select {counts}", prepared=False)
     analyzed = dict(zip(_COUNTS, rows[0], strict=True))
-    findings: list[Finding] = []
+    findings: list[Inconsistency] = []
     for number, text in _CHECKS.items():
         times = (now - _AGES.get(number, timedelta(0)),) if "$1" in text else ()
-        rows = yield Statement(f"{text} limit {MOST}", times, prepared=False)
+        rows = yield Statement("consistency.check.instance", f"{text} limit {MOST}", times, prepared=False)
         findings += _findings(number, rows)
     rows = yield Statement(
+        "consistency.check.find_queues",
         "select queue_id, to_regclass('servicebroker.queue_' || queue_id) is not null "
         "and to_regclass('servicebroker.retained_' || queue_id) is not null "
         "and to_regclass(format('%I.%I', postgres_schema, postgres_name)) is not null from servicebroker.queues "
-        "order by queue_id"
+        "order by queue_id",
     )
     for queue_id, is_whole in rows:
         if not is_whole:
             findings += _findings(8444, [(queue_id,)])
             continue
         for number, text in _OF_A_QUEUE.items():
-            found = yield Statement(f"{text.format(id=queue_id)} limit {MOST}", prepared=False)
+            found = yield Statement(
+                "consistency.check.queue", f"{text.format(id=queue_id)} limit {MOST}", prepared=False
+            )
             findings += _findings(number, found)
     findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
     findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])
@@ -162,8 +165,8 @@ def changes_of(kind: str, name: str, is_there: bool) -> str:
     return f"the {kind} {name} {'has another definition' if is_there else 'is missing'}"
 
 
-def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Finding]:
-    return [Finding(number, BrokerError(number, *values).text) for values in rows]
+def _findings(number: int, rows: Iterable[Sequence[object]]) -> list[Inconsistency]:
+    return [Inconsistency(number, BrokerError(number, *values).text) for values in rows]
 
 
 _OPEN = ("rows_here", "approximate_count", "shown_number")  # functions that views call as their reader
@@ -190,6 +193,6 @@ def tampered() -> Steps[list[str]]:
     """What is not as we have made it, in words; nothing, when all is."""
     said: list[str] = []
     for text in _FAULTS:
-        rows = yield Statement(text, prepared=False)
+        rows = yield Statement("consistency.tampered", text, prepared=False)
         said += [fault for (fault,) in rows]
     return said

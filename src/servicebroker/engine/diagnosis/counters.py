@@ -58,6 +58,7 @@ def _verbs() -> Steps[list[Counter]]:
 def _messages() -> Steps[list[Counter]]:
     """The statistics of the tables: of every process, also of transactions that were rolled back."""
     queues = yield Statement(
+        "counters.messages.find_queues",
         "select d.name, q.schema_name || '.' || q.name, coalesce(s.n_tup_ins, 0), coalesce(s.n_tup_del, 0) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "left join pg_stat_user_tables s on s.relid = to_regclass('servicebroker.queue_' || q.queue_id) "
@@ -65,8 +66,9 @@ def _messages() -> Steps[list[Counter]]:
         (names.FIRST_USER_ID,),
     )
     waits = yield Statement(
+        "counters.messages.count",
         "select coalesce(n_tup_ins, 0), coalesce(n_tup_del, 0) from pg_stat_user_tables "
-        "where relid = 'servicebroker.transmission_queue'::regclass"
+        "where relid = 'servicebroker.transmission_queue'::regclass",
     )
     enqueued, dequeued = waits[0] if waits else (0, 0)
     queue = ("database", "queue")
@@ -104,11 +106,12 @@ def _messages() -> Steps[list[Counter]]:
 
 def _depths() -> Steps[list[Counter]]:
     found = yield from queue_statuses()
-    ages = yield Statement("select extract(epoch from clock_timestamp())::float8")
+    ages = yield Statement("counters.depths.now", "select extract(epoch from clock_timestamp())::float8")
     now: float = ages[0][0]
     waiting = yield Statement(
+        "counters.depths.find_transmission_queue",
         "select transmission_status, count(*) from "
-        f"(select transmission_status from servicebroker.transmission_queue limit {COUNT_LIMIT}) t group by 1"
+        f"(select transmission_status from servicebroker.transmission_queue limit {COUNT_LIMIT}) t group by 1",
     )
     queue = ("database", "queue")
     return [
@@ -141,6 +144,7 @@ def _depths() -> Steps[list[Counter]]:
 
 def _poison() -> Steps[list[Counter]]:
     queues = yield Statement(
+        "counters.poison",
         "select d.name, q.schema_name || '.' || q.name, (not q.is_receive_enabled)::int, "
         "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id), "
         "(select count(*) from servicebroker.set_aside_messages a where a.queue_id = q.queue_id) "
@@ -161,10 +165,11 @@ def _poison() -> Steps[list[Counter]]:
 
 def _activation() -> Steps[list[Counter]]:
     rows = yield Statement(
+        "counters.activation",
         "select d.name, q.schema_name || '.' || q.name, count(*) from sys.dm_broker_activated_tasks t "
         "join servicebroker.queues q on q.queue_id = t.queue_id "
         "join servicebroker.databases d on d.database_id = q.database_id "
-        "group by 1, 2"
+        "group by 1, 2",
     )
     running = [((database, queue), count) for database, queue, count in rows]
     return [Counter("tasks_running", "Tasks Running: activated procedures.", ("database", "queue"), running)]
@@ -172,7 +177,7 @@ def _activation() -> Steps[list[Counter]]:
 
 def _certificates() -> Steps[list[Counter]]:
     """How long those in use are good: the ones of 7 days of a domain only when they are not renewed."""
-    rows = yield Statement("select clock_timestamp()")
+    rows = yield Statement("counters.certificates", "select clock_timestamp()")
     now = rows[0][0]
     found = yield from certificates_in_use(now)
     left = [((one.database, one.user, one.name), (one.expires - now).total_seconds()) for one in found]
@@ -194,8 +199,9 @@ def _certificates() -> Steps[list[Counter]]:
 
 def _transport() -> Steps[list[Counter]]:
     rows = yield Statement(
+        "counters.transport",
         "select coalesce(remote_user_name, ''), count(*), sum(total_bytes_sent), sum(total_bytes_received), "
-        "sum(total_fragments_sent), sum(total_fragments_received) from sys.dm_broker_connections group by 1"
+        "sum(total_fragments_sent), sum(total_fragments_received) from sys.dm_broker_connections group by 1",
     )
     meanings = (
         ("open_connections", "Open Connection Count: connections with other instances."),

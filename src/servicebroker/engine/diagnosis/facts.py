@@ -15,6 +15,7 @@ from servicebroker.engine.diagnosis.findings import (
     DisputeFacts,
     Facts,
     NeighbourFacts,
+    OldCopyFacts,
     PeerFacts,
     QueueFacts,
     SessionFacts,
@@ -52,37 +53,45 @@ _SESSIONS = (
 
 def gather(now: datetime) -> Steps[Facts]:
     """The facts about an instance."""
-    disabled = yield Statement("select name from servicebroker.databases where not is_broker_enabled order by name")
+    disabled = yield Statement(
+        "facts.gather.find_databases",
+        "select name from servicebroker.databases where not is_broker_enabled order by name",
+    )
     queues = yield from _queues()
     waits = yield Statement(
+        "facts.gather.find_transmission_queue",
         "select far_service, transmission_status, count(*), min(enqueue_time) from (select * from "
         f"servicebroker.transmission_queue limit {COUNT_LIMIT}) t "
         "join servicebroker.conversation_endpoints using (conversation_handle) "
-        f"group by 1, 2 order by 4 limit {_MOST}"
+        f"group by 1, 2 order by 4 limit {_MOST}",
     )
-    sessions = yield Statement(f"{_SESSIONS} order by a.xact_start limit {_MOST}")
+    sessions = yield Statement("facts.gather.find_sessions", f"{_SESSIONS} order by a.xact_start limit {_MOST}")
     certificates = yield from certificates_in_use(now)
     connect, membership = (yield from find_connect()), (yield from find_membership())
     settings = yield Statement(
-        "select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')"
+        "facts.gather.find_settings",
+        "select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')",
     )
     others = yield Statement(
+        "facts.gather.find_broker",
         f"select exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
         f"and l.classid::bigint = {locks.BROKER}), "
         "(select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(), "
         "(select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end "
-        "from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)"
+        "from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)",
     )
     has_daemon, remote_routes, in_recovery, endpoint, encryption = others[0]
     peers = yield Statement(
+        "facts.gather.find_mistrusted",
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
         "from servicebroker.transport_certificates c where c.owner = m.owner and not c.is_own "
         "order by c.certificate_id desc limit 1) from servicebroker.mistrusted m "
         # not of a peer whose certificate was dropped: it is let in no more
         "where m.owner !~ '^(certificate|login) ' or exists (select from servicebroker.transport_certificates c "
-        f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MOST}"
+        f"where c.owner = m.owner and not c.is_own) order by m.last_time desc limit {_MOST}",
     )
     disputes = yield Statement(
+        "facts.gather.find_disputes",
         "with claims as (select owner, instance_id, name from servicebroker.transport_certificates "
         "where instance_id is not null and not is_own union select p.owner, p.instance_id, c.name "
         "from servicebroker.peers p join servicebroker.transport_certificates c on c.owner = p.owner and not c.is_own "
@@ -90,7 +99,14 @@ def gather(now: datetime) -> Steps[Facts]:
         "  where n.instance_id = p.instance_id and not n.is_own)) "
         "select instance_id, array_agg(distinct name order by name) from claims "
         "where instance_id not in (select instance_id from servicebroker.accepted_peers) "
-        f"group by instance_id having count(distinct owner) > 1 limit {_MOST}"
+        f"group by instance_id having count(distinct owner) > 1 limit {_MOST}",
+    )
+    copies = yield Statement(
+        "facts.gather.find_old_copies",
+        "select coalesce(d.name, ''), o.own_broker, o.far_broker, o.is_here, o.far_service, o.times, o.last_time, "
+        "o.last_detail from servicebroker.old_copies o "
+        "left join servicebroker.databases d on d.service_broker_guid = o.own_broker "
+        f"order by o.last_time desc limit {_MOST}",
     )
     changes = yield from changed(_MOST)
     return Facts(
@@ -113,6 +129,7 @@ def gather(now: datetime) -> Steps[Facts]:
         encryption,
         [PeerFacts(*row) for row in peers],
         [DisputeFacts(*row) for row in disputes],
+        [OldCopyFacts(*row) for row in copies],
         (yield from find_refusals(now - HOUR)),
     )
 
@@ -135,6 +152,7 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
     rights = yield from rights_of()
     words = ", ".join(f"({number}, '{word}')" for number, word in _LOCK_WORDS.items())
     blockers = yield Statement(
+        "facts.neighbours.find_blockers",
         "select h.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), k.word, count(*), "
         "min(w.waitstart) "
         "from pg_locks w join pg_locks h on h.locktype = 'advisory' and h.granted and h.pid <> w.pid "
@@ -148,14 +166,16 @@ def _neighbours(now: datetime) -> Steps[NeighbourFacts]:
         (now - LONG,),
     )
     snapshots = yield Statement(
+        "facts.neighbours.find_snapshots",
         "select pid, usename::text, application_name, age(backend_xmin) from pg_stat_activity "
         "where datname = current_database() and xact_start is null and age(backend_xmin) > $1 "
         f"order by 4 desc limit {_MOST}",
         (_OLD,),
     )
     connections = yield Statement(
+        "facts.neighbours.count_connections",
         "select (sum(count(*)) over ())::int, current_setting('max_connections')::int, usename::text, count(*) "
-        "from pg_stat_activity where backend_type = 'client backend' group by usename order by 4 desc limit 1"
+        "from pg_stat_activity where backend_type = 'client backend' group by usename order by 4 desc limit 1",
     )
     return NeighbourFacts(
         [(one.role, ", ".join(one.direct[:3]), len(one.direct)) for one in rights if one.direct],
@@ -172,6 +192,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         BrokerError: 8426 no such conversation in the database.
     """
     rows = yield Statement(
+        "facts.gather_conversation.find_endpoint",
         f"{_WITH_READERS}"
         "select e.state, e.far_service, e.lifetime, q.queue_id, d.name || '.' || q.schema_name || '.' || q.name, "
         "q.is_receive_enabled, q.is_activation_enabled, e.priority, e.conversation_group_id, "
@@ -193,23 +214,27 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     own = yield _queued(queue_id, priority, group, handle)
     theirs = yield _queued(peer_queue_id, peer_priority, peer_group, peer)
     failed = yield Statement(
+        "facts.gather_conversation.find_error",
         f"select message_body from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
         f"and conversation_handle = $3 and message_type_id = {names.ERROR_ID} limit 1",
         (priority, group, handle),
     )
     waits = yield Statement(
+        "facts.gather_conversation.find_transmission_queue",
         "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], ''), "
         "min(enqueue_time) "
         f"from (select * from servicebroker.transmission_queue where conversation_handle = $1 limit {COUNT_LIMIT}) t",
         (handle,),
     )
     holders = yield Statement(
+        "facts.gather_conversation.find_holders",
         f"{_SESSIONS} and a.pid in (select l.pid from pg_locks l where l.locktype = 'advisory' and l.granted "
         f"and {_HERE} and l.classid::bigint = {locks.GROUP} "
         "and l.objid::bigint = (uuid_hash($1)::bigint & 4294967295))",
         (group,),
     )
     failures = yield Statement(
+        "facts.gather_conversation.find_failures",
         "select failures, last_error, held_until from servicebroker.failed_messages where conversation_handle = $1",
         (handle,),
     )
@@ -243,8 +268,9 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
 def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUID | None) -> Statement:
     """How many messages of a conversation lie in a queue, up to COUNT_LIMIT, and since when."""
     if queue_id is None:
-        return Statement("select 0, null::timestamptz")
+        return Statement("facts.queued.nowhere", "select 0, null::timestamptz")
     return Statement(
+        "facts.queued.count",
         "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
         f"from servicebroker.queue_{queue_id} where priority = $1 and conversation_group_id = $2 "
         f"and conversation_handle = $3 limit {COUNT_LIMIT}) m",
@@ -254,6 +280,7 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 
 def _queues() -> Steps[list[QueueFacts]]:
     rows = yield Statement(
+        "facts.queues.find_queues",
         f"{_WITH_READERS}select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
         "(select count(*) from readers w where w.queue_id = q.queue_id and not w.is_monitor), "
         f"(select count(distinct l.pid) from pg_locks l where l.locktype = 'relation' and l.granted and {_HERE} "
@@ -271,8 +298,9 @@ def _queues() -> Steps[list[QueueFacts]]:
     found = []
     for name, is_on, queue_id, *rest in rows:
         counted = yield Statement(
+            "facts.queues.count",
             "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
         )
         found.append(QueueFacts(name, is_on, *counted[0], *rest))
     return found

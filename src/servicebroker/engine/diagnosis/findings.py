@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
-from servicebroker.engine.remote.domain_state import Membership
+from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
-from servicebroker.model.remedies import REMEDIES, after_refusal, number_of
+from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.wording import counted
 
 RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
@@ -22,7 +22,6 @@ HOUR = timedelta(hours=1)  # so long a refusal is told
 REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
 
 NO_REASON = "nobody has said why."
-_ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
 
 
 class Finding(NamedTuple):
@@ -133,6 +132,19 @@ class DisputeFacts(NamedTuple):
     certificates: list[str]
 
 
+class OldCopyFacts(NamedTuple):
+    """The two sides of conversations were found to disagree, since one database was restored: ours when `is_here`."""
+
+    database: str
+    own_broker: UUID
+    far_broker: str
+    is_here: bool
+    far_service: str
+    times: int
+    last: datetime
+    detail: str
+
+
 class Facts(NamedTuple):
     """What the configuration of an instance is, and what happens there now."""
 
@@ -148,13 +160,14 @@ class Facts(NamedTuple):
     remote_routes: int
     in_recovery: bool
     is_public: bool = False  # CONNECT on the endpoint is granted to public
-    membership: Membership | None = None
+    membership: ToldMembership | None = None
     neighbours: NeighbourFacts = NeighbourFacts()
     changed: tuple[str, ...] = ()  # objects of the broker that somebody has changed past it
     is_foreign: bool = False  # whether they cannot be compared: another PostgreSQL has made them
     encryption: str | None = None  # of the endpoint
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
+    old_copies: Sequence[OldCopyFacts] = ()
     refusals: Sequence[Refused] = ()  # of the last hour
 
 
@@ -196,6 +209,7 @@ def judge(facts: Facts) -> list[Finding]:
         *(_refusal(one) for one in facts.refusals),
         *(_dispute(one) for one in facts.disputes),
         *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
+        *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < RECENTLY),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
@@ -281,13 +295,8 @@ def _waiting(wait: WaitFacts) -> Finding:
         f"service {wait.to_service}",
         f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
         f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
-        _advice(wait.status),
+        after_status(wait.status),
     )
-
-
-def _advice(status: str) -> str:
-    number = number_of(status)
-    return _ELSE if number is None else REMEDIES[number]
 
 
 def _refusal(one: Refused) -> Finding:
@@ -372,6 +381,27 @@ def _dispute(one: DisputeFacts) -> Finding:
         f"The owners of the certificates {' and '.join(one.certificates)} claim to be it, and none of them is let in.",
         f"Say which one is: servicebroker certificate accept {' | '.join(one.certificates)}. Where both are of one "
         "peer, drop one and import it with the same --login as the other.",
+    )
+
+
+def _old_copy(one: OldCopyFacts) -> Finding:
+    ended = (
+        f"{counted(one.times, 'conversation')} with broker {one.far_broker} (service {one.far_service}) ended with an "
+        f"Error, the last at {one.last:%Y-%m-%d %H:%M:%S} UTC: {one.detail}"
+    )
+    subject = f"database {one.database}, broker {one.own_broker}"
+    if one.is_here:
+        return Finding(
+            subject,
+            f"This database has gone back to an old copy: {ended}",
+            f"What was sent and taken here since that copy is known to broker {one.far_broker} only: compare with it, "
+            "then begin the conversations anew. After a restore: servicebroker instance adopt.",
+        )
+    return Finding(
+        subject,
+        f"That database has gone back to an old copy: {ended}",
+        f"What broker {one.far_broker} has taken since that copy is lost there: send it again, and begin the "
+        "conversations anew. At that instance: servicebroker instance adopt, servicebroker doctor.",
     )
 
 
@@ -489,7 +519,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         said = facts.status or NO_REASON
         far = facts.far_service
         what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
-        yield f"{what}: {said}", _advice(facts.status)
+        yield f"{what}: {said}", after_status(facts.status)
     if not facts.is_on:
         yield (
             f"Its queue {facts.queue} is OFF.",

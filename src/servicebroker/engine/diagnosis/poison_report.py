@@ -52,14 +52,16 @@ class QueuedMessage(NamedTuple):
 def off_queues() -> Steps[list[OffQueue]]:
     """The queues that nobody can receive from."""
     rows = yield Statement(
+        "poison_report.off_queues.find_queues",
         "select d.name, q.schema_name || '.' || q.name, q.queue_id from servicebroker.queues q "
-        "join servicebroker.databases d using (database_id) where not q.is_receive_enabled order by 1, 2"
+        "join servicebroker.databases d using (database_id) where not q.is_receive_enabled order by 1, 2",
     )
     found = []
     for database, queue, queue_id in rows:
         counted = yield Statement(
+            "poison_report.off_queues.count",
             "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
         )
         found.append(OffQueue(database, queue, *counted[0]))
     return found
@@ -68,10 +70,11 @@ def off_queues() -> Steps[list[OffQueue]]:
 def failing_messages() -> Steps[list[FailingMessage]]:
     """What policies have counted failures of, the longest first."""
     rows = yield Statement(
+        "poison_report.failing_messages",
         "select d.name, q.schema_name || '.' || q.name, conversation_handle, message_sequence_number, failures, "
         "first_failed_at, last_failed_at, last_error, f.held_until from servicebroker.failed_messages f "
         "join servicebroker.queues q using (queue_id) join servicebroker.databases d using (database_id) "
-        "order by first_failed_at"
+        "order by first_failed_at",
     )
     return [FailingMessage(*row) for row in rows]
 
@@ -79,12 +82,15 @@ def failing_messages() -> Steps[list[FailingMessage]]:
 def queued_messages(queue_id: int, handle: UUID | None, top: int) -> Steps[list[QueuedMessage]]:
     """What lies in a queue, also while it is off, in the order of RECEIVE within each conversation."""
     named = yield Statement(
-        "select postgres_schema, postgres_name from servicebroker.queues where queue_id = $1", (queue_id,)
+        "poison_report.queued_messages.find_view",
+        "select postgres_schema, postgres_name from servicebroker.queues where queue_id = $1",
+        (queue_id,),
     )
     if not named:
         return []
     schema, view = named[0]
     rows = yield Statement(
+        "poison_report.queued_messages.find_messages",
         "select m.status, m.conversation_handle, m.message_sequence_number, m.service_name, m.message_type_name, "
         "m.validation, m.message_body, m.message_enqueue_time, coalesce(f.failures, 0) "
         f"from {quoted(schema)}.{quoted(view)} m left join servicebroker.failed_messages f "
@@ -103,6 +109,7 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
         BrokerError: 8426 no such conversation in the database.
     """
     rows = yield Statement(
+        "poison_report.queue_of_conversation",
         "select q.schema_name || '.' || q.name from servicebroker.conversation_endpoints e "
         "join servicebroker.queues q using (queue_id) where e.conversation_handle = $2 and e.database_id = $1",
         (database_id, handle),
@@ -114,6 +121,14 @@ def queue_of_conversation(database_id: int, handle: UUID) -> Steps[str]:
 
 def forget_failures(queue_id: int) -> Steps[int]:
     """All messages of the queue are tried again at once, as if they had never failed. How many those are."""
-    rows = yield Statement("delete from servicebroker.failed_messages where queue_id = $1 returning true", (queue_id,))
-    yield Statement("update servicebroker.queues set held_until = null where queue_id = $1", (queue_id,))
+    rows = yield Statement(
+        "poison_report.forget_failures.delete_failed_messages",
+        "delete from servicebroker.failed_messages where queue_id = $1 returning true",
+        (queue_id,),
+    )
+    yield Statement(
+        "poison_report.forget_failures.update_queues",
+        "update servicebroker.queues set held_until = null where queue_id = $1",
+        (queue_id,),
+    )
     return len(rows)

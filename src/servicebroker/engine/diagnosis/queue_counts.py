@@ -22,7 +22,7 @@ class QueueStatus(NamedTuple):
     conversations: dict[str, int]
 
 
-class Waiting(NamedTuple):
+class Backlog(NamedTuple):
     """The transmission queue: how many messages (up to COUNT_LIMIT), since when, and why the oldest waits."""
 
     messages: int
@@ -30,34 +30,38 @@ class Waiting(NamedTuple):
     status: str
 
 
-def transmission_status() -> Steps[Waiting]:
+def transmission_status() -> Steps[Backlog]:
     """What is sent and not delivered."""
     rows = yield Statement(
+        "queue_counts.transmission_status",
         "select count(*), min(enqueue_time), "
         "coalesce((array_agg(transmission_status order by enqueue_time))[1], '') "
-        f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t"
+        f"from (select * from servicebroker.transmission_queue limit {COUNT_LIMIT}) t",
     )
-    return Waiting(*rows[0])
+    return Backlog(*rows[0])
 
 
 def queue_statuses() -> Steps[list[QueueStatus]]:
     """Every queue of the instance, by database and name; of the built-in ones those that hold something."""
     queues = yield Statement(
+        "queue_counts.queue_statuses.find_queues",
         "select d.name, q.schema_name || '.' || q.name, q.queue_id, "
         "coalesce((select array_agg(s.name order by s.name) from servicebroker.services s "
         "          where s.queue_id = q.queue_id), '{}') "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
-        "order by d.name, q.schema_name, q.name"
+        "order by d.name, q.schema_name, q.name",
     )
     found = []
     for database, queue, queue_id, services in queues:
         rows = yield Statement(
+            "queue_counts.queue_statuses.count_messages",
             f"select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
         )
         if queue_id < names.FIRST_USER_ID and not rows[0][0]:
             continue
         states = yield Statement(
+            "queue_counts.queue_statuses.count_endpoints",
             "select state, count(*) from (select state from servicebroker.conversation_endpoints "
             f"where queue_id = $1 limit {COUNT_LIMIT}) e group by state order by state",
             (queue_id,),
@@ -86,15 +90,16 @@ class Refusal(NamedTuple):
 
 def is_standby() -> Steps[bool]:
     """Whether the server only shows what its primary has: nothing runs on it."""
-    rows = yield Statement("select pg_is_in_recovery()")
+    rows = yield Statement("queue_counts.is_standby", "select pg_is_in_recovery()")
     return bool(rows[0][0])
 
 
 def connections() -> Steps[list[ConnectionStatus]]:
     """The connections of the daemon that serves the instance; none while there is no such daemon."""
     rows = yield Statement(
+        "queue_counts.connections",
         "select remote_user_name, is_accept = 1, login_state_desc, principal_name from sys.dm_broker_connections "
-        "order by connect_time"
+        "order by connect_time",
     )
     return [ConnectionStatus(*row) for row in rows]
 
@@ -102,8 +107,9 @@ def connections() -> Steps[list[ConnectionStatus]]:
 def refusals() -> Steps[list[Refusal]]:
     """The peers that were refused."""
     rows = yield Statement(
+        "queue_counts.refusals",
         "select number, refused, last_peer, coalesce((select last_text from servicebroker.refusals r "
         "  where r.is_ours and r.number = c.number order by r.last_time desc limit 1), '') "
-        "from servicebroker.rows_here(null::servicebroker.refused_connections) c order by number"
+        "from servicebroker.rows_here(null::servicebroker.refused_connections) c order by number",
     )
     return [Refusal(*row) for row in rows]

@@ -19,6 +19,7 @@ _RECEIVED_IN_SQL = "coalesce(pg_sequence_last_value('servicebroker.received_in_s
 def add_totals(counts: Mapping[str, int]) -> Steps[None]:
     """Add these, in one statement; everybody takes the rows in the same order."""
     yield Statement(
+        "totals.add_totals",
         "insert into servicebroker.totals as t select * from unnest($1::text[], $2::bigint[]) n (counter, value) "
         "order by 1 on conflict (counter) do update set value = t.value + excluded.value",
         (list(counts), list(counts.values())),
@@ -28,9 +29,10 @@ def add_totals(counts: Mapping[str, int]) -> Steps[None]:
 def totals() -> Steps[dict[str, int]]:
     """All of them; 0 for what has never happened."""
     rows = yield Statement(
+        "diagnosis.totals",
         "select counter, sum(value)::bigint from (select counter, value from servicebroker.totals "
         f"union all select '{SENDS}', {SENT_IN_SQL} union all select '{RECEIVES}', {_RECEIVED_IN_SQL}) t "
-        "group by counter"
+        "group by counter",
     )
     written: dict[str, int] = dict(rows)
     return {counter: written.get(counter, 0) for counter in (SENDS, RECEIVES, ROLLBACKS, *ENQUEUED.values())}

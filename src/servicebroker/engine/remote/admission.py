@@ -21,6 +21,7 @@ class Target(NamedTuple):
 def find_target(database_id: int, service_id: int) -> Steps[Target]:
     """The service of that number."""
     rows = yield Statement(
+        "admission.find_target",
         "select s.owner_id, s.name, q.queue_id, q.owner_id, q.name from servicebroker.services s "
         "join servicebroker.queues q using (queue_id) where s.service_id = $1",
         (service_id,),

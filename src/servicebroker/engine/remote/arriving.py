@@ -25,7 +25,7 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.messages import error_body, read_error
 from servicebroker.model.rejection import Rejection
-from servicebroker.model.states import REMOVED, TRANSITIONS, Event, State
+from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
 from servicebroker.model.wording import cleaned
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
@@ -48,7 +48,7 @@ class Result(NamedTuple):
     queues: set[int]
 
 
-class Endpoint(NamedTuple):
+class ReceivingEndpoint(NamedTuple):
     """What storing has to know of an endpoint. `waits`: its queue is off, or something already waits beside it."""
 
     conversation_handle: UUID
@@ -93,7 +93,7 @@ class Plan(NamedTuple):
     `failure` is why a message of the type `refused_type` is not taken.
     """
 
-    endpoint: Endpoint
+    endpoint: ReceivingEndpoint
     batch: Batch
     messages: list[Arrived]
     event: Event | None = None
@@ -103,11 +103,15 @@ class Plan(NamedTuple):
     @property
     def changes(self) -> bool:
         """Whether the endpoint's row is written, and not only looked at."""
-        begins = self.endpoint.state == State.STARTED_INBOUND and bool(self.messages)
+        begins = self.endpoint.state == EndpointState.STARTED_INBOUND and bool(self.messages)
         return begins or self.event is not None or self.failure is not None
 
 
-_LIVE = (State.STARTED_INBOUND, State.CONVERSING, State.DISCONNECTED_INBOUND)  # the application reads what arrives
+_LIVE = (
+    EndpointState.STARTED_INBOUND,
+    EndpointState.CONVERSING,
+    EndpointState.DISCONNECTED_INBOUND,
+)  # the application reads what arrives
 _ERROR_FRAGMENTS = 4  # that an Error of ours can have at most; what is longer is none
 _CONTROL = {
     Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
@@ -141,19 +145,20 @@ def store(catalog: Catalog, batches: Mapping[UUID, Batch], now: datetime) -> Ste
         stored,
         [handle for handle in batches if handle not in gone.union(stored)],
         gone,
-        [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == State.CLOSED],
+        [plan.endpoint.conversation_handle for plan in plans if plan.endpoint.state == EndpointState.CLOSED],
         {plan.endpoint.conversation_handle: failed for plan in plans if (failed := _told(plan)) is not None},
         {plan.endpoint.queue_id for plan in plans if plan.messages or plan.failure},
     )
 
 
 # `endpoints.lock_parking`, waiting for nobody
-_TRY_PARKING = Statement("select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
+_TRY_PARKING = Statement("arriving.try_parking", "select pg_try_advisory_xact_lock_shared($1, 0)", (locks.DELIVERY,))
 
 
-def _lock_shared(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
+def _lock_shared(handles: Iterable[UUID]) -> Steps[list[ReceivingEndpoint]]:
     """Those of these endpoints that `remote.lock_shared` would lock, but those whose broker is disabled."""
     rows = yield Statement(
+        "arriving.lock_shared",
         "select e.conversation_handle, e.conversation_id, e.is_initiator, e.database_id, e.service_contract_id, "
         "e.queue_id, e.state, q.catalog_version, not q.is_enqueue_enabled or exists ("
         "  select from servicebroker.arrived_fragments f join servicebroker.arrivals a using (conversation_handle) "
@@ -166,7 +171,7 @@ def _lock_shared(handles: Iterable[UUID]) -> Steps[list[Endpoint]]:
         "where e.conversation_handle = any ($1) for key share of e skip locked",
         (list(handles),),
     )
-    return [Endpoint(*row) for row in rows]
+    return [ReceivingEndpoint(*row) for row in rows]
 
 
 def _lock_changing(plans: list[Plan]) -> Steps[list[Plan]]:
@@ -184,7 +189,7 @@ def _told(plan: Plan) -> Failed | None:
     return None if endpoint.failure_code is None else Failed(endpoint.failure_code, endpoint.failure_text)
 
 
-def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
+def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[Plan]:
     """What becomes of the messages that are next in order; an endpoint that has ended takes no more of them."""
     usages = yield from find_usages(
         catalog, endpoint.database_id, endpoint.service_contract_id, endpoint.catalog_version
@@ -197,7 +202,7 @@ def _plan(catalog: Catalog, endpoint: Endpoint, batch: Batch) -> Steps[Plan]:
             event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
             if endpoint.state in _LIVE:
                 taken.append(Arrived(endpoint.conversation_handle, alike, *_CONTROL[alike.content]))
-            happens = taken or (State(endpoint.state), event) in TRANSITIONS
+            happens = taken or (EndpointState(endpoint.state), event) in TRANSITIONS
             return Plan(endpoint, batch, taken, event if happens else None)
         if endpoint.state in _LIVE[:2]:
             count, failure = yield from _accepted(sender, usages, alike)
@@ -226,7 +231,7 @@ def _readable(sender: Sender, end: Alike) -> Alike:
     return end._replace(message_type=names.ERROR, bodies=[body], is_fragmented=False)
 
 
-def _in_order(endpoint: Endpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
+def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
     """The messages of the batch that are next in order."""
     found = []
     for step in batch.steps:
@@ -253,10 +258,11 @@ def _accepted(sender: Sender, usages: Usages, alike: Alike) -> Steps[tuple[int, 
     return len(alike.bodies), None
 
 
-def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
+def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages: Usages) -> Steps[Part]:
     """A message of fragments, some of which are in the batch. Its body is left where it is unless it is looked at."""
     new = {step.fragment: step.part for step in batch.steps if isinstance(step, Keep) and step.number == number}
     kept = yield Statement(
+        "arriving.put_together.find_kind",
         "select message_type_name, content::int from servicebroker.arrived_fragments "
         "where conversation_handle = $1 and message_sequence_number = $2 limit 1",
         (endpoint.conversation_handle, number),
@@ -267,6 +273,7 @@ def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages)
         return Part(message_type, Content(content), None)
     most = "" if content == Content.DATA else f" order by fragment limit {_ERROR_FRAGMENTS}"
     rows = yield Statement(
+        "arriving.put_together.find_bodies",
         "select fragment, message_body from servicebroker.arrived_fragments "
         f"where conversation_handle = $1 and message_sequence_number = $2{most}",
         (endpoint.conversation_handle, number),
@@ -280,16 +287,18 @@ def _put_together(endpoint: Endpoint, batch: Batch, number: int, usages: Usages)
 
 def _keep(plans: list[Plan]) -> Steps[None]:
     """Fragments and what came too early; what an Error has overtaken goes."""
-    takes = [plan for plan in plans if plan.endpoint.state != State.CLOSED]
+    takes = [plan for plan in plans if plan.endpoint.state != EndpointState.CLOSED]
     kept = [(plan.endpoint.conversation_handle, step) for plan in takes for step in plan.batch.steps]
     keeps = [(handle, step) for handle, step in kept if isinstance(step, Keep)]
     discards = [(handle, step.below) for handle, step in kept if isinstance(step, Discard)]
     if keeps:
         yield Statement(
+            "arriving.keep.insert_fragments",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
-            "fragments, message_type_name, content, message_body) "
+            "fragments, message_type_name, content, message_body, token) "
             "select * "
-            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[])",
+            "from unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::smallint[], $7::bytea[], "
+            "  $8::bytea[])",
             (
                 [handle for handle, _ in keeps],
                 [step.number for _, step in keeps],
@@ -298,10 +307,12 @@ def _keep(plans: list[Plan]) -> Steps[None]:
                 [step.part.message_type for _, step in keeps],
                 [int(step.part.content) for _, step in keeps],
                 Bodies(step.part.body for _, step in keeps),
+                Bodies(step.part.token for _, step in keeps),
             ),
         )
     if discards:
         yield Statement(
+            "arriving.keep.delete_fragments",
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) d (handle, below) "
             "where f.conversation_handle = d.handle and f.message_sequence_number < d.below",
             ([handle for handle, _ in discards], [below for _, below in discards]),
@@ -316,15 +327,22 @@ def _advance(plans: list[Plan]) -> Steps[None]:
     handles = [plan.endpoint.conversation_handle for plan in moving]
     if any(plan.batch.expected == 0 for plan in moving):
         yield Statement(
+            "arriving.advance.insert_arrivals",
             "insert into servicebroker.arrivals (conversation_handle) select unnest($1::uuid[]) on conflict do nothing",
             (handles,),
         )
     rows = yield Statement(
-        "update servicebroker.arrivals a set receive_sequence = m.reached, "
+        "arriving.advance.update_arrivals",
+        "update servicebroker.arrivals a set receive_sequence = m.reached, token = m.token, "
         "last_stamp = greatest(last_stamp, pg_current_xact_id()) "
-        "from unnest($1::uuid[], $2::bigint[], $3::bigint[]) m (handle, expected, reached) "
+        "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[]) m (handle, expected, reached, token) "
         "where a.conversation_handle = m.handle and a.receive_sequence = m.expected returning m.handle",
-        (handles, [plan.batch.expected for plan in moving], [plan.batch.reached for plan in moving]),
+        (
+            handles,
+            [plan.batch.expected for plan in moving],
+            [plan.batch.reached for plan in moving],
+            Bodies(plan.batch.token for plan in moving),
+        ),
     )
     if len(rows) != len(moving):
         raise InstanceError(
@@ -341,6 +359,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     for queue_id, messages in queues.items():
         if messages:
             yield Statement(
+                "arriving.deliver.enqueue",
                 enqueue.arrive(queue_id),
                 (
                     *map(list, zip(*_runs(messages), strict=True)),
@@ -350,6 +369,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     gone = [(plan.endpoint.conversation_handle, number) for plan in plans for number in _not_kept(plan)]
     if gone:
         yield Statement(
+            "arriving.deliver.delete_fragments",
             "delete from servicebroker.arrived_fragments f using unnest($1::uuid[], $2::bigint[]) g (handle, number) "
             "where f.conversation_handle = g.handle and f.message_sequence_number = g.number",
             ([handle for handle, _ in gone], [number for _, number in gone]),
@@ -363,6 +383,7 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
     if whole:
         *columns, bodies = zip(*whole, strict=True)
         yield Statement(
+            "arriving.deliver.keep_beside",
             "insert into servicebroker.arrived_fragments (conversation_handle, message_sequence_number, fragment, "
             "fragments, message_type_name, content, message_body) "
             "select handle, number, 0, 1, type, content, body "
@@ -393,32 +414,37 @@ def _conclude(plan: Plan, now: datetime) -> Steps[None]:
     """What the arrivals mean for the endpoint itself."""
     endpoint, handle = plan.endpoint, plan.endpoint.conversation_handle
     if plan.failure is not None:
-        yield tell_remote([handle], plan.failure.to_sender)
+        yield tell_remote([handle], Failed.of(plan.failure.to_sender))
         yield from fail_endpoints([handle], plan.failure.to_receiver)
         return
     if endpoint.waits and endpoint.state in _LIVE:  # its turn comes with the messages before it
         return
-    state = State.CONVERSING if endpoint.state == State.STARTED_INBOUND and plan.messages else State(endpoint.state)
+    state = (
+        EndpointState.CONVERSING
+        if endpoint.state == EndpointState.STARTED_INBOUND and plan.messages
+        else EndpointState(endpoint.state)
+    )
     if plan.event is not None:
         yield from take_end(handle, state, plan.event, now)
     elif state != endpoint.state:
         yield set_state(handle, state)
 
 
-def take_end(handle: UUID, state: State, event: Event, now: datetime) -> Steps[None]:
+def take_end(handle: UUID, state: EndpointState, event: Event, now: datetime) -> Steps[None]:
     """An EndDialog or an Error has arrived on an endpoint whose row is locked."""
     after = TRANSITIONS.get((state, event), state)
     if event is Event.ERROR_ARRIVED:
         yield drop_waiting([handle])
     if after is REMOVED:  # it has ended; a target stays, or its first message, coming late, would open it anew
         yield from close_endpoints([handle], now)
-    elif after is not state or state is State.CONVERSING:
+    elif after is not state or state is EndpointState.CONVERSING:
         yield set_state(handle, after)
 
 
-def set_state(handle: UUID, state: State) -> Statement:
+def set_state(handle: UUID, state: EndpointState) -> Statement:
     """The endpoint's new state."""
     return Statement(
+        "arriving.set_state",
         "update servicebroker.conversation_endpoints set state = $2 where conversation_handle = $1",
         (handle, state.value),
     )

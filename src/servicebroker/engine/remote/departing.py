@@ -13,18 +13,19 @@ from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
+from msgspec import structs
+
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.endpoints import close_endpoints
-from servicebroker.engine.conversation.failure import drop_waiting, fail_with
+from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail_with, tell_remote
 from servicebroker.engine.conversation.shared_bodies import MESSAGE_BODY, READERS_GONE
 from servicebroker.engine.remote.missing_routes import ask
-from servicebroker.engine.remote.remote_endpoints import Remote, find_gone, lock_alone, lock_shared
+from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint, find_gone, lock_alone, lock_shared
 from servicebroker.engine.remote.site import Here, find_site, picking
 from servicebroker.model.messages import error_body
-from servicebroker.protocol.dialog import Acknowledged
-from servicebroker.protocol.envelope import Content, Failure, Part
-from servicebroker.protocol.routing import Ask, Conversation, Decision, RoutingTable, classify
-from servicebroker.protocol.routing import Remote as Away
+from servicebroker.protocol.dialog import Acknowledged, Apart
+from servicebroker.protocol.envelope import BrokerFailure, Content, Part
+from servicebroker.protocol.routing import Ask, Conversation, Decision, Elsewhere, RoutingTable, classify
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -38,7 +39,7 @@ class Snapshot(NamedTuple):
 BEGINNING = 2**63 - 1  # no transaction has that number
 
 
-class Waiting(NamedTuple):
+class WaitingConversation(NamedTuple):
     """Messages up to `last` of one endpoint wait; `has_end`: the last of them is an EndDialog or Error."""
 
     conversation_handle: UUID
@@ -46,7 +47,7 @@ class Waiting(NamedTuple):
     has_end: bool
 
 
-class Look(NamedTuple):
+class OutgoingLook(NamedTuple):
     """What is new: `snapshot` for the next look, what waits, and the databases whose broker is disabled.
 
     `routes` is another number when a route has changed. `traced`: messages have trace contexts
@@ -54,7 +55,7 @@ class Look(NamedTuple):
     """
 
     snapshot: Snapshot
-    waiting: list[Waiting]
+    waiting: list[WaitingConversation]
     disabled: frozenset[int]
     routes: int
     traced: bool
@@ -74,7 +75,7 @@ class Leaving(NamedTuple):
 NOTHING = Leaving((), (), [])
 
 
-def look(seen: Snapshot | None) -> Steps[Look]:
+def look(seen: Snapshot | None) -> Steps[OutgoingLook]:
     """What waits in the transmission queue and was not visible to the look that returned `seen`.
 
     Exactly those rows, in whatever order their transactions commit; nothing after None, which begins: `page` finds
@@ -82,6 +83,7 @@ def look(seen: Snapshot | None) -> Steps[Look]:
     """
     end, unfinished = seen or (BEGINNING, ())
     rows = yield Statement(
+        "departing.look",
         "select pg_snapshot_xmax(now.snapshot)::text::bigint, "
         "array_remove(array(select x::text::bigint from pg_snapshot_xip(now.snapshot) x) "  # which lacks our own
         "|| pg_current_xact_id_if_assigned()::text::bigint, null), "
@@ -99,8 +101,8 @@ def look(seen: Snapshot | None) -> Steps[Look]:
         (str(end), [str(xact) for xact in unfinished]),
     )
     end, unfinished, disabled, routes, traced, *_ = rows[0]
-    waiting = [Waiting(*row[5:]) for row in rows if row[5] is not None]
-    return Look(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
+    waiting = [WaitingConversation(*row[5:]) for row in rows if row[5] is not None]
+    return OutgoingLook(Snapshot(end, tuple(unfinished)), waiting, frozenset(disabled), routes, traced)
 
 
 _FRESH = (
@@ -112,6 +114,7 @@ _FRESH = (
 def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
     """The next endpoints of which messages wait, in the order of their handles; each costs one look into an index."""
     rows = yield Statement(
+        "departing.page",
         "with recursive found as ("
         "(select conversation_handle from servicebroker.transmission_queue "
         "where conversation_handle > $1 order by conversation_handle limit 1) "
@@ -124,7 +127,9 @@ def page(after: UUID | None, count: int) -> Steps[list[UUID]]:
     return [handle for (handle,) in rows]
 
 
-def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datetime) -> Steps[dict[UUID, Decision]]:
+def route(
+    catalog: Catalog, departures: Sequence[RemoteEndpoint], here: Here, now: datetime
+) -> Steps[dict[UUID, Decision]]:
     """Where each of these goes, by the routes of its database; what leads back here by those of msdb.
 
     Chance is the conversation's identifier, so that asking again gives the same answer. The dynamic routing service is
@@ -146,7 +151,7 @@ def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datet
         for broker in dict.fromkeys((one.far_broker or one.routed_broker, one.far_broker)):
             conversation = Conversation(one.far_service, broker, own.broker, not one.is_initiator)
             decision = classify(conversation, tables[one.database_id], outside, site, now, picking(chance))
-            if isinstance(decision.destination, Away):  # else the route by which it was sent is there no more
+            if isinstance(decision.destination, Elsewhere):  # else the route by which it was sent is there no more
                 break
         if isinstance(decision.destination, Ask):
             lacking = located.msdb if decision.through_outside and located.msdb else own
@@ -155,20 +160,21 @@ def route(catalog: Catalog, departures: Sequence[Remote], here: Here, now: datet
     return decisions
 
 
-class Claim(NamedTuple):
+class Claimed(NamedTuple):
     """How a conversation leaves: by a route that names this broker instance, if any, and secured so."""
 
     broker: str | None
     security: str
 
 
-def claim(claims: Mapping[UUID, Claim]) -> Steps[set[UUID]]:
+def claim(claims: Mapping[UUID, Claimed]) -> Steps[set[UUID]]:
     """These conversations go to other instances.
 
     Returns those that do; the others found a target here meanwhile. One that somebody is sending on is left for the
     next time.
     """
     rows = yield Statement(
+        "departing.claim",
         "with free as materialized (select conversation_handle as handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and far_handle is null for no key update skip locked) "
         "update servicebroker.conversation_endpoints e set is_remote = true, routed_broker = c.broker, "
@@ -195,13 +201,14 @@ class Reading(NamedTuple):
 def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]]:
     """The messages of each endpoint, where there are any; bodies up to `longest` bytes."""
     rows = yield Statement(
+        "departing.read",
         "select r.place, t.number, t.size, t.message_type_name, t.content, "
-        "case when t.size <= $5 then t.message_body end "
+        "case when t.size <= $5 then t.message_body end, t.token "
         "from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[]) with ordinality "
         "  r (handle, first, most, room, place) "
         "cross join lateral (select *, sum(size) over (order by number) - size as before from ("
         f"select message_sequence_number as number, message_type_name, {MESSAGE_BODY} as message_body, "
-        "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, "
+        "case when is_conversation_error then 2 when is_end_of_dialog then 1 else 0 end as content, token, "
         f"coalesce(octet_length({MESSAGE_BODY}), 0) as size from servicebroker.transmission_queue "
         "where conversation_handle = r.handle and message_sequence_number >= r.first "
         "order by message_sequence_number limit r.most) found) t "
@@ -216,8 +223,8 @@ def read(wanted: dict[UUID, Reading], longest: int) -> Steps[dict[UUID, Leaving]
     )
     found, handles = {}, list(wanted)
     for place, group in groupby(rows, itemgetter(0)):
-        _, numbers, sizes, types, contents, bodies = zip(*group, strict=True)
-        parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies))
+        _, numbers, sizes, types, contents, bodies, tokens = zip(*group, strict=True)
+        parts = list(map(Part, types, map(_CONTENTS.__getitem__, contents), bodies, tokens))
         found[handles[place - 1]] = Leaving(numbers, sizes, parts)
     return found
 
@@ -228,9 +235,21 @@ _CONTENTS = tuple(Content)  # by their numbers
 def read_fragment(handle: UUID, number: int, offset: int, length: int) -> Steps[bytes | None]:
     """`length` bytes at `offset` of one message, without reading the rest of it; None when it is gone."""
     rows = yield Statement(
+        "departing.read_fragment",
         f"select substring({MESSAGE_BODY} from $3 for $4) from servicebroker.transmission_queue "
         "where conversation_handle = $1 and message_sequence_number = $2",
         (handle, number, offset + 1, length),
+    )
+    return rows[0][0] if rows else None
+
+
+def token_of(handle: UUID, number: int) -> Steps[bytes | None]:
+    """The token of one message that waits; None when it is gone, or has none."""
+    rows = yield Statement(
+        "departing.token_of",
+        "select token from servicebroker.transmission_queue "
+        "where conversation_handle = $1 and message_sequence_number = $2",
+        (handle, number),
     )
     return rows[0][0] if rows else None
 
@@ -248,6 +267,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
     The first acknowledgement says which broker has the target: everything goes to that one from then on.
     """
     rows = yield Statement(  # as `remote.lock_shared`, and what they are
+        "departing.acknowledge.lock",
         "select conversation_handle, is_acknowledged, state = 'DO' from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for key share skip locked",
         (list(news),),
@@ -260,6 +280,7 @@ def acknowledge(news: Mapping[UUID, Acknowledged], now: datetime) -> Steps[Settl
     first = [handle for handle, was_acknowledged, _ in rows if not was_acknowledged and handle in done]
     if first:
         yield Statement(
+            "departing.acknowledge.note",
             "update servicebroker.conversation_endpoints "
             "set is_acknowledged = true, far_broker_instance = broker::text "
             "from unnest($1::uuid[], $2::uuid[]) a (handle, broker) where conversation_handle = handle",
@@ -276,6 +297,7 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
     if not below:
         return set()
     rows = yield Statement(
+        "departing.remove",
         "with gone as (delete from servicebroker.transmission_queue t "
         "using unnest($1::uuid[], $2::bigint[]) a (handle, below) "
         "where t.conversation_handle = a.handle and t.message_sequence_number < a.below "
@@ -287,11 +309,12 @@ def _remove(below: dict[UUID, int]) -> Steps[set[UUID]]:
     return {handle for (handle,) in rows}
 
 
-def fail(failures: Mapping[UUID, Failure], now: datetime) -> Steps[list[UUID]]:
+def fail(failures: Mapping[UUID, BrokerFailure], now: datetime) -> Steps[list[UUID]]:
     """The peers' brokers have refused these conversations. Returns those for which that is done; the others later."""
     free, gone = yield from lock_shared(list(failures))
     done = yield from lock_alone(list(free))
     rows = yield Statement(
+        "departing.fail",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) and state = 'DO'",
         (list(done),),
@@ -305,9 +328,18 @@ def fail(failures: Mapping[UUID, Failure], now: datetime) -> Steps[list[UUID]]:
     return [*done, *gone]
 
 
+def part(partings: Mapping[UUID, Apart], now: datetime) -> Steps[list[UUID]]:
+    """The two sides of these conversations have different pasts, and each gets an Error. Returns those that have it."""
+    done = yield from fail({handle: apart.own for handle, apart in partings.items()}, now)
+    for handle in done:
+        yield tell_remote([handle], Failed(*structs.astuple(partings[handle].far)))
+    return done
+
+
 def set_statuses(texts: dict[UUID, str]) -> Statement:
     """Why the messages of these endpoints wait; '' when they are on their way."""
     return Statement(
+        "departing.set_statuses",
         "with free as materialized (select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for key share skip locked) "  # who ENDs now deletes what waits
         "update servicebroker.transmission_queue t set transmission_status = s.text "

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from servicebroker.store.statements import Statement, Steps
 
 
-class Membership(NamedTuple):
+class ToldMembership(NamedTuple):
     """`account` is DOMAIN\\\\member; it and the certificate are None before there is one.
 
     `problem`: '' when all is well.
@@ -24,16 +24,23 @@ class Membership(NamedTuple):
     problem: str
 
 
-def tell_membership(membership: Membership | None) -> Steps[None]:
+def tell_membership(membership: ToldMembership | None) -> Steps[None]:
     """Keep how it stands; None: the endpoint does not ask for a domain."""
-    yield Statement("delete from servicebroker.domain_membership")
+    yield Statement(
+        "domain_state.tell_membership.delete_domain_membership", "delete from servicebroker.domain_membership"
+    )
     if membership is not None:
-        yield Statement("insert into servicebroker.domain_membership values ($1, $2, $3, $4, $5)", membership)
+        yield Statement(
+            "domain_state.tell_membership.insert_domain_membership",
+            "insert into servicebroker.domain_membership values ($1, $2, $3, $4, $5)",
+            membership,
+        )
 
 
-def find_membership() -> Steps[Membership | None]:
+def find_membership() -> Steps[ToldMembership | None]:
     """What was told last."""
     rows = yield Statement(
-        "select account, thumbprint, start_date, expiry_date, problem from servicebroker.domain_membership"
+        "domain_state.find_membership",
+        "select account, thumbprint, start_date, expiry_date, problem from servicebroker.domain_membership",
     )
-    return Membership(*rows[0]) if rows else None
+    return ToldMembership(*rows[0]) if rows else None

@@ -19,7 +19,9 @@ MOST_CLAIMS = 1_000  # of those that are not theirs
 
 def find_answers() -> Steps[dict[Address, Answer]]:
     """Who answered at each address."""
-    rows = yield Statement("select address, owner, instance_id from servicebroker.peers order by since")
+    rows = yield Statement(
+        "known_peers.find_answers", "select address, owner, instance_id from servicebroker.peers order by since"
+    )
     found = {parse_address(address): Answer(owner, instance) for address, owner, instance in rows}
     return {address: answer for address, answer in found.items() if address is not None}
 
@@ -27,6 +29,7 @@ def find_answers() -> Steps[dict[Address, Answer]]:
 def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None]:
     """Who answered now; the oldest are forgotten when there are too many."""
     yield Statement(
+        "known_peers.save_answers.insert_peers",
         "insert into servicebroker.peers (address, owner, instance_id, since) "
         "select address, owner, instance, $4 from unnest($1::text[], $2::text[], $3::uuid[]) "
         "  a (address, owner, instance) where owner in (select owner from servicebroker.transport_certificates) "
@@ -40,14 +43,16 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
         ),
     )
     yield Statement(
+        "known_peers.save_answers.delete_peers",
         "delete from servicebroker.peers where address in "
-        f"(select address from servicebroker.peers order by since desc offset {MOST})"
+        f"(select address from servicebroker.peers order by since desc offset {MOST})",
     )
 
 
 def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
     """Add these, with how often and lately what, to those of before; the oldest are forgotten when there are many."""
     yield Statement(
+        "known_peers.save_mistrusted",
         "insert into servicebroker.mistrusted as m (owner, claim, subject, times, last_time, last_detail) "
         "select owner, claim, subject, times, $6, detail "
         "from unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[]) "
@@ -64,8 +69,9 @@ def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) ->
         ),
     )
     yield Statement(
+        "known_peers.save_mistrusted.forget",
         "delete from servicebroker.mistrusted where (owner, claim, subject) in "
-        f"(select owner, claim, subject from servicebroker.mistrusted order by last_time desc offset {MOST_CLAIMS})"
+        f"(select owner, claim, subject from servicebroker.mistrusted order by last_time desc offset {MOST_CLAIMS})",
     )
 
 
@@ -87,6 +93,7 @@ def accept(name: str, now: datetime) -> Steps[Accepted]:
         raise BrokerError(15151, "accept", "certificate of a peer", name)
     owner = found.proved.owner
     instances = yield Statement(
+        "known_peers.accept.insert_accepted_peers",
         "with claims as ("
         "select owner, instance_id from servicebroker.transport_certificates "
         "where instance_id is not null and not is_own "
@@ -99,16 +106,24 @@ def accept(name: str, now: datetime) -> Steps[Accepted]:
         (owner, INSTANCE),
     )
     yield Statement(
+        "known_peers.accept.delete_others",
         "delete from servicebroker.peers where owner <> $1 and instance_id = any ($2)",
         (owner, [instance for (instance,) in instances]),
     )
     addresses = yield Statement(
+        "known_peers.accept.delete_left",
         "with left_it as (delete from servicebroker.peers p using servicebroker.mistrusted m where m.owner = $1 "
         "and m.claim = $2 and m.subject = p.address and p.owner <> $1 returning p.address) select address from left_it",
         (owner, ADDRESS),
     )
     yield Statement(
-        "delete from servicebroker.mistrusted where owner = $1 and claim in ($2, $3)", (owner, INSTANCE, ADDRESS)
+        "known_peers.accept.delete_mistrusted",
+        "delete from servicebroker.mistrusted where owner = $1 and claim in ($2, $3)",
+        (owner, INSTANCE, ADDRESS),
     )
-    yield Statement("update servicebroker.transport_certificates set accepted = $2 where owner = $1", (owner, now))
+    yield Statement(
+        "known_peers.accept.update_certificates",
+        "update servicebroker.transport_certificates set accepted = $2 where owner = $1",
+        (owner, now),
+    )
     return Accepted(tuple(instance for (instance,) in instances), tuple(address for (address,) in addresses))

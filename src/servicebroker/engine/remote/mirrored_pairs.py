@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from servicebroker.protocol.mirroring import Known, Role, Standing
-from servicebroker.protocol.routing import Address, Remote, parse_address
+from servicebroker.protocol.routing import Address, Elsewhere, parse_address
 from servicebroker.store.statements import Statement, Steps
 
 
@@ -25,18 +25,18 @@ class Row(NamedTuple):
     explanation: str
 
 
-def known(pairs: Iterable[Remote]) -> Steps[dict[Remote, Known]]:
+def known(pairs: Iterable[Elsewhere]) -> Steps[dict[Elsewhere, Known]]:
     """The highest timeline that was seen of each of these pairs."""
     found = {_pair(row): Known(row.system, row.timeline, row.evidence) for row in (yield from find_pairs())}
     return {pair: found.get(pair, Known()) for pair in pairs}
 
 
-def pairs() -> Steps[list[Remote]]:
+def pairs() -> Steps[list[Elsewhere]]:
     """The pairs of which anything is remembered."""
     return [_pair(row) for row in (yield from find_pairs())]
 
 
-def find_explanations() -> Steps[dict[Remote, str]]:
+def find_explanations() -> Steps[dict[Elsewhere, str]]:
     """Which of each pair was chosen and why, or why neither was, in a sentence."""
     return {_pair(row): row.explanation for row in (yield from find_pairs())}
 
@@ -44,8 +44,9 @@ def find_explanations() -> Steps[dict[Remote, str]]:
 def find_pairs() -> Steps[list[Row]]:
     """What is remembered."""
     rows = yield Statement(
+        "mirrored_pairs.find_pairs",
         "select address, mirror_address, principal, system, timeline, evidence, explanation "
-        "from servicebroker.mirrored_pairs"
+        "from servicebroker.mirrored_pairs",
     )
     return [Row(*row) for row in rows]
 
@@ -53,6 +54,7 @@ def find_pairs() -> Steps[list[Row]]:
 def save(rows: Sequence[Row], now: datetime) -> Statement:
     """This is known of these pairs since `now`."""
     return Statement(
+        "mirrored_pairs.save",
         "insert into servicebroker.mirrored_pairs "
         "(address, mirror_address, principal, system, timeline, evidence, explanation, since) "
         "select r.*, $8 "
@@ -67,15 +69,16 @@ def save(rows: Sequence[Row], now: datetime) -> Statement:
 def forget_unused() -> Statement:
     """No route leads to them any more: who makes one anew begins without what was seen."""
     return Statement(
+        "mirrored_pairs.forget_unused",
         "delete from servicebroker.mirrored_pairs p where not exists (select from servicebroker.routes r "
-        "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))"
+        "where lower(r.address) = lower(p.address) and lower(r.mirror_address) = lower(p.mirror_address))",
     )
 
 
-def _pair(row: Row) -> Remote:
+def _pair(row: Row) -> Elsewhere:
     address, mirror = parse_address(row.address), parse_address(row.mirror_address)
     assert isinstance(address, Address)
-    return Remote(address, mirror)
+    return Elsewhere(address, mirror)
 
 
 def find_standing() -> Steps[Standing]:
@@ -84,12 +87,13 @@ def find_standing() -> Steps[Standing]:
     A server that is no standby is the principal once a `proof` has been committed, not before.
     """
     rows = yield Statement(
+        "mirrored_pairs.find_standing",
         "select pg_is_in_recovery(), system_identifier::text, case when pg_is_in_recovery() "
         "then greatest((select timeline_id from pg_control_checkpoint()), "
         "(select min_recovery_end_timeline from pg_control_recovery()))::bigint "
         "else ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint end, "
         "current_setting('synchronous_standby_names') <> '' "
-        "and current_setting('synchronous_commit') in ('on', 'remote_apply') from pg_control_system()"
+        "and current_setting('synchronous_commit') in ('on', 'remote_apply') from pg_control_system()",
     )
     is_standby, system, timeline, is_guarded = rows[0]
     return Standing(Role.MIRROR if is_standby else Role.PRINCIPAL, system, timeline, is_guarded)
@@ -100,4 +104,4 @@ def proof() -> Steps[None]:
 
     With it the standby has all that was committed here before, also what this server alone had when it went down.
     """
-    yield Statement("select pg_logical_emit_message(true, 'servicebroker', 'principal')")
+    yield Statement("mirrored_pairs.proof", "select pg_logical_emit_message(true, 'servicebroker', 'principal')")

@@ -35,6 +35,7 @@ def ask(database_id: int, missing: Ask, now: datetime) -> Steps[None]:
 def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool]:
     """Send MissingRemoteServiceBinding for the target of a secure conversation. Whether an answer is awaited."""
     rows = yield Statement(
+        "missing_routes.ask_for_binding.find_routes",
         "select exists (select from servicebroker.routes where database_id = $1 and remote_service_name = $2 "
         "and (lifetime is null or lifetime > $3))",
         (database_id, DYNAMIC_ROUTING_SERVICE, now),
@@ -43,6 +44,7 @@ def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool
         return False
     yield from _ask(database_id, BINDING, Ask(service, None), now)
     rows = yield Statement(
+        "missing_routes.ask_for_binding.find_route_requests",
         "select from servicebroker.route_requests "
         "where database_id = $1 and about = $2 and service_name = $3 and answered is null",
         (database_id, BINDING, service),
@@ -52,6 +54,7 @@ def ask_for_binding(database_id: int, service: str, now: datetime) -> Steps[bool
 
 def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[None]:
     rows = yield Statement(
+        "missing_routes.ask.lock",
         "select pg_try_advisory_xact_lock($1, hashtext($2)), exists (select from servicebroker.route_requests "
         "where database_id = $3 and about = $5 and service_name = $2 and (answered is null or answered > $4)), "
         "exists (select from servicebroker.route_requests "
@@ -70,6 +73,7 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
         now=now,
     )
     rows = yield Statement(
+        "missing_routes.ask.insert_route_requests",
         "insert into servicebroker.route_requests as r (database_id, about, service_name, conversation_handle) "
         "values ($1, $5, $2, $3) on conflict (database_id, about, service_name) do update "
         "set conversation_handle = $3, answered = null where r.answered <= $4 returning 1",
@@ -77,6 +81,7 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     )
     if not rows:  # committed by another one since we looked
         yield Statement(
+            "missing_routes.ask.delete_last",
             "with gone as (delete from servicebroker.conversation_endpoints where conversation_handle = $1 "
             "returning conversation_group_id) "
             "delete from servicebroker.conversation_groups g using gone "
@@ -87,7 +92,7 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     endpoint = yield from find_endpoint(handle)
     name = ("Failed" if was_useless else "Missing") + about
     yield from park(endpoint, f"{names.CONFIGURATION_NOTICE}/{name}", [notice(name, missing)], "")
-    yield Statement("select pg_notify($1, '')", (DELIVERY_CHANNEL,))
+    yield Statement("missing_routes.ask.wake", "select pg_notify($1, '')", (DELIVERY_CHANNEL,))
 
 
 def notice(name: str, missing: Ask) -> bytes:

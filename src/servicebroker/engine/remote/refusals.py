@@ -35,6 +35,7 @@ class Refused(NamedTuple):
 def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> Steps[None]:
     """Add these, with how often and lately in which words, to those of before; what is old, or too much, goes."""
     yield Statement(
+        "refusals.save_refusals",
         "insert into servicebroker.refusals as r "
         "select is_ours, peer, number, times, $6, $6, text "
         "from unnest($1::boolean[], $2::text[], $3::int[], $4::bigint[], $5::text[]) "
@@ -51,6 +52,7 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
         ),
     )
     yield Statement(
+        "refusals.save_refusals.forget",
         "delete from servicebroker.refusals where last_time < $1 or (is_ours, peer, number) in "
         f"(select is_ours, peer, number from servicebroker.refusals order by last_time desc offset {MOST})",
         (now - KEPT,),
@@ -60,6 +62,7 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
 def find_refusals(since: datetime) -> Steps[list[Refused]]:
     """Those of which there was one since then, the latest first."""
     rows = yield Statement(
+        "refusals.find_refusals",
         "select is_ours, peer, number, times, first_time, last_time, last_text from servicebroker.refusals "
         "where last_time >= $1 order by last_time desc, peer, number",
         (since,),

@@ -14,7 +14,7 @@ from servicebroker.protocol.incoming import Kept
 from servicebroker.store.statements import Statement, Steps
 
 
-class Remote(NamedTuple):
+class RemoteEndpoint(NamedTuple):
     """One endpoint.
 
     `first` is the lowest message that waits in the transmission queue, `send_sequence` the next that a SEND makes (both
@@ -50,6 +50,7 @@ class Remote(NamedTuple):
     security: str | None = None
     keys: Keys | None = None
     by_service_master_key: bytes | None = None
+    receive_token: bytes | None = None  # of the last message that has arrived in order
 
 
 _SELECT = (
@@ -61,6 +62,7 @@ _SELECT = (
     "coalesce((select min(t.message_sequence_number) from servicebroker.transmission_queue t "
     "  where t.conversation_handle = e.conversation_handle), e.send_sequence), e.send_sequence, "
     "coalesce(a.receive_sequence, 0), a.failure_code, a.failure_text, e.security::text, m.by_service_master_key, "
+    "a.token, "
     "k.principal_id, k.far_principal_id, k.first_key_id, k.first_key, k.second_key_id, k.second_key, k.exchange "
     "from servicebroker.conversation_endpoints e "
     "join servicebroker.databases d on d.database_id = e.database_id "
@@ -73,17 +75,22 @@ _SELECT = (
 )
 
 
-def find_by_handle(handles: Sequence[UUID]) -> Steps[list[Remote]]:
+def find_by_handle(handles: Sequence[UUID]) -> Steps[list[RemoteEndpoint]]:
     """Those of these endpoints that have no peer in this instance."""
     return _find(
-        Statement(_SELECT + "where e.conversation_handle = any ($1) and e.far_handle is null", (list(handles),))
+        Statement(
+            "remote_endpoints.find_by_handle",
+            _SELECT + "where e.conversation_handle = any ($1) and e.far_handle is null",
+            (list(handles),),
+        )
     )
 
 
-def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote]]:
+def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[RemoteEndpoint]]:
     """The endpoints of these conversations, each given with whether it is the initiator's, as far as they are here."""
     return _find(
         Statement(
+            "remote_endpoints.find_by_conversation",
             _SELECT + "where (e.conversation_id, e.is_initiator) in (select * from unnest($1::uuid[], $2::boolean[])) "
             "and e.far_handle is null",
             ([conversation for conversation, _ in keys], [is_initiator for _, is_initiator in keys]),
@@ -91,28 +98,30 @@ def find_by_conversation(keys: Sequence[tuple[UUID, bool]]) -> Steps[list[Remote
     )
 
 
-def _find(statement: Statement) -> Steps[list[Remote]]:
+def _find(statement: Statement) -> Steps[list[RemoteEndpoint]]:
     rows = yield statement
     fragments = yield Statement(
+        "remote_endpoints.find",
         "select conversation_handle, message_sequence_number, fragments, array_agg(fragment), "
-        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int "
+        "sum(coalesce(octet_length(message_body), 0))::bigint, max(content)::int, (array_agg(token))[1] "
         "from servicebroker.arrived_fragments f "
         "where conversation_handle = any ($1) and message_sequence_number >= (select receive_sequence "
         "from servicebroker.arrivals a where a.conversation_handle = f.conversation_handle) group by 1, 2, 3",
         ([row[0] for row in rows],),
     )
     kept: dict[UUID, dict[int, Kept]] = defaultdict(dict)
-    for handle, number, count, which, size, content in fragments:
-        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content))
+    for handle, number, count, which, size, content, token in fragments:
+        kept[handle][number] = Kept(count, sum(1 << fragment for fragment in which), size, Content(content), token)
     return [
-        Remote._make(
+        RemoteEndpoint._make(
             [
                 *row[:21],
                 None if row[21] is None else (row[21], row[22]),
                 dict(kept[row[0]]),
                 row[23],
-                None if row[25] is None else Keys._make(row[25:]),
+                None if row[26] is None else Keys._make(row[26:]),
                 row[24],
+                row[25],
             ]
         )
         for row in rows
@@ -125,6 +134,7 @@ def lock_shared(handles: Sequence[UUID]) -> Steps[tuple[set[UUID], set[UUID]]]:
     Who sends on them is not disturbed.
     """
     rows = yield Statement(
+        "remote_endpoints.lock_shared",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for key share skip locked",
         (list(handles),),
@@ -138,6 +148,7 @@ def find_gone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     if not handles:
         return set()
     rows = yield Statement(
+        "remote_endpoints.find_gone",
         "select conversation_handle from servicebroker.conversation_endpoints where conversation_handle = any ($1)",
         (list(handles),),
     )
@@ -149,6 +160,7 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
     if not handles:
         return set()
     rows = yield Statement(
+        "remote_endpoints.lock_alone",
         "select conversation_handle from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) for no key update skip locked",
         (list(handles),),
@@ -159,6 +171,7 @@ def lock_alone(handles: Sequence[UUID]) -> Steps[set[UUID]]:
 def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
     """The conversation groups of these endpoints."""
     rows = yield Statement(
+        "remote_endpoints.groups_of",
         "select conversation_handle, conversation_group_id from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1)",
         (handles,),
@@ -169,6 +182,7 @@ def groups_of(handles: list[UUID]) -> Steps[dict[UUID, UUID]]:
 def groups_left(groups: Collection[UUID]) -> Steps[set[UUID]]:
     """Those of these groups that are there still."""
     rows = yield Statement(
+        "remote_endpoints.groups_left",
         "select conversation_group_id from servicebroker.conversation_groups where conversation_group_id = any ($1)",
         (list(groups),),
     )

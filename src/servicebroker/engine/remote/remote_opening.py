@@ -45,6 +45,7 @@ def find_place(catalog: Catalog, header: Header, now: datetime, pick: Pick) -> S
     opening = header.opening
     assert opening is not None
     rows = yield Statement(
+        "remote_opening.find_place",
         "select pg_try_advisory_xact_lock_shared($1, 0) "
         "and pg_try_advisory_xact_lock_shared($2, hashtext($3))",  # as `opening.lock_service`, but waiting for nobody
         (locks.DELIVERY, locks.SERVICE, header.to_service),
@@ -79,6 +80,7 @@ def insert_target(header: Header, home: Home, security: str, now: datetime) -> S
     opening = header.opening
     assert opening is not None
     rows = yield Statement(
+        "remote_opening.insert_target",
         "with target as ("
         "insert into servicebroker.conversation_endpoints (conversation_id, is_initiator, database_id, "
         "service_id, service_contract_id, conversation_group_id, queue_id, priority, state, encryption, lifetime, "

@@ -12,7 +12,7 @@ from servicebroker.engine.delivery.transmission import lock_free, match_again
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import read_error
 from servicebroker.model.names import ERROR_ID
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.store import locks
 from servicebroker.store.statements import Statement, Steps
 
@@ -31,6 +31,7 @@ class Answers(NamedTuple):
 def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     """End our side of what was answered, and match again what waited for it. Nobody is waited for."""
     rows = yield Statement(
+        "route_answers.take_answers.find_requests",
         "select r.database_id, r.conversation_handle, e.state, e.queue_id, "
         "e.state is null or pg_try_advisory_xact_lock($1, uuid_hash(e.conversation_group_id)), "
         "pg_try_advisory_xact_lock($2, 0) "  # as `lock_delivery`
@@ -47,11 +48,12 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
     done = [row for row in rows if row[2] is None or row[1] in free]
     failures: list[BrokerError] = []
     for _, handle, state, queue_id, _, _ in done:
-        if state == State.ERROR:
+        if state == EndpointState.ERROR:
             failures += yield from _failures(handle, queue_id)
         if state is not None:
             yield from end_conversation(handle, now=now)
     yield Statement(
+        "route_answers.take_answers.note_answer",
         "update servicebroker.route_requests r set answered = $2, was_useless = not conversation_handle = any ($3) "
         "and case about when 'Route' then not exists (select from servicebroker.routes o "
         "  where o.database_id = r.database_id and o.remote_service_name = r.service_name "
@@ -59,7 +61,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
         "else not exists (select from servicebroker.remote_service_bindings b "
         "  where b.database_id = r.database_id and b.remote_service_name = r.service_name) end "
         "where conversation_handle = any ($1)",
-        ([row[1] for row in done], now, [row[1] for row in done if row[2] == State.ERROR]),
+        ([row[1] for row in done], now, [row[1] for row in done if row[2] == EndpointState.ERROR]),
     )
     left: list[UUID] = []
     for database_id in sorted({database_id for database_id, *_ in done}):
@@ -70,6 +72,7 @@ def take_answers(catalog: Catalog, now: datetime) -> Steps[Answers]:
 def _failures(handle: UUID, queue_id: int) -> Steps[list[BrokerError]]:
     """What the Errors on a conversation say."""
     rows = yield Statement(
+        "route_answers.failures",
         f"select message_body from servicebroker.queue_{int(queue_id)} "
         "where conversation_handle = $1 and message_type_id = $2",
         (handle, ERROR_ID),

@@ -92,7 +92,7 @@ class Located(NamedTuple):
 
 def find_instance() -> Steps[UUID]:
     """The identifier of this instance."""
-    rows = yield Statement("select instance_id from servicebroker.instance")
+    rows = yield Statement("site.find_instance", "select instance_id from servicebroker.instance")
     return UUID(str(rows[0][0]))
 
 
@@ -109,6 +109,7 @@ def find_site(
     asks, where its remote service bindings matter.
     """
     rows = yield Statement(
+        "site.find_site",
         "select d.database_id, d.routes_version, d.service_broker_guid::text, d.is_broker_enabled, "
         "lower(d.name) = 'msdb', array(select r.service_name from servicebroker.route_requests r "
         "  where r.database_id = d.database_id and r.about = 'Route' and r.service_name = any ($1) "

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from servicebroker.engine.conversation import enqueue
 from servicebroker.engine.remote.arriving import set_state, take_end
-from servicebroker.model.states import Event, State
+from servicebroker.model.states import EndpointState, Event
 from servicebroker.protocol.envelope import Content
 from servicebroker.store.statements import Statement, Steps
 
@@ -23,7 +23,7 @@ _KEPT = (
 
 def is_kept_deliverable() -> Steps[bool]:
     """Whether `deliver_kept` would find something."""
-    rows = yield Statement(f"select exists (select {_KEPT})")
+    rows = yield Statement("waiting_arrivals.is_kept_deliverable", f"select exists (select {_KEPT})")
     return bool(rows[0][0])
 
 
@@ -32,17 +32,21 @@ def deliver_kept(now: datetime) -> Steps[None]:
 
     The caller holds the lock of `lock_delivery`. A conversation that somebody is at is left for the next time.
     """
-    rows = yield Statement(f"select e.conversation_handle {_KEPT} for no key update of e skip locked")
+    rows = yield Statement(
+        "waiting_arrivals.deliver_kept.lock", f"select e.conversation_handle {_KEPT} for no key update of e skip locked"
+    )
     if not rows:
         return
     queues = yield Statement(
+        "waiting_arrivals.deliver_kept.by_queue",
         "select queue_id, array_agg(conversation_handle) from servicebroker.conversation_endpoints "
         "where conversation_handle = any ($1) group by queue_id",
         ([handle for (handle,) in rows],),
     )
     for queue_id, handles in queues:
-        yield Statement(enqueue.arrive_kept(queue_id), (handles,))
+        yield Statement("waiting_arrivals.deliver_kept.enqueue", enqueue.arrive_kept(queue_id), (handles,))
         ended = yield Statement(
+            "waiting_arrivals.deliver_kept.find_ends",
             "with gone as (delete from servicebroker.arrived_fragments f using servicebroker.arrivals a "
             "where f.conversation_handle = any ($1) and a.conversation_handle = f.conversation_handle "
             "and f.message_sequence_number < a.receive_sequence returning f.conversation_handle, f.content) "
@@ -51,7 +55,7 @@ def deliver_kept(now: datetime) -> Steps[None]:
             (handles,),
         )
         for handle, before, content in ended:
-            state = State.CONVERSING if before == State.STARTED_INBOUND else State(before)
+            state = EndpointState.CONVERSING if before == EndpointState.STARTED_INBOUND else EndpointState(before)
             if content != Content.DATA:
                 event = Event.END_DIALOG_ARRIVED if content == Content.END else Event.ERROR_ARRIVED
                 yield from take_end(handle, state, event, now)

@@ -32,7 +32,7 @@ from servicebroker.model.permissions import (
     is_allowed,
     refusal,
 )
-from servicebroker.model.states import State
+from servicebroker.model.states import EndpointState
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
@@ -133,6 +133,7 @@ _INSTANCE = Securable(Kind.SERVER, 0, NOBODY, "")
 
 def _find_server_entries(login: Login) -> Steps[list[Entry]]:
     rows = yield Statement(
+        "authorization.find_server_entries",
         "select class, major_id, grantee_id, permission, state::text from servicebroker.server_permissions "
         "where grantee_id in ($1, $2)",
         (PUBLIC_LOGIN, login.login_id),
@@ -155,9 +156,11 @@ def authorize_end(user: User, handle: UUID, *, cleanup: bool) -> Steps[None]:
         return
     yield from authorize(user, "END CONVERSATION", conversation(handle))
     rows = yield Statement(
-        "select state from servicebroker.conversation_endpoints where conversation_handle = $1", (handle,)
+        "authorization.authorize_end",
+        "select state from servicebroker.conversation_endpoints where conversation_handle = $1",
+        (handle,),
     )
-    if cleanup and rows and rows[0][0] in (State.DISCONNECTED_OUTBOUND, State.CLOSED):
+    if cleanup and rows and rows[0][0] in (EndpointState.DISCONNECTED_OUTBOUND, EndpointState.CLOSED):
         yield from demand(user, "END ENDED CONVERSATION WITH CLEANUP", "end", handle, rows[0][0])
 
 
@@ -181,6 +184,7 @@ def refused_arrival(initiator: Endpoint, service_id: int) -> Steps[BrokerError |
     if initiator.owner_id == DBO and initiator.acts_as is None:
         return None
     rows = yield Statement(
+        "authorization.refused_arrival",
         "select s.database_id, s.owner_id, s.name, "
         "case when $4::int is not null then $4 when s.database_id = $3 then $2 else coalesce(("
         "select there.principal_id from servicebroker.principals here "
@@ -209,6 +213,7 @@ def find_rights(database_id: int, principal_id: int, name: str) -> Steps[Rights]
         BrokerError: 15517 when there is no such principal any more.
     """
     rows = yield Statement(
+        "authorization.find_rights",
         "with recursive identities (id) as ("
         f"select unnest(array[principal_id, {PUBLIC}]) from servicebroker.principals "
         "where database_id = $1 and principal_id = $2 "
@@ -233,6 +238,7 @@ def find_rights(database_id: int, principal_id: int, name: str) -> Steps[Rights]
 def forget_permissions(database_id: int, kind: Kind, major_id: int) -> Statement:
     """What was granted and denied on an object goes with it, or with its owner."""
     return Statement(
+        "authorization.forget_permissions",
         "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3",
         (database_id, kind.value, major_id),
     )
@@ -276,6 +282,7 @@ def _without_case(kind: Kind, table: str, column: str, name: object) -> Lookup:
         if not _can_be_a_name(name):
             return []
         rows = yield Statement(
+            "authorization.without_case",
             f"select {column}, owner_id, name from servicebroker.{table} "
             "where database_id = $1 and lower(name) = lower($2)",
             (user.database_id, name),
@@ -290,6 +297,7 @@ def queue(name: object) -> Lookup:
 
     def look(user: User) -> Steps[list[Securable]]:
         rows = yield Statement(
+            "authorization.queue",
             f"{_QUEUE} where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
             (user.database_id, *split_queue_name(name)),
         )
@@ -302,7 +310,7 @@ def queue_number(queue_id: int) -> Lookup:
     """The queue that was found already."""
 
     def look(user: User) -> Steps[list[Securable]]:
-        rows = yield Statement(f"{_QUEUE} where queue_id = $1", (queue_id,))
+        rows = yield Statement("authorization.queue_number", f"{_QUEUE} where queue_id = $1", (queue_id,))
         return [Securable(Kind.QUEUE, *row) for row in rows]
 
     return look
@@ -315,6 +323,7 @@ def user_named(name: object) -> Lookup:
         if not _can_be_a_name(name):
             return []
         rows = yield Statement(
+            "authorization.user_named",
             "select principal_id, name from servicebroker.principals "
             "where database_id = $1 and lower(name) = lower($2) and not is_role",
             (user.database_id, name),
@@ -331,6 +340,7 @@ def schema(name: object) -> Lookup:
         if not _can_be_a_name(name):
             return []
         rows = yield Statement(
+            "authorization.schema",
             "select schema_id, name from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) "
             f"union all select {DBO_SCHEMA}, 'dbo' where lower($2) = 'dbo'",
             (user.database_id, name),
@@ -347,6 +357,7 @@ def queue_of(service_name: object) -> Lookup:
         if not _can_be_a_name(service_name):
             return []
         rows = yield Statement(
+            "authorization.queue_of",
             "select q.queue_id, q.owner_id, s.name, q.schema_id from servicebroker.services s "
             "join servicebroker.queues q using (queue_id) where s.database_id = $1 and s.name = $2",
             (user.database_id, service_name),
@@ -366,6 +377,7 @@ def conversation(*handles: UUID) -> Lookup:
         for handle in handles:
             check_handle(handle)
         rows = yield Statement(
+            "authorization.conversation",
             "select e.conversation_handle, s.service_id, s.owner_id, s.name, q.queue_id, q.owner_id, q.schema_id "
             "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
             "join servicebroker.queues q on q.queue_id = e.queue_id "
@@ -392,6 +404,7 @@ def _named(kind: Kind, table: str, column: str, names: object) -> Lookup:
         given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else []
         given = [one[0] if isinstance(one, tuple) and one else one for one in given]  # a message type and its sender
         rows = yield Statement(
+            "authorization.named",
             f"select {column}, owner_id, name from servicebroker.{table} where database_id = $1 and name = any ($2)",
             (user.database_id, [name for name in given if _can_be_a_name(name)]),
         )

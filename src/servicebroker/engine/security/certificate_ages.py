@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from servicebroker.engine.catalog.network_endpoints import NetworkEndpoint, find_endpoint
 from servicebroker.engine.remote.domain_state import find_membership
-from servicebroker.engine.security.transport_certificates import Certificate, all_certificates, shown
+from servicebroker.engine.security.transport_certificates import TransportCertificate, all_certificates, shown
 from servicebroker.model.authentication import Method
 from servicebroker.store.statements import Statement, Steps
 
@@ -46,6 +46,7 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
     found = _of_the_transport(endpoint, certificates, now) if takes_certificates else []
     rows = yield Statement(
         # of several the broker takes the latest that is valid (model/dialog_security.py)
+        "certificate_ages.certificates_in_use",
         "select distinct on (d.name, p.name) d.name, p.name, c.name, c.private_key is not null, c.expiry_date "
         "from servicebroker.certificates c join servicebroker.databases d using (database_id) "
         "join servicebroker.principals p on p.database_id = c.database_id and p.principal_id = c.owner_id "
@@ -70,14 +71,14 @@ def certificates_in_use(now: datetime) -> Steps[list[InUse]]:
 
 
 def _of_the_transport(
-    endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate], now: datetime
+    endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
 ) -> list[InUse]:
     """The one that is shown, or would be if it was valid; the latest of each owner among the peers."""
     own = [one for one in certificates if one.is_own and not one.by_password]
     if endpoint is not None and endpoint.certificate_id is not None:
         own = [one for one in own if one.certificate_id == endpoint.certificate_id]
     chosen = shown(endpoint, certificates, now) or max(own, key=lambda one: one.facts.expiry_date, default=None)
-    latest: dict[str, Certificate] = {}
+    latest: dict[str, TransportCertificate] = {}
     for one in sorted(certificates, key=lambda one: one.facts.expiry_date):
         if not one.is_own:
             latest[one.proved.owner] = one

@@ -54,6 +54,7 @@ def grant(
     given = yield from _prepare(user, permission, principal, target)
     yield _delete(given, f"state = '{DENY}'", [given.grantee_id])
     yield Statement(
+        "grants.grant",
         'insert into servicebroker.permissions values ($1, $2, $3, $4, $6, $5, $7::"char") '
         "on conflict (database_id, grantee_id, class, major_id, permission, grantor_id) "
         "do update set state = greatest(permissions.state, excluded.state)",  # W stays W
@@ -79,6 +80,7 @@ def deny(user: User, permission: str, principal: str, target: Target, *, cascade
     holders = yield from _holders(given, cascade)
     yield _delete(given, "true", holders)
     yield Statement(
+        "grants.deny",
         "insert into servicebroker.permissions "
         'select $1, $2, $3, grantee, $6, $5, $7::"char" from unnest($4::int[]) grantee',
         (*given.key, holders, permission, user.principal_id, DENY),
@@ -108,6 +110,7 @@ def revoke(
     holders = yield from _holders(given, cascade)
     if grant_option_for:
         yield Statement(
+            "grants.revoke",
             'update servicebroker.permissions set state = $7::"char" where database_id = $1 and class = $2 '
             'and major_id = $3 and grantee_id = $4 and permission = $5 and state = $8::"char" '
             "and ($6::int is null or grantor_id = $6)",
@@ -132,6 +135,7 @@ def alter_authorization(user: User, target: Target, new_owner: str) -> Steps[Non
     owner_id = yield from find_owner(user, new_owner)
     column = {Kind.CONTRACT: "service_contract_id"}.get(target.kind, f"{target.kind.name.lower()}_id")
     yield Statement(
+        "grants.alter_authorization",
         f"update servicebroker.{OWNED[target.kind]} set owner_id = $3 where database_id = $1 and {column} = $2",
         (user.database_id, securable.major_id, owner_id),
     )
@@ -208,6 +212,7 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
         BrokerError: 4611 when there may be others and CASCADE was not given.
     """
     rows = yield Statement(
+        "grants.holders",
         "with recursive here as (select * from servicebroker.permissions "
         "where database_id = $1 and class = $2 and major_id = $3 and permission = $5), "
         "holders (id) as (select $4::int union select p.grantee_id from here p join holders h on p.grantor_id = h.id) "
@@ -223,6 +228,7 @@ def _holders(given: _Given, cascade: bool) -> Steps[list[int]]:
 def _delete(given: _Given, condition: str, grantees: list[int]) -> Statement:
     """What these were granted and denied; of the grantee itself only what the user may take back."""
     return Statement(
+        "grants.delete",
         "delete from servicebroker.permissions where database_id = $1 and class = $2 and major_id = $3 "
         f"and grantee_id = any ($4) and permission = $5 and {condition} "
         "and ($6::int is null or grantor_id = $6 or grantee_id <> $7)",

@@ -27,7 +27,8 @@ def demand_administrator() -> Steps[None]:
         BrokerError: 15247.
     """
     rows = yield Statement(
-        "select pg_has_role(current_user, nspowner, 'usage') from pg_namespace where nspname = 'servicebroker'"
+        "logins.demand_administrator",
+        "select pg_has_role(current_user, nspowner, 'usage') from pg_namespace where nspname = 'servicebroker'",
     )
     if not rows[0][0]:
         raise BrokerError(15247)
@@ -43,6 +44,7 @@ def create_login(name: str, *, is_windows: bool) -> Steps[None]:
     if is_windows:
         check_account(name)
     rows = yield Statement(
+        "logins.create_login",
         "insert into servicebroker.logins (name, is_windows) values ($1, $2) on conflict do nothing returning login_id",
         (name, is_windows),
     )
@@ -59,14 +61,26 @@ def drop_login(name: str) -> Steps[None]:
     login_id = yield from find_login("drop", name)
     if login_id == PUBLIC:
         raise BrokerError(15151, "drop", "login", name)
-    owned = yield Statement("select from servicebroker.transport_certificates where login_id = $1 limit 1", (login_id,))
+    owned = yield Statement(
+        "logins.drop_login.find_certificates",
+        "select from servicebroker.transport_certificates where login_id = $1 limit 1",
+        (login_id,),
+    )
     if owned:
         raise BrokerError(15141, "certificate")
-    yield Statement("update servicebroker.principals set login_id = null where login_id = $1", (login_id,))
     yield Statement(
-        "delete from servicebroker.server_permissions where class = $1 and major_id = $2", (Kind.LOGIN.value, login_id)
+        "logins.drop_login.update_principals",
+        "update servicebroker.principals set login_id = null where login_id = $1",
+        (login_id,),
     )
-    yield Statement("delete from servicebroker.logins where login_id = $1", (login_id,))
+    yield Statement(
+        "logins.drop_login.delete_permissions",
+        "delete from servicebroker.server_permissions where class = $1 and major_id = $2",
+        (Kind.LOGIN.value, login_id),
+    )
+    yield Statement(
+        "logins.drop_login.delete_logins", "delete from servicebroker.logins where login_id = $1", (login_id,)
+    )
 
 
 class Connect(NamedTuple):
@@ -92,6 +106,7 @@ class Connect(NamedTuple):
 def find_connect() -> Steps[Connect]:
     """Whom the endpoint lets in, beside those whose certificates were imported."""
     rows = yield Statement(
+        "logins.find_connect",
         "select l.login_id, lower(l.name), p.state::text from servicebroker.logins l "
         "left join servicebroker.endpoint_permissions p using (login_id) where l.is_windows or l.login_id = $1",
         (PUBLIC,),
@@ -108,6 +123,7 @@ def set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
     """
     login_id = yield from find_login("find", login)
     rows = yield Statement(
+        "logins.set_connect.find_endpoints",
         "select endpoint_id from servicebroker.network_endpoints where lower(name) = lower($1)",
         (names.checked("endpoint", endpoint),),
     )
@@ -115,9 +131,14 @@ def set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
         raise BrokerError(15151, "find", "endpoint", endpoint)
     key = (rows[0][0], login_id)
     if state is None:
-        yield Statement("delete from servicebroker.endpoint_permissions where endpoint_id = $1 and login_id = $2", key)
+        yield Statement(
+            "logins.set_connect.delete_permissions",
+            "delete from servicebroker.endpoint_permissions where endpoint_id = $1 and login_id = $2",
+            key,
+        )
     else:
         yield Statement(
+            "logins.set_connect.insert_permissions",
             'insert into servicebroker.endpoint_permissions values ($1, $2, $3::"char") '
             "on conflict (endpoint_id, login_id) do update set state = excluded.state",
             (*key, state),
@@ -131,7 +152,9 @@ def find_login(action: str, name: str) -> Steps[int]:
         BrokerError: 15151 when there is none.
     """
     rows = yield Statement(
-        "select login_id from servicebroker.logins where lower(name) = lower($1)", (names.checked("login", name),)
+        "logins.find_login",
+        "select login_id from servicebroker.logins where lower(name) = lower($1)",
+        (names.checked("login", name),),
     )
     if not rows:
         raise BrokerError(15151, action, "login", name)
@@ -153,12 +176,14 @@ def set_permission(permission: str, principal: str, on_login: str | None, state:
     key = (kind.value, on_id, login_id, permission)
     if state is None:
         yield Statement(
+            "logins.set_permission.delete_permissions",
             "delete from servicebroker.server_permissions "
             "where class = $1 and major_id = $2 and grantee_id = $3 and permission = $4",
             key,
         )
     else:
         yield Statement(
+            "logins.set_permission.insert_permissions",
             'insert into servicebroker.server_permissions values ($1, $2, $3, $4, $5::"char") '
             "on conflict (grantee_id, class, major_id, permission) do update set state = excluded.state",
             (*key, state),

@@ -29,6 +29,7 @@ def create_master_key(user: User, key: MasterKey) -> Steps[None]:
     """
     yield from demand(user, "MASTER KEY")
     rows = yield Statement(
+        "master_keys.create_master_key",
         "insert into servicebroker.master_keys (database_id, by_password, by_service_master_key) values ($1, $2, $3) "
         "on conflict do nothing returning 1",
         (user.database_id, *key),
@@ -40,6 +41,7 @@ def create_master_key(user: User, key: MasterKey) -> Steps[None]:
 def find_master_key(database_id: int) -> Steps[MasterKey | None]:
     """The master key of a database, None when it has none."""
     rows = yield Statement(
+        "master_keys.find_master_key",
         "select by_password, by_service_master_key from servicebroker.master_keys where database_id = $1",
         (database_id,),
     )
@@ -62,6 +64,7 @@ def require_master_key(user: User) -> Steps[MasterKey]:
 def set_service_encryption(user: User, by_service_master_key: bytes | None) -> Steps[None]:
     """ALTER MASTER KEY ADD (or, with None, DROP) ENCRYPTION BY SERVICE MASTER KEY."""
     yield Statement(
+        "master_keys.set_service_encryption",
         "update servicebroker.master_keys set by_service_master_key = $2, modify_date = clock_timestamp() "
         "where database_id = $1",
         (user.database_id, by_service_master_key),
@@ -76,13 +79,16 @@ def drop_master_key(user: User) -> Steps[None]:
     """
     yield from demand(user, "MASTER KEY")
     used = yield Statement(
+        "master_keys.drop_master_key.find_certificates",
         "select name from servicebroker.certificates where database_id = $1 and key_encryption = 'M' limit 1",
         (user.database_id,),
     )
     if used:
         raise BrokerError(15580, "the master key", "certificate", used[0][0])
     rows = yield Statement(
-        "delete from servicebroker.master_keys where database_id = $1 returning 1", (user.database_id,)
+        "master_keys.drop_master_key.delete_master_keys",
+        "delete from servicebroker.master_keys where database_id = $1 returning 1",
+        (user.database_id,),
     )
     if not rows:
         raise BrokerError(15151, "drop", "master key", user.database)

@@ -133,6 +133,7 @@ def find_login_of(user: User, *, everywhere: bool) -> Steps[Login]:
     Unless it counts `everywhere`, it is nobody outside of the database.
     """
     rows = yield Statement(
+        "principals.find_login_of",
         "select l.name, p.login_id, p.postgres_role from servicebroker.principals p "
         "left join servicebroker.logins l using (login_id) where p.database_id = $1 and p.principal_id = $2",
         (user.database_id, user.principal_id),
@@ -154,6 +155,7 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
             raise BrokerError(15406, name)
         return Login(name, is_administrator=True)
     rows = yield Statement(
+        "principals.find_impersonated_login",
         "select login_id, name from servicebroker.logins where lower(name) = lower($1) and login_id <> $2",
         (name, PUBLIC_LOGIN),
     )
@@ -167,6 +169,7 @@ def find_impersonated_login(person: Login, name: str) -> Steps[Login]:
 
 def _mapped(database_id: int, is_own: str, is_administrator: str, values: tuple[object, ...] = ()) -> Steps[User]:
     rows = yield Statement(
+        "principals.mapped",
         "select d.name, p.principal_id, p.name from servicebroker.principals p "
         "join servicebroker.databases d using (database_id) "
         f"where p.database_id = $1 and ({is_own} or p.principal_id = {DBO} and {is_administrator} "
@@ -224,6 +227,7 @@ def create_user(user: User, name: str, postgres_role: str | None = None, for_log
     if postgres_role is not None:
         names.checked("login", postgres_role)
         rows = yield Statement(
+            "principals.create_user.find_principals",
             "select exists (select from servicebroker.principals where database_id = $1 and postgres_role = rolname) "
             "from pg_roles where rolname = $2",
             (user.database_id, postgres_role),
@@ -235,6 +239,7 @@ def create_user(user: User, name: str, postgres_role: str | None = None, for_log
     login_id = None if for_login is None else (yield from _login(user.database_id, for_login))
     principal_id = yield from _create(user.database_id, name, False, postgres_role, login_id)
     yield Statement(
+        "principals.create_user.insert_permissions",
         "insert into servicebroker.permissions values ($1, $2, 0, $3, $4, 'CONNECT', $5::\"char\")",
         (user.database_id, Kind.DATABASE.value, principal_id, DBO, GRANT),
     )
@@ -243,6 +248,7 @@ def create_user(user: User, name: str, postgres_role: str | None = None, for_log
 def _login(database_id: int, name: str) -> Steps[int]:
     """A login that has no user in the database."""
     rows = yield Statement(
+        "principals.login",
         "select login_id, exists (select from servicebroker.principals p where p.database_id = $1 "
         "and p.login_id = l.login_id) from servicebroker.logins l where lower(name) = lower($2) and login_id <> $3",
         (database_id, names.checked("login", name), PUBLIC_LOGIN),
@@ -293,6 +299,7 @@ def drop_role(user: User, name: str) -> Steps[None]:
     if role.principal_id in _FIXED:
         raise BrokerError(15150, "drop", "role", role.name)
     members = yield Statement(
+        "principals.drop_role",
         "select from servicebroker.role_members where database_id = $1 and role_id = $2 limit 1",
         (user.database_id, role.principal_id),
     )
@@ -314,6 +321,7 @@ def add_member(user: User, role_name: str, member_name: str) -> Steps[None]:
     if member.principal_id in rights.identities:
         raise BrokerError(15413)
     yield Statement(
+        "principals.add_member",
         "insert into servicebroker.role_members (database_id, role_id, member_id) values ($1, $2, $3) "
         "on conflict do nothing",
         (user.database_id, role.principal_id, member.principal_id),
@@ -329,6 +337,7 @@ def drop_member(user: User, role_name: str, member_name: str) -> Steps[None]:
     """
     role, member = yield from _find_both(user, role_name, member_name)
     rows = yield Statement(
+        "principals.drop_member",
         "delete from servicebroker.role_members where database_id = $1 and role_id = $2 and member_id = $3 returning 1",
         (user.database_id, role.principal_id, member.principal_id),
     )
@@ -359,6 +368,7 @@ def _find_role(action: str, database_id: int, name: str) -> Steps[Principal]:
 
 def _find(database_id: int, name: str) -> Steps[Principal | None]:
     rows = yield Statement(
+        "principals.find",
         "select principal_id, name, is_role from servicebroker.principals "
         "where database_id = $1 and lower(name) = lower($2)",
         (database_id, names.checked("user", name)),
@@ -370,6 +380,7 @@ def _create(
     database_id: int, name: str, is_role: bool, postgres_role: str | None = None, login_id: int | None = None
 ) -> Steps[int]:
     rows = yield Statement(
+        "principals.create",
         "insert into servicebroker.principals (database_id, name, is_role, postgres_role, login_id) "
         "values ($1, $2, $3, $4, $5) on conflict do nothing returning principal_id",
         (database_id, name, is_role, postgres_role, login_id),
@@ -384,24 +395,28 @@ def _drop(database_id: int, principal: Principal) -> Steps[None]:
         raise BrokerError(15150, "drop", principal.kind, principal.name)
     for kind, table in OWNED.items():
         owned = yield Statement(
+            "principals.drop.find_owned",
             f"select from servicebroker.{table} where database_id = $1 and owner_id = $2 limit 1",
             (database_id, principal.principal_id),
         )
         if owned:
             raise BrokerError(15138, KIND_WORDS[kind])
     bound = yield Statement(
+        "principals.drop.find_bindings",
         "select from servicebroker.remote_service_bindings where database_id = $1 and remote_principal_id = $2 limit 1",
         (database_id, principal.principal_id),
     )
     if bound:
         raise BrokerError(15138, KIND_WORDS[Kind.REMOTE_SERVICE_BINDING])
     granted = yield Statement(
+        "principals.drop.find_permissions",
         "select from servicebroker.permissions where database_id = $1 and grantor_id = $2 limit 1",
         (database_id, principal.principal_id),
     )
     if granted:
         raise BrokerError(15284)
     working = yield Statement(
+        "principals.drop.find_tsql_modules",
         "select from servicebroker.tsql_modules where database_id = $1 and lower($2) = "
         "lower(case execute_as when 'SELF' then creator when 'OWNER' then null else execute_as end) limit 1",
         (database_id, principal.name),
@@ -410,6 +425,7 @@ def _drop(database_id: int, principal: Principal) -> Steps[None]:
         raise BrokerError(15136)
     yield forget_permissions(database_id, Kind.USER, principal.principal_id)
     yield Statement(
+        "principals.drop.delete_principals",
         "delete from servicebroker.principals where database_id = $1 and principal_id = $2",
         (database_id, principal.principal_id),
     )

@@ -68,8 +68,13 @@ def granting(role: str, wanted: Wanted) -> Steps[list[Statement]]:
     for kind, number, permission in (yield from _permissions(database_id, wanted)):
         values = (database_id, kind.value, number, role, permission)
         statements += [
-            Statement(f"delete from servicebroker.permissions where {_OF_ROLE} and state = '{DENY}'", values),
             Statement(
+                "role_rights.granting.delete_permissions",
+                f"delete from servicebroker.permissions where {_OF_ROLE} and state = '{DENY}'",
+                values,
+            ),
+            Statement(
+                "role_rights.granting.insert_permissions",
                 "insert into servicebroker.permissions select $1, $2, $3, principal_id, "
                 f"{DBO}, $5, '{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $4 "
                 "on conflict do nothing",
@@ -92,15 +97,30 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
         fence = "servicebroker_fence"
         return [
             *(yield from _taking_direct(role)),
-            Statement(f"revoke all on all functions in schema {fence} from {quoted(role)}", prepared=False),
-            Statement(f"revoke all on all tables in schema {fence} from {quoted(role)}", prepared=False),
-            Statement(f"revoke all on schema {fence} from {quoted(role)}", prepared=False),
-            Statement("delete from servicebroker.fenced_roles where postgres_role = $1", (role,)),
+            Statement(
+                "role_rights.revoking.functions",
+                f"revoke all on all functions in schema {fence} from {quoted(role)}",
+                prepared=False,
+            ),
+            Statement(
+                "role_rights.revoking.tables",
+                f"revoke all on all tables in schema {fence} from {quoted(role)}",
+                prepared=False,
+            ),
+            Statement(
+                "role_rights.revoking.schema", f"revoke all on schema {fence} from {quoted(role)}", prepared=False
+            ),
+            Statement(
+                "role_rights.revoking.delete_fenced_roles",
+                "delete from servicebroker.fenced_roles where postgres_role = $1",
+                (role,),
+            ),
         ]
     database_id = yield from find_database(wanted.database)
     permissions = yield from _permissions(database_id, wanted)
     statements = [
         Statement(
+            "role_rights.revoking.permissions",
             f"delete from servicebroker.permissions where {_OF_ROLE}",
             (database_id, kind.value, number, role, permission),
         )
@@ -109,6 +129,7 @@ def revoking(role: str, wanted: Wanted) -> Steps[list[Statement]]:
     if not permissions:
         statements = [
             Statement(
+                "role_rights.revoking.permissions_in_database",
                 "delete from servicebroker.permissions where database_id = $1 and grantee_id = (select principal_id "
                 "from servicebroker.principals where database_id = $1 and postgres_role = $2)",
                 (database_id, role),
@@ -126,6 +147,7 @@ _OF_ROLE = (
 def _check_owner(role: str) -> Steps[None]:
     """Refuse who may not grant, and a role that is none."""
     rows = yield Statement(
+        "role_rights.check_owner",
         f"select pg_has_role({_OWNER}, 'usage'), exists (select from pg_roles where rolname = $1)",
         (names.checked("login", role),),
     )
@@ -139,7 +161,11 @@ def _check_owner(role: str) -> Steps[None]:
 
 def _check_role(role: str) -> Steps[None]:
     yield from _check_owner(role)
-    rows = yield Statement(f"select pg_has_role(oid, {_OWNER}, 'member') from pg_roles where rolname = $1", (role,))
+    rows = yield Statement(
+        "role_rights.check_role",
+        f"select pg_has_role(oid, {_OWNER}, 'member') from pg_roles where rolname = $1",
+        (role,),
+    )
     if rows[0][0]:
         raise InstanceError(
             f"The PostgreSQL role '{role}' has, or can take, the rights of the schema's owner, as a superuser or a "
@@ -150,16 +176,29 @@ def _check_role(role: str) -> Steps[None]:
 def _letting_in(role: str) -> list[Statement]:
     to = quoted(role)
     return [
-        Statement(f"grant usage on schema servicebroker_fence to {to}", prepared=False),
-        Statement(f"grant select on servicebroker_fence.caller to {to}", prepared=False),
-        Statement(f"grant execute on all functions in schema servicebroker_fence to {to}", prepared=False),
-        Statement("insert into servicebroker.fenced_roles (postgres_role) values ($1) on conflict do nothing", (role,)),
+        Statement(
+            "role_rights.letting_in.grant_usage", f"grant usage on schema servicebroker_fence to {to}", prepared=False
+        ),
+        Statement(
+            "role_rights.letting_in.grant_select", f"grant select on servicebroker_fence.caller to {to}", prepared=False
+        ),
+        Statement(
+            "role_rights.letting_in.grant_execute",
+            f"grant execute on all functions in schema servicebroker_fence to {to}",
+            prepared=False,
+        ),
+        Statement(
+            "role_rights.letting_in.insert_fenced_roles",
+            "insert into servicebroker.fenced_roles (postgres_role) values ($1) on conflict do nothing",
+            (role,),
+        ),
     ]
 
 
 def _taking_direct(role: str) -> Steps[list[Statement]]:
     """What the role was granted by its name in our own schemas, if anything."""
     rows = yield Statement(
+        "role_rights.taking_direct.find_rights",
         "select exists (select from pg_namespace n left join pg_class c on c.relnamespace = n.oid "
         "left join pg_attribute t on t.attrelid = c.oid and t.attacl is not null "
         "cross join lateral (select * from aclexplode(n.nspacl) union all select * from aclexplode(c.relacl) "
@@ -173,12 +212,20 @@ def _taking_direct(role: str) -> Steps[list[Statement]]:
     if not rows[0][0]:
         return []
     what = ("all tables in schema", "all sequences in schema", "all functions in schema", "schema")
-    return [Statement(f"revoke all on {one} servicebroker, sys from {quoted(role)}", prepared=False) for one in what]
+    return [
+        Statement(
+            "role_rights.taking_direct.revoke",
+            f"revoke all on {one} servicebroker, sys from {quoted(role)}",
+            prepared=False,
+        )
+        for one in what
+    ]
 
 
 def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
     """A user of the role's name, where it is none yet. It may connect."""
     rows = yield Statement(
+        "role_rights.making_user.find_principals",
         "select exists (select from servicebroker.principals where database_id = $1 and postgres_role = $2), "
         "exists (select from servicebroker.principals where database_id = $1 and lower(name) = lower($2))",
         (database_id, role),
@@ -187,10 +234,12 @@ def _making_user(role: str, database_id: int) -> Steps[list[Statement]]:
     if is_taken and not is_user:
         raise BrokerError(15023, role)
     made = Statement(
+        "role_rights.making_user.insert_principals",
         "insert into servicebroker.principals (database_id, name, is_role, postgres_role) values ($1, $2, false, $2)",
         (database_id, role),
     )
     connects = Statement(
+        "role_rights.making_user.insert_permissions",
         f"insert into servicebroker.permissions select $1, {Kind.DATABASE.value}, 0, principal_id, {DBO}, 'CONNECT', "
         f"'{GRANT}' from servicebroker.principals where database_id = $1 and postgres_role = $2 on conflict do nothing",
         (database_id, role),
@@ -206,6 +255,7 @@ def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int
         found.append((Kind.QUEUE, there.queue_id, "RECEIVE"))
     for service in wanted.send:
         rows = yield Statement(
+            "role_rights.permissions.find_contracts_used",
             "select s.service_id, array(select service_contract_id from servicebroker.service_contract_usages u "
             "where u.service_id = s.service_id and service_contract_id >= $3 order by 1) "
             "from servicebroker.services s where s.database_id = $1 and s.name = $2",
@@ -217,6 +267,7 @@ def _permissions(database_id: int, wanted: Wanted) -> Steps[list[tuple[Kind, int
         found += [(Kind.SERVICE, number, "SEND"), *((Kind.CONTRACT, one, "REFERENCES") for one in contracts)]
     for contract in wanted.contracts:
         rows = yield Statement(
+            "role_rights.permissions.find_contracts",
             "select service_contract_id from servicebroker.service_contracts where database_id = $1 and name = $2",
             (database_id, names.checked("service contract", contract)),
         )
@@ -256,6 +307,7 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
         BrokerError: 15007 no such role.
     """
     roles = yield Statement(
+        "role_rights.rights_of",
         "select rolname::text, case when rolsuper then 'it is a superuser' "
         f"when oid = {_OWNER} then 'it owns the schema' "
         f"when pg_has_role(oid, {_OWNER}, 'member') then 'it is a member of ' || {_OWNER}::regrole else '' end, "
@@ -278,6 +330,7 @@ def rights_of(role: str | None = None) -> Steps[list[RoleRights]]:
 
 def _direct(roles: list[str]) -> Steps[dict[str, list[str]]]:
     rows = yield Statement(
+        "role_rights.direct",
         "with ours as materialized (select c.oid, c.relkind, format('%I.%I', n.nspname, c.relname) as name "
         "  from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "  where n.nspname in ('servicebroker', 'servicebroker_fence') and c.relkind in ('r', 'p', 'v', 'm', 'S') "
@@ -312,6 +365,7 @@ def _users() -> Steps[dict[str, dict[str, list[str]]]]:
     """By role: who it is in each database, and what that principal, with its roles, was granted and denied."""
     words = ", ".join(f"({kind.value}, '{word}')" for kind, word in KIND_WORDS.items())
     rows = yield Statement(
+        "role_rights.users",
         "with recursive identities (role, database_id, principal_id, id) as ("
         "select postgres_role, database_id, principal_id, unnest(array[principal_id, "
         f"{PUBLIC}]) from servicebroker.principals where postgres_role is not null "

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.security.master_keys import MasterKey
-from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, Certificate, certificate_of
+from servicebroker.engine.security.user_certificates import BY_MASTER_KEY, NONE, SELECT, UserCertificate, certificate_of
 from servicebroker.model.dialog_security import Binding, choose
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.statements import Statement, Steps
@@ -49,6 +49,7 @@ class Beginning(NamedTuple):
 def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
     """Those of these endpoints that are initiators and whose security is not decided."""
     rows = yield Statement(
+        "session_keys.find_beginnings",
         "select e.conversation_handle, e.database_id, d.name, e.encryption, b.is_anonymous_on, s.owner_id, "
         "b.remote_principal_id, m.by_password, m.by_service_master_key "
         "from servicebroker.conversation_endpoints e join servicebroker.services s using (service_id) "
@@ -68,21 +69,22 @@ def find_beginnings(handles: Sequence[UUID]) -> Steps[list[Beginning]]:
 _BINDINGS = {None: Binding.NO_BINDING, True: Binding.ANONYMOUS_ON, False: Binding.ANONYMOUS_OFF}
 
 
-def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[Certificate]]]:
+def find_certificates_of(owners: Iterable[tuple[int, int]]) -> Steps[dict[tuple[int, int], list[UserCertificate]]]:
     """The certificates of these users, each given by database and number."""
     wanted = list(dict.fromkeys(owners))
     rows = yield Statement(
+        "session_keys.find_certificates_of",
         SELECT.replace(" from ", ", database_id from ", 1)
         + " where (database_id, owner_id) in (select * from unnest($1::int[], $2::int[]))",
         ([database_id for database_id, _ in wanted], [owner_id for _, owner_id in wanted]),
     )
-    found: dict[tuple[int, int], list[Certificate]] = {one: [] for one in wanted}
+    found: dict[tuple[int, int], list[UserCertificate]] = {one: [] for one in wanted}
     for row in rows:
         found[row[-1], row[1]].append(certificate_of(row))
     return found
 
 
-def chosen(certificates: Sequence[Certificate], owner_id: int | None, now: datetime) -> Certificate:
+def chosen(certificates: Sequence[UserCertificate], owner_id: int | None, now: datetime) -> UserCertificate:
     """The certificate of a user that a conversation uses which begins.
 
     Raises:
@@ -94,7 +96,7 @@ def chosen(certificates: Sequence[Certificate], owner_id: int | None, now: datet
     return found
 
 
-def signer(certificates: Sequence[Certificate], owner_id: int, now: datetime) -> Certificate:
+def signer(certificates: Sequence[UserCertificate], owner_id: int, now: datetime) -> UserCertificate:
     """The same, where its private key is needed.
 
     Raises:
@@ -106,10 +108,12 @@ def signer(certificates: Sequence[Certificate], owner_id: int, now: datetime) ->
     return found
 
 
-def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, Certificate]]:
+def find_certificates(database_id: int, thumbprints: Sequence[bytes]) -> Steps[dict[bytes, UserCertificate]]:
     """The certificates of a database with these thumbprints."""
     rows = yield Statement(
-        SELECT + " where database_id = $1 and thumbprint = any ($2::bytea[])", (database_id, list(thumbprints))
+        "session_keys.find_certificates",
+        SELECT + " where database_id = $1 and thumbprint = any ($2::bytea[])",
+        (database_id, list(thumbprints)),
     )
     found = [certificate_of(row) for row in rows]
     return {one.facts.thumbprint: one for one in found}
@@ -119,6 +123,7 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
     """Keep the session keys of conversations that have none yet."""
     for handle, one in keys.items():
         yield Statement(
+            "session_keys.save_keys",
             "insert into servicebroker.conversation_keys values ($1, $2, $3, $4, $5, $6, $7, $8) "
             "on conflict do nothing",
             (handle, *one),
@@ -128,13 +133,16 @@ def save_keys(keys: Mapping[UUID, Keys]) -> Steps[None]:
 def save_exchange(handle: UUID, exchange: bytes) -> Statement:
     """Our session key, wrapped and signed by other certificates than before."""
     return Statement(
-        "update servicebroker.conversation_keys set exchange = $2 where conversation_handle = $1", (handle, exchange)
+        "session_keys.save_exchange",
+        "update servicebroker.conversation_keys set exchange = $2 where conversation_handle = $1",
+        (handle, exchange),
     )
 
 
 def save_second_key(handle: UUID, key_id: UUID, key: bytes) -> Statement:
     """The key of the target, which the initiator has learned."""
     return Statement(
+        "session_keys.save_second_key",
         "update servicebroker.conversation_keys set second_key_id = $2, second_key = $3 "
         "where conversation_handle = $1 and second_key is null",
         (handle, key_id, key),

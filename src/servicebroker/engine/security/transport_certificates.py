@@ -20,7 +20,7 @@ from servicebroker.store.statements import Statement, Steps
 from servicebroker.store.x509_certificates import instance_of, succeeds
 
 
-class Certificate(NamedTuple):
+class TransportCertificate(NamedTuple):
     """A certificate of the instance; `is_own` when this instance has its private key.
 
     `login` is who a peer with it is, None for one that is let in without; `may_connect`: it has CONNECT there.
@@ -74,6 +74,7 @@ def add_certificate(
         if not is_own and not one.is_own and succeeds(facts.der, one.facts.der):
             owner = one.proved.owner
     rows = yield Statement(
+        "transport_certificates.add_certificate",
         "insert into servicebroker.transport_certificates (name, is_own, login_id, owner, by_password, instance_id, "
         "certificate, thumbprint, subject, issuer_name, serial_number, start_date, expiry_date) values ($1, $2, $3, "
         "coalesce('login ' || (select l.name from servicebroker.logins l where l.login_id = $3), $4), "
@@ -84,15 +85,16 @@ def add_certificate(
         raise BrokerError(15232, name)
 
 
-def set_by_password(certificate: Certificate, by_password: bool) -> Steps[None]:
+def set_by_password(certificate: TransportCertificate, by_password: bool) -> Steps[None]:
     """ALTER CERTIFICATE ... WITH PRIVATE KEY: what its key lies under from now on."""
     yield Statement(
+        "transport_certificates.set_by_password",
         "update servicebroker.transport_certificates set by_password = $2 where certificate_id = $1",
         (certificate.certificate_id, by_password),
     )
 
 
-def drop_certificate(name: str) -> Steps[Certificate]:
+def drop_certificate(name: str) -> Steps[TransportCertificate]:
     """DROP CERTIFICATE; returns what it was. Connections that rest on it are closed by the daemon.
 
     Raises:
@@ -100,6 +102,7 @@ def drop_certificate(name: str) -> Steps[Certificate]:
     """
     found = yield from find_certificate("drop", name)
     rows = yield Statement(
+        "transport_certificates.drop_certificate.delete_certificates",
         "delete from servicebroker.transport_certificates c where certificate_id = $1 and not exists ("
         "select from servicebroker.network_endpoints e where e.certificate_id = c.certificate_id) returning name",
         (found.certificate_id,),
@@ -108,6 +111,7 @@ def drop_certificate(name: str) -> Steps[Certificate]:
         raise BrokerError(3716, "certificate", name, "endpoints")
     for table in ("peers", "accepted_peers", "mistrusted"):  # what is known of an owner goes with its last certificate
         yield Statement(
+            "transport_certificates.drop_certificate.delete_known",
             f"delete from servicebroker.{table} t where t.owner = $1 and not exists (select from "
             "servicebroker.transport_certificates c where c.owner = t.owner and not c.is_own)",
             (found.proved.owner,),
@@ -115,21 +119,25 @@ def drop_certificate(name: str) -> Steps[Certificate]:
     return found
 
 
-def find_certificate(action: str, name: str) -> Steps[Certificate]:
+def find_certificate(action: str, name: str) -> Steps[TransportCertificate]:
     """The certificate of that name, compared without case.
 
     Raises:
         BrokerError: 15151 when there is none.
     """
-    rows = yield Statement(_SELECT + " where lower(c.name) = lower($1)", (names.checked("certificate", name),))
+    rows = yield Statement(
+        "transport_certificates.find_certificate",
+        _SELECT + " where lower(c.name) = lower($1)",
+        (names.checked("certificate", name),),
+    )
     if not rows:
         raise BrokerError(15151, action, "certificate", name)
     return _certificate(rows[0])
 
 
-def all_certificates() -> Steps[list[Certificate]]:
+def all_certificates() -> Steps[list[TransportCertificate]]:
     """Every certificate of the instance, by name."""
-    rows = yield Statement(_SELECT + " order by c.name")
+    rows = yield Statement("transport_certificates.all_certificates", _SELECT + " order by c.name")
     return [_certificate(row) for row in rows]
 
 
@@ -138,16 +146,18 @@ class Myself(NamedTuple):
 
     instance: UUID
     endpoint: NetworkEndpoint | None
-    certificates: list[Certificate]
+    certificates: list[TransportCertificate]
 
 
 def myself() -> Steps[Myself]:
     """Who this instance is to others."""
-    rows = yield Statement("select instance_id from servicebroker.instance")
+    rows = yield Statement("transport_certificates.myself", "select instance_id from servicebroker.instance")
     return Myself(rows[0][0], (yield from find_endpoint()), (yield from all_certificates()))
 
 
-def shown(endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate], now: datetime) -> Certificate | None:
+def shown(
+    endpoint: NetworkEndpoint | None, certificates: Sequence[TransportCertificate], now: datetime
+) -> TransportCertificate | None:
     """Our certificate: the one that the endpoint names, else the oldest, as long as it can be used."""
     usable = [one for one in certificates if one.is_usable(now)]
     if endpoint is not None and endpoint.certificate_id is not None:
@@ -155,6 +165,6 @@ def shown(endpoint: NetworkEndpoint | None, certificates: Sequence[Certificate],
     return min(usable, key=lambda one: one.certificate_id, default=None)
 
 
-def _certificate(row: Sequence[Any]) -> Certificate:
+def _certificate(row: Sequence[Any]) -> TransportCertificate:
     first, owner, instance, claims, *rest, facts = row[:5], *row[5:10], row[10:]
-    return Certificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])
+    return TransportCertificate._make([*first, Facts._make(facts), Proved(owner, instance), tuple(claims), *rest])

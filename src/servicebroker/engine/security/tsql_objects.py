@@ -102,6 +102,7 @@ def create_schema(user: User, name: str) -> Steps[str]:
     postgres_schema = names.postgres_name(user.database, name)
     yield from check_schema(user.database_id, name, postgres_schema)
     rows = yield Statement(
+        "tsql_objects.create_schema.insert_tsql_schemas",
         "insert into servicebroker.tsql_schemas (database_id, name, postgres_schema) values ($1, $2, $3) "
         "on conflict do nothing returning schema_id",
         (user.database_id, name, postgres_schema),
@@ -109,6 +110,7 @@ def create_schema(user: User, name: str) -> Steps[str]:
     if not rows:
         raise BrokerError(2714, name)
     yield Statement(
+        "tsql_objects.create_schema.update_queues",
         "update servicebroker.queues set schema_id = $3 where database_id = $1 and lower(schema_name) = lower($2)",
         (user.database_id, name, rows[0][0]),
     )
@@ -123,6 +125,7 @@ def schema_to_drop(user: User, name: str) -> Steps[str]:
     """
     yield from authorize(user, "DROP SCHEMA", schema(name))
     rows = yield Statement(
+        "tsql_objects.schema_to_drop",
         "select postgres_schema from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2)",
         (user.database_id, name),
     )
@@ -134,6 +137,7 @@ def schema_to_drop(user: User, name: str) -> Steps[str]:
 def forget_schema(user: User, name: str) -> Steps[None]:
     """DROP SCHEMA, with what was granted and denied on it."""
     rows = yield Statement(
+        "tsql_objects.forget_schema",
         "delete from servicebroker.tsql_schemas where database_id = $1 and lower(name) = lower($2) returning schema_id",
         (user.database_id, name),
     )
@@ -162,6 +166,7 @@ def registered(name: object) -> Lookup:
         if found.major_id:
             return [found]
         rows = yield Statement(
+            "tsql_objects.registered",
             "insert into servicebroker.tsql_objects (database_id, postgres_schema, postgres_name) values ($1, $2, $3) "
             "returning object_id",
             (user.database_id, names.postgres_name(user.database, schema), names.postgres_name(own)),
@@ -174,6 +179,7 @@ def registered(name: object) -> Lookup:
 def forget(user: User, schema: str, name: str) -> Steps[None]:
     """Something was dropped: what was granted and denied on it goes too."""
     rows = yield Statement(
+        "tsql_objects.forget",
         "delete from servicebroker.tsql_objects where database_id = $1 and postgres_schema = $2 and postgres_name = $3 "
         "returning object_id",
         (user.database_id, names.postgres_name(user.database, schema or "dbo"), names.postgres_name(name)),
@@ -214,6 +220,7 @@ select q.queue_id is not null, m.module_id is not null, s.schema_id is not null 
 def _find(user: User, uses: Sequence[Use]) -> Steps[list[_Found]]:
     schemas = [use.schema or "dbo" for use in uses]
     rows = yield Statement(
+        "tsql_objects.find",
         _FIND,
         (
             user.database_id,

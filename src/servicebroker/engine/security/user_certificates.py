@@ -22,7 +22,7 @@ class KeptKey(NamedTuple):
     private_key: bytes | None = None
 
 
-class Certificate(NamedTuple):
+class UserCertificate(NamedTuple):
     """A certificate of a database."""
 
     certificate_id: int
@@ -40,9 +40,9 @@ SELECT = (
 )
 
 
-def certificate_of(row: tuple[object, ...]) -> Certificate:
+def certificate_of(row: tuple[object, ...]) -> UserCertificate:
     """A row of `SELECT`."""
-    return Certificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
+    return UserCertificate._make([*row[:4], KeptKey._make(row[4:6]), Facts._make(row[6:13])])
 
 
 def create_certificate(
@@ -55,6 +55,7 @@ def create_certificate(
     """
     check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
     rows = yield Statement(
+        "user_certificates.create_certificate",
         "insert into servicebroker.certificates (database_id, owner_id, name, is_active_for_begin_dialog, "
         "key_encryption, private_key, certificate, thumbprint, subject, issuer_name, serial_number, start_date, "
         'expiry_date) values ($1, $2, $3, $4, $5::"char", $6, $7, $8, $9, $10, $11, $12, $13) '
@@ -65,13 +66,14 @@ def create_certificate(
         raise BrokerError(15232, name)
 
 
-def find_certificate(action: str, database_id: int, name: str) -> Steps[Certificate]:
+def find_certificate(action: str, database_id: int, name: str) -> Steps[UserCertificate]:
     """The certificate of that name, compared without case.
 
     Raises:
         BrokerError: 15151 when there is none.
     """
     rows = yield Statement(
+        "user_certificates.find_certificate",
         SELECT + " where database_id = $1 and lower(name) = lower($2)",
         (database_id, names.checked("certificate", name)),
     )
@@ -80,15 +82,16 @@ def find_certificate(action: str, database_id: int, name: str) -> Steps[Certific
     return certificate_of(rows[0])
 
 
-def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[Certificate]]]:
+def find_certificates_by_user(database_id: int) -> Steps[dict[str, list[UserCertificate]]]:
     """The certificates of a database, by the name of their owner."""
     rows = yield Statement(
+        "user_certificates.find_certificates_by_user",
         SELECT.replace(" from ", ", (select p.name from servicebroker.principals p where p.database_id = "
                        "certificates.database_id and p.principal_id = owner_id) from ", 1)
         + " where database_id = $1 order by 14, certificate_id",
         (database_id,),
     )  # fmt: skip
-    found: dict[str, list[Certificate]] = {}
+    found: dict[str, list[UserCertificate]] = {}
     for row in rows:
         found.setdefault(str(row[-1]), []).append(certificate_of(row))
     return found
@@ -104,6 +107,7 @@ def alter_certificate(database_id: int, name: str, is_active: bool | None, key: 
     if is_active is not None:
         check_switch("ACTIVE FOR BEGIN_DIALOG", is_active)
     yield Statement(
+        "user_certificates.alter_certificate",
         "update servicebroker.certificates set is_active_for_begin_dialog = $2, "
         'key_encryption = $3::"char", private_key = $4 where certificate_id = $1',
         (
@@ -121,5 +125,9 @@ def drop_certificate(database_id: int, name: str) -> Steps[None]:
         BrokerError: 15151 no such certificate.
     """
     found = yield from find_certificate("drop", database_id, name)
-    yield Statement("delete from servicebroker.certificates where certificate_id = $1", (found.certificate_id,))
+    yield Statement(
+        "user_certificates.drop_certificate",
+        "delete from servicebroker.certificates where certificate_id = $1",
+        (found.certificate_id,),
+    )
     yield forget_permissions(database_id, Kind.CERTIFICATE, found.certificate_id)

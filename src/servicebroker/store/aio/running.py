@@ -13,7 +13,8 @@ from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
 from servicebroker.store.direct import adapt, is_direct
-from servicebroker.store.statements import Rows, Statement, Steps, resumed
+from servicebroker.store.server_errors import STATEMENT
+from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
 
 T = TypeVar("T")
 
@@ -63,18 +64,20 @@ async def in_transaction(connection: psycopg.AsyncConnection[Any], steps: Steps[
     return result
 
 
-async def execute(connection: psycopg.AsyncConnection[Any], sql: str, *parameters: object) -> Rows:
+async def execute(connection: psycopg.AsyncConnection[Any], name: str, sql: str, *parameters: object) -> Rows:
     """Run one statement and return its rows."""
-    return await _rows(connection, Statement(sql, parameters, prepared=False))
+    return await _rows(connection, Statement(name, sql, parameters, prepared=False))
 
 
 async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
     """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
     try:
         rows = await _fetched(connection, statement)
-    except BaseException:
+    except BaseException as problem:
         if statement.locks:
             kept.doubt(connection)
+        if isinstance(problem, psycopg.Error):
+            problem.add_note(f"{STATEMENT}{statement.name}")
         raise
     if statement.locks and rows and rows[0][-1] not in (None, []):
         kept.note(connection, rows[0][-1])
@@ -88,7 +91,7 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
         InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
     """
     if statement.prepared and isinstance(connection, AsyncDirectConnection) and is_direct(connection):
-        return await connection.run_prepared(statement.sql, statement.parameters)
+        return await connection.run_prepared(named(statement.name, statement.sql), statement.parameters)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
@@ -97,7 +100,9 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
     async with psycopg.AsyncRawCursor(connection, row_factory=psycopg.rows.tuple_row) as cursor:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
-        await run_query(cursor, statement.sql.encode(), statement.parameters, prepare=statement.prepared)
+        await run_query(
+            cursor, named(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
+        )
         return () if cursor.description is None else await cursor.fetchall()
 
 

@@ -24,6 +24,6 @@ async def follow(clock: Clock, connection: psycopg.AsyncConnection[Any]) -> None
 
 async def server_time(connection: psycopg.AsyncConnection[Any]) -> datetime:
     """What the server's clock shows."""
-    rows = await execute(connection, "select clock_timestamp()")
+    rows = await execute(connection, "store.server_time", "select clock_timestamp()")
     now: datetime = rows[0][0]
     return now

@@ -49,7 +49,7 @@ def migrate(connection: psycopg.Connection[object]) -> list[Migration]:
         if not _missing(applied(connection)):
             return []
         with connection.transaction():
-            execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
+            execute(connection, "migrations.migrate", "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
             _ensure_table(connection)
             new = _missing(applied(connection))
             for step in new:
@@ -111,17 +111,25 @@ def _missing(applied: Set[int]) -> list[Migration]:
 
 def _apply(connection: psycopg.Connection[object], step: Migration) -> None:
     connection.execute(sql.SQL(step.text))  # our own file, not input
-    execute(connection, "insert into servicebroker.migrations (number, name) values ($1, $2)", step.number, step.name)
+    execute(
+        connection,
+        "migrations.apply",
+        "insert into servicebroker.migrations (number, name) values ($1, $2)",
+        step.number,
+        step.name,
+    )
 
 
 def _make_anew(connection: psycopg.Connection[object]) -> None:
     connection.execute(sql.SQL(verbs()))
     queues = execute(
-        connection, "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues"
+        connection,
+        "migrations.make_anew",
+        "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues",
     )
     for queue in queues:
         for statement in renewed_objects(*queue):
-            execute(connection, statement.sql)
+            execute(connection, statement.name, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
     for text in library():
         connection.execute(sql.SQL(text))
@@ -136,7 +144,7 @@ def mend(connection: psycopg.Connection[object]) -> None:
     """
     try:
         with connection.transaction():
-            execute(connection, "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
+            execute(connection, "migrations.mend", "select pg_advisory_xact_lock($1, 0)", locks.MIGRATION)
             _make_anew(connection)
             if run(connection, is_foreign()):
                 run(connection, record())
@@ -146,9 +154,10 @@ def mend(connection: psycopg.Connection[object]) -> None:
 
 def _ensure_table(connection: psycopg.Connection[object]) -> None:
     if not _exists(connection):
-        execute(connection, "create schema if not exists servicebroker")
+        execute(connection, "migrations.ensure_table.create_schema", "create schema if not exists servicebroker")
         execute(
             connection,
+            "migrations.ensure_table.create_table",
             "create table servicebroker.migrations (number integer primary key, name text not null, "
             "applied_at timestamptz not null default clock_timestamp())",
         )
@@ -161,11 +170,17 @@ def applied(connection: psycopg.Connection[object]) -> set[int]:
     """The numbers of the steps that the schema has."""
     if not _exists(connection):
         return set()
-    return {number for (number,) in execute(connection, "select number from servicebroker.migrations")}
+    return {
+        number for (number,) in execute(connection, "migrations.applied", "select number from servicebroker.migrations")
+    }
 
 
 def _exists(connection: psycopg.Connection[object]) -> bool:
     # not to_regclass: it may answer from a cache that is older than the lock we have just waited for
     return bool(
-        execute(connection, "select from pg_tables where schemaname = 'servicebroker' and tablename = 'migrations'")
+        execute(
+            connection,
+            "migrations.exists",
+            "select from pg_tables where schemaname = 'servicebroker' and tablename = 'migrations'",
+        )
     )

@@ -259,7 +259,6 @@ def _save(machine: Machine, statement: SaveTransaction) -> None:
 
 @runs(WaitForTime)
 def _wait(machine: Machine, statement: WaitForTime) -> None:
-
     value = text(machine, statement.value) or ""
     time.sleep(seconds_until(statement.kind, value, machine.instance.clock()))
     machine.done(0)

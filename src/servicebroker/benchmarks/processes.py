@@ -1,4 +1,4 @@
-"""What this process and those that it has started hold in memory while something runs."""
+"""What processes hold in memory and have used of the processor, read from /proc; 0 or nothing where there is none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 INTERVAL = 0.25  # seconds between two looks
+TICKS = os.sysconf("SC_CLK_TCK")  # a second's
 KINDS = {"java": "Java", "python": "Python"}  # of processes, by what their names begin with
 
 
@@ -52,23 +53,36 @@ class Memory:
         self._looks.append((time.monotonic(), held_now()))
 
 
+def held(process: int) -> int:
+    """Bytes of memory that a process holds."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def processor_time(process: int) -> float:
+    """Seconds of processor time that a process has used."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+    return 0.0
+
+
 def held_now() -> Counter[str]:
-    """Bytes of this process, the driver, and of the largest of each kind below it; none where there is no /proc.
+    """Bytes of this process, the driver, and of the largest of each kind below it.
 
     Not their sum: processes that were forked from one another share most of what they hold.
     """
-    held: Counter[str] = Counter()
-    for process, name in _family():
+    most: Counter[str] = Counter()
+    for process, name in family(os.getpid()):
         kind = "driver" if process == os.getpid() else next((KINDS[k] for k in KINDS if name.startswith(k)), None)
-        with suppress(OSError):
-            pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-            if kind:
-                held[kind] = max(held[kind], pages * os.sysconf("SC_PAGE_SIZE"))
-    return held
+        if kind:
+            most[kind] = max(most[kind], held(process))
+    return most
 
 
-def _family() -> Iterator[tuple[int, str]]:
-    """This process and all below it, with their names."""
+def family(eldest: int) -> Iterator[tuple[int, str]]:
+    """A process and all below it, with their names."""
     names: dict[int, str] = {}
     children: defaultdict[int, list[int]] = defaultdict(list)
     for place in Path("/proc").glob("[0-9]*/stat"):
@@ -77,7 +91,7 @@ def _family() -> Iterator[tuple[int, str]]:
             process = int(place.parent.name)
             names[process] = head.partition("(")[2]
             children[int(tail.split()[1])].append(process)
-    found = [os.getpid()]
+    found = [eldest]
     for process in found:
         if process in names:
             yield process, names[process]

@@ -1,0 +1,419 @@
+"""What goes wrong on purpose, as a table: who is hurt, how it is mended, what `servicebroker doctor` says meanwhile.
+
+Two instances with a PostgreSQL server, a daemon and an application each, and a bad network between the daemons. The
+applications keep a ledger; one judge reads both. `docs/reliability.md` has the table for users.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+
+import servicebroker as sb
+from chaos_application import LEDGER
+from daemons import free_port
+from fault_proxy import FaultProxy
+from support import ORDERS, STOCK, define_standard_set, eventually
+
+PATIENCE = 120.0  # seconds after the last fault, until everything has arrived
+DISK = 500  # MB of the disk that fills up
+MEMORY = 150  # MB that a daemon may use
+
+
+def _mounted(folder: Path) -> None:
+    """A disk of its own for this folder, where the machine allows it."""
+    folder.mkdir(mode=0o701)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}m,mode=701", "tmpfs", str(folder)]
+    with suppress(OSError):
+        subprocess.run(command, capture_output=True, check=False)
+
+
+class Side:
+    """An instance in a folder, its daemon and its application."""
+
+    def __init__(self, name: str, folder: Path, calm: Path) -> None:
+        self.name, self.folder, self.calm = name, folder / name, calm
+        self.port = free_port()
+        if name == "east":
+            _mounted(self.folder)
+        self.instance = sb.open(self.folder)
+        self.database = define_standard_set(self.instance.database("Test", create=True))
+        self.instance.create_endpoint(
+            "broker", state="STARTED", listener_port=self.port, listener_ip="127.0.0.1", encryption="DISABLED"
+        )
+        with self.instance.connection() as connection:
+            for text in LEDGER:
+                connection.execute(text)
+        self.log = (folder / f"{name}.log").open("wb")
+
+    def start(self) -> None:
+        self.start_daemon()
+        self.start_application()
+
+    def start_daemon(self) -> None:
+        self.daemon = self.serve()
+
+    def serve(self) -> subprocess.Popen[bytes]:
+        return self._process("-m", "servicebroker.cli.main", "serve", "--instance", str(self.folder))
+
+    def start_application(self) -> None:
+        script = Path(__file__).parent / "chaos_application.py"
+        self.application = self._process(str(script), self.name, str(self.folder), str(self.calm))
+
+    def _process(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, *arguments], stdout=self.log, stderr=self.log)
+
+    def server(self) -> int:
+        """The process of its PostgreSQL."""
+        return int((self.folder / "postgresql" / "postmaster.pid").read_text().split()[0])
+
+    def ledger(self, way: str) -> list[tuple[str, int]]:
+        """What its application did, in the order in which it did it; waits until PostgreSQL answers."""
+        text = "select conversation, number from public.ledger where way = %s order by at"
+        found: list[tuple[str, int]] = []
+
+        def read() -> None:
+            with psycopg.connect(self.instance.url) as connection:
+                found.extend((row[0], row[1]) for row in connection.execute(text, (way,)).fetchall())
+
+        eventually(lambda: _tried(read), PATIENCE)
+        return found
+
+    def megabytes(self) -> int:
+        pages = int(Path(f"/proc/{self.daemon.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+    def doctor(self) -> str:
+        """What an administrator reads while it lasts."""
+        command = [sys.executable, "-m", "servicebroker.cli.main", "doctor", "--instance", str(self.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout + done.stderr
+
+    def close(self) -> None:
+        for process in (self.application, self.daemon):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+        self.instance.close()
+        self.log.close()
+        if self.folder.is_mount():
+            subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+
+class World:
+    """West sends to east, through a proxy in each direction."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.chance, self.calm = chance, folder / "calm"
+        self.west, self.east = (Side(name, folder, self.calm) for name in ("west", "east"))
+        self.to_east, self.to_west = (FaultProxy(side.port, chance) for side in (self.east, self.west))
+        self.west.database.drop_service(STOCK)
+        self.east.database.drop_service(ORDERS)
+        self.west.database.create_route("r", service_name=STOCK, address=f"TCP://127.0.0.1:{self.to_east.port}")
+        self.east.database.create_route("r", service_name=ORDERS, address=f"TCP://127.0.0.1:{self.to_west.port}")
+        self.east.database.grant("SEND", "public", service=STOCK)
+        for side in (self.west, self.east):
+            side.start()
+
+    @property
+    def either(self) -> Side:
+        return self.chance.choice((self.west, self.east))
+
+    @property
+    def proxies(self) -> tuple[FaultProxy, FaultProxy]:
+        return self.to_east, self.to_west
+
+    def answered(self) -> int:
+        return len(self.west.ledger("answered"))
+
+    def goes_on(self) -> None:
+        """Wait until a message that is sent from now on has been answered."""
+        sent = len(self.west.ledger("sent"))
+        eventually(lambda: self.answered() > sent, PATIENCE)
+
+    def told(self) -> str:
+        """What is known where nothing goes on: the ends of the logs, and what doctor says."""
+        return "\n".join(
+            f"{side.name}: {side.doctor()}" + "\n".join(Path(side.log.name).read_text().splitlines()[-20:])
+            for side in (self.west, self.east)
+        )
+
+    def close(self) -> None:
+        for side in (self.west, self.east):
+            side.close()
+        for proxy in self.proxies:
+            proxy.close()
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@contextmanager
+def _killed_daemon(world: World) -> Iterator[Side]:
+    side = world.either
+    side.daemon.kill()
+    side.daemon.wait()
+    try:
+        yield side
+    finally:
+        side.start_daemon()
+
+
+@contextmanager
+def _frozen(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def _frozen_daemon(world: World) -> Iterator[Side]:
+    side = world.either
+    with _frozen(side.daemon):
+        yield side
+
+
+@contextmanager
+def _second_daemon(world: World) -> Iterator[Side]:
+    """It stands by; the first one is killed, and it takes over."""
+    side = world.either
+    second = side.serve()
+    try:
+        time.sleep(1)
+        side.daemon.kill()
+        side.daemon.wait()
+        yield side
+    finally:
+        side.daemon = second
+
+
+@contextmanager
+def _killed_application(world: World) -> Iterator[Side]:
+    side = world.either
+    side.application.kill()
+    side.application.wait()
+    try:
+        yield side
+    finally:
+        side.start_application()
+
+
+@contextmanager
+def _frozen_application(world: World) -> Iterator[Side]:
+    side = world.either
+    with _frozen(side.application):
+        yield side
+
+
+@contextmanager
+def _killed_server(world: World) -> Iterator[Side]:
+    """Whoever has the instance open starts it again."""
+    side = world.either
+    os.kill(side.server(), signal.SIGKILL)
+    yield side
+
+
+@contextmanager
+def _restarted_server(world: World) -> Iterator[Side]:
+    """SIGQUIT: PostgreSQL stops at once, and recovers when it starts."""
+    side = world.either
+    os.kill(side.server(), signal.SIGQUIT)
+    yield side
+
+
+def _administrators(side: Side, *statements: str) -> None:
+    with psycopg.connect(side.instance.url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)  # type: ignore[call-overload]
+
+
+ALL_SESSIONS = (
+    "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and usename is not null"
+)
+
+
+@contextmanager
+def _killed_backends(world: World) -> Iterator[Side]:
+    side = world.either
+    for _ in range(3):
+        _administrators(side, ALL_SESSIONS)
+        time.sleep(world.chance.random())
+    yield side
+
+
+@contextmanager
+def _role_timeouts(world: World) -> Iterator[Side]:
+    """Somebody gives the role limits that would cut what the broker does."""
+    side = world.either
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    _administrators(side, *(f"alter role current_user set {name} = '50ms'" for name in names), ALL_SESSIONS)
+    try:
+        yield side
+    finally:
+        eventually(
+            lambda: _tried(lambda: _administrators(side, *(f"alter role current_user reset {n}" for n in names)))
+        )
+
+
+def _tried(work: Callable[[], None]) -> bool:
+    try:
+        work()
+    except psycopg.Error:
+        return False
+    return True
+
+
+@contextmanager
+def _no_connections_left(world: World) -> Iterator[Side]:
+    side = world.either
+    with ExitStack() as held:
+        with suppress(psycopg.Error):
+            while True:
+                held.enter_context(psycopg.connect(side.instance.url))
+        with suppress(psycopg.Error):
+            held.enter_context(psycopg.connect(side.instance.url))
+        yield side
+
+
+def _bad_network(rate: str, value: float) -> Callable[[World], Any]:
+    @contextmanager
+    def fault(world: World) -> Iterator[Side]:
+        for proxy in world.proxies:
+            setattr(proxy, rate, value)
+        try:
+            yield world.west
+        finally:
+            for proxy in world.proxies:
+                proxy.calm()
+
+    return fault
+
+
+@contextmanager
+def _held_network(world: World) -> Iterator[Side]:
+    proxy = world.chance.choice(world.proxies)
+    proxy.hold()
+    try:
+        yield world.west
+    finally:
+        proxy.release()
+
+
+@contextmanager
+def _idle_sockets(world: World) -> Iterator[Side]:
+    """Many that say nothing, some that say garbage; what a process may open bounds them."""
+    side = world.either
+    with ExitStack() as held:
+        for number in range(300):
+            with suppress(OSError):
+                one = held.enter_context(socket.create_connection(("127.0.0.1", side.port), timeout=5))
+                if number % 10 == 0:
+                    one.sendall(world.chance.randbytes(1_000))
+        yield side
+
+
+@contextmanager
+def _full_disk(world: World) -> Iterator[Side]:
+    """East's instance lies on a disk of its own where this machine lets a test have one; elsewhere nothing happens."""
+    side = world.east
+    if not side.folder.is_mount():
+        yield side
+        return
+    filler = side.folder / "filler"
+    with suppress(OSError), filler.open("wb") as file:
+        while True:
+            file.write(b"x" * 2**20)
+    try:
+        yield side
+    finally:
+        filler.unlink()
+
+
+class Scenario(NamedTuple):
+    """`says` is what doctor says on the hurt side while it lasts; "" where it may have mended itself by then."""
+
+    name: str
+    happens: Callable[[World], Any]
+    says: str = ""
+
+
+SCENARIOS = (
+    Scenario("a daemon is killed", _killed_daemon, "no servicebroker serve runs here"),
+    Scenario("a daemon is frozen", _frozen_daemon, "wait"),
+    Scenario("a daemon is killed beside another one", _second_daemon),
+    Scenario("an application is killed", _killed_application),
+    Scenario("an application is frozen", _frozen_application),
+    Scenario("PostgreSQL is killed", _killed_server),
+    Scenario("PostgreSQL stops at once and recovers", _restarted_server),
+    Scenario("all sessions are terminated, three times", _killed_backends),
+    Scenario("the role gets short timeouts", _role_timeouts),
+    Scenario("no connection is left", _no_connections_left),
+    Scenario("the network cuts", _bad_network("cut_rate", 0.05)),
+    Scenario("the network changes bits", _bad_network("corrupt_rate", 0.02)),
+    Scenario("the network is slow", _bad_network("delay_rate", 0.3)),
+    Scenario("the network holds everything", _held_network, "wait"),
+    Scenario("300 sockets are idle or send garbage", _idle_sockets),
+    Scenario("the disk is full", _full_disk),
+)
+
+
+class Outcome(NamedTuple):
+    """What one fault did: seconds until messages were answered again, and what doctor said meanwhile."""
+
+    scenario: str
+    side: str
+    seconds: float
+    said: str
+
+
+def hurt(world: World, scenario: Scenario, lasts: float, *, ask: bool) -> Outcome:
+    """Let it happen for so long; then everything goes on by itself."""
+    said = ""
+    with scenario.happens(world) as side:
+        time.sleep(lasts)
+        if ask:
+            said = side.doctor()
+    over = time.monotonic()
+    try:
+        world.goes_on()
+    except AssertionError:
+        raise AssertionError(f"nothing goes on after {scenario.name} of {side.name}\n{world.told()}") from None
+    for each in (world.west, world.east):
+        assert each.application.poll() is None, f"{each.name}'s application has died of {scenario.name}: see its log"
+        assert each.daemon.poll() is None, f"{each.name}'s daemon has died of {scenario.name}: see its log"
+        assert each.megabytes() < MEMORY, f"{each.name}'s daemon uses {each.megabytes()} MB"
+    return Outcome(scenario.name, side.name, time.monotonic() - over, said)
+
+
+def judge(world: World) -> int:
+    """Every order and every reply exactly once and in order, and no conversation has failed; how many there were."""
+    world.calm.touch()
+    sent = world.west.ledger("sent")
+    eventually(lambda: len(world.west.ledger("answered")) >= len(sent) == len(world.west.ledger("sent")), PATIENCE)
+    time.sleep(1)  # what is doubled would come now
+    sent = world.west.ledger("sent")
+    for side, way in ((world.east, "received"), (world.west, "answered")):
+        found = side.ledger(way)
+        doubled = [row for row, count in Counter(found).items() if count > 1]
+        assert not doubled, f"{way} more than once: {doubled[:5]}"
+        assert sorted(found) == sorted(sent), f"{way}: {sorted(set(sent) ^ set(found))[:5]}"
+        last: dict[str, int] = {}
+        for conversation, number in found:
+            assert number == last.get(conversation, -1) + 1, f"{way} out of order: {conversation} {number}"
+            last[conversation] = number
+    assert world.west.ledger("error") == world.east.ledger("error") == []
+    return len(sent)

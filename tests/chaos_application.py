@@ -1,0 +1,121 @@
+"""An application of the chaos run, in a process of its own: `python chaos_application.py west|east FOLDER CALM`.
+
+West sends numbered orders and collects the replies, east receives and replies. Each writes what it did into a ledger of
+its own, in the transaction that did it. An error of the broker or of PostgreSQL costs it the transaction and nothing
+else: it goes on with the instance that it has open. West sends nothing new once the file CALM exists.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+
+import servicebroker as sb
+from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE
+
+CONVERSATIONS = 6
+BATCH = 30
+PAUSE = 0.05  # seconds between two attempts, also after an error
+
+LEDGER = (
+    "create table public.ledger (at bigint generated always as identity, way text, conversation text, number bigint)",
+    "create table public.handles (conversation text, handle uuid)",
+)
+
+
+_log = logging.getLogger("application")
+
+
+def over_and_over(work: Callable[[], None]) -> None:
+    while True:
+        try:
+            work()
+        except (sb.ServiceBrokerError, psycopg.Error) as problem:
+            _log.warning("%s: %s", type(problem).__name__, problem)
+        time.sleep(PAUSE)
+
+
+def note(transaction: sb.Transaction, way: str, rows: list[tuple[str, int]]) -> None:
+    transaction.connection.cursor().executemany(
+        "insert into public.ledger (way, conversation, number) values (%s, %s, %s)", [(way, *row) for row in rows]
+    )
+
+
+def parsed(message: sb.Message) -> tuple[str, int]:
+    conversation, number, *_ = (message.message_body or b"").split()
+    return conversation.decode(), int(number)
+
+
+class West:
+    """Sends on a few conversations that outlive the process: their handles are in a table."""
+
+    def __init__(self, database: sb.Database, calm: Path) -> None:
+        self.database, self.calm, self.chance = database, calm, random.Random()
+
+    def send(self) -> None:
+        if self.calm.exists():
+            return
+        with self.database.transaction() as transaction:
+            rows = transaction.connection.execute("select conversation, handle from public.handles").fetchall()
+            known: list[tuple[str, UUID]] = [(row[0], row[1]) for row in rows]
+            if len(known) < CONVERSATIONS:
+                handle = transaction.begin_dialog(ORDERS, STOCK, contract=CONTRACT, encryption=False)
+                transaction.connection.execute("insert into public.handles values (%s, %s)", (str(handle), handle))
+                known.append((str(handle), handle))
+            conversation, handle = self.chance.choice(known)
+            asked = "select coalesce(max(number) + 1, 0) from public.ledger where way = 'sent' and conversation = %s"
+            ((first,),) = transaction.connection.execute(asked, (conversation,)).fetchall()
+            numbers = range(first, first + self.chance.randint(1, BATCH))
+            transaction.send_batch(handle, ORDER, [b"%b %d" % (conversation.encode(), number) for number in numbers])
+            note(transaction, "sent", [(conversation, number) for number in numbers])
+            if self.chance.random() < 0.05:
+                raise sb.InstanceError("rolled back on purpose")
+
+    def collect(self) -> None:
+        with self.database.transaction() as transaction:
+            messages = transaction.receive(ORDERS_QUEUE, top=500, wait=1)
+            note(
+                transaction, "answered", [parsed(message) for message in messages if message.message_type_name == REPLY]
+            )
+            others = [message for message in messages if message.message_type_name != REPLY]
+            note(transaction, "error", [(str(message.message_body), 0) for message in others])
+
+
+class East:
+    """Answers every order with its own number."""
+
+    def __init__(self, database: sb.Database) -> None:
+        self.database = database
+
+    def answer(self) -> None:
+        with self.database.transaction() as transaction:
+            messages = transaction.receive(STOCK_QUEUE, top=500, wait=1)
+            orders = [message for message in messages if message.message_type_name == ORDER]
+            note(transaction, "received", [parsed(message) for message in orders])
+            for handle in dict.fromkeys(message.conversation_handle for message in orders):
+                mine = [message.message_body or b"" for message in orders if message.conversation_handle == handle]
+                transaction.send_batch(handle, REPLY, mine)
+            others = [message for message in messages if message.message_type_name != ORDER]
+            note(transaction, "error", [(str(message.message_body), 0) for message in others])
+
+
+def main(side: str, folder: str, calm: str) -> None:
+    with sb.open(folder) as instance:
+        database = instance.database("Test")
+        if side == "west":
+            west = West(database, Path(calm))
+            threading.Thread(target=over_and_over, args=(west.collect,), daemon=True).start()
+            over_and_over(west.send)
+        over_and_over(East(database).answer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

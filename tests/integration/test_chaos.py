@@ -1,0 +1,55 @@
+"""Everything that goes wrong, in any order, under load: nothing is lost, and all goes on by itself.
+
+`make test` lets some faults happen for a moment, drawn by the seed; `make chaos` has an hour of them, each lasts twelve
+seconds and is asked about.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from chaos import SCENARIOS, Outcome, World, hurt, judge
+
+_log = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def world(seeded_random: random.Random) -> Iterator[World]:
+    # not under pytest's own folder, which another run of pytest shuts for PostgreSQL's user
+    with tempfile.TemporaryDirectory(prefix="servicebroker-chaos-", ignore_cleanup_errors=True) as folder:
+        made = World(Path(folder), seeded_random)
+        yield made
+        made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_nothing_is_lost_whatever_goes_wrong(
+    world: World,
+    seeded_random: random.Random,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
+    seconds = request.config.option.chaos_seconds
+    lasts, ask = (12.0, True) if seconds >= 60 else (0.5, False)
+    world.goes_on()
+    outcomes: list[Outcome] = []
+    over, waiting = time.monotonic() + seconds, []
+    while time.monotonic() < over:
+        waiting = waiting or seeded_random.sample(SCENARIOS, len(SCENARIOS))
+        scenario = waiting.pop()
+        outcomes.append(hurt(world, scenario, lasts, ask=ask))
+        if ask:
+            _log.info("%s", outcomes[-1])
+            assert scenario.says in outcomes[-1].said, f"{scenario.name}: doctor says {outcomes[-1].said}"
+    count = judge(world)
+    worst = {one.scenario: max(o.seconds for o in outcomes if o.scenario == one.scenario) for one in outcomes}
+    told = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(worst.items()))
+    record_property("chaos", f"{count:,} messages there and back, {len(outcomes)} faults; until all went on: {told}")

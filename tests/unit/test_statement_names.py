@@ -1,0 +1,82 @@
+"""Every statement has a name of its own, which says where it is."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import servicebroker
+
+SOURCES = Path(servicebroker.__file__).parent
+NAMED_AT = {"Statement": 0, "execute": 1}  # the argument that is the name
+
+
+class Site(NamedTuple):
+    """A call that makes a statement; `name` is None where it is not written there."""
+
+    file: Path
+    function: str
+    name: str | None
+    line: int
+
+    @property
+    def place(self) -> str:
+        """What the name has to begin with."""
+        stem, own = self.file.stem, self.function.strip("_").lower()
+        folder = next(parent.name for parent in self.file.parents if parent.name != "aio")
+        return f"{folder if stem in (own, '__init__') else stem}.{own}"
+
+
+@functools.cache
+def sites() -> list[Site]:
+    """Every one in what was written by hand."""
+    texts = {file: file.read_text() for file in sorted(SOURCES.rglob("*.py"))}
+    return [
+        site
+        for file, text in texts.items()
+        if re.search(r"\b(Statement|execute)\(", text) and not text.startswith("# Made from")
+        for site in _sites(file, ast.parse(text), "")
+    ]
+
+
+def _sites(file: Path, node: ast.AST, function: str) -> Iterator[Site]:
+    for child in ast.iter_child_nodes(node):
+        inner = function
+        if not function and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = child.name
+        if not function and isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Name):
+            inner = child.targets[0].id
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id in NAMED_AT:
+            yield Site(file, function, _name(child.args[NAMED_AT[child.func.id]]), child.lineno)
+        yield from _sites(file, child, inner)
+
+
+def _name(given: ast.expr) -> str | None:
+    if isinstance(given, ast.JoinedStr):  # the pieces of queue.sql
+        given = given.values[0]
+    return given.value if isinstance(given, ast.Constant) else None
+
+
+PASSED_ON = {("running.py", "execute"), ("__init__.py", "_make_anew")}  # it has its name already
+
+
+def test_each_has_a_name_that_says_where_it_is() -> None:
+    found = sites()
+    assert len(found) > 500
+    wrong = [
+        f"{site.file.name}:{site.line}: {site.name} is not of {site.place}"
+        for site in found
+        if (site.file.name, site.function) not in PASSED_ON
+        and not (site.name == "queue." or re.fullmatch(rf"{re.escape(site.place)}(\.[a-z_]+)?", site.name or ""))
+    ]
+    assert wrong == []
+
+
+def test_no_two_have_one_name() -> None:
+    many = Counter(site.name for site in sites() if site.name not in (None, "queue."))
+    assert [name for name, times in many.items() if times > 1] == []
