@@ -137,8 +137,13 @@ class Stream(asyncio.Protocol):
         self.network.inbox.waste(self, 1.0)
 
     def refused(self, number: int, text: str) -> None:
-        """What it has brought was refused; of who has proved nothing the port is another one each time."""
-        self.network.refusals.note(Refusal(True, self.owner or self.where.rpartition(":")[0], number), text)
+        """What it has brought was refused."""
+        self.network.refusals.note(Refusal(True, self._known_as, number), text)
+
+    @property
+    def _known_as(self) -> str:
+        """Its owner; of who has proved nothing the host, since the port is another one each time."""
+        return self.owner or self.where.rpartition(":")[0]
 
     def opened(self) -> None:
         """It has begun a conversation, which costs a hundred times what a message does."""
@@ -435,7 +440,7 @@ class Stream(asyncio.Protocol):
     def _remember(self, closed: Closed) -> None:
         """Who has refused whom, and why."""
         is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
-        peer = str(self.address or self._certificate or self.where.rpartition(":")[0])
+        peer = str(self.address or self._known_as)
         self.network.refusals.note(Refusal(is_ours, peer, closed.number), closed.text)
 
     def _let_it_read(self, transport: asyncio.Transport) -> None:

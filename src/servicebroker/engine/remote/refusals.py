@@ -60,11 +60,13 @@ def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> St
 
 
 def find_refusals(since: datetime) -> Steps[list[Refused]]:
-    """Those of which there was one since then, the latest first."""
+    """Those of which there was one since then, the latest first; not of who is let in no more, as `facts.gather`."""
     rows = yield Statement(
         "refusals.find_refusals",
         "select is_ours, peer, number, times, first_time, last_time, last_text from servicebroker.refusals "
-        "where last_time >= $1 order by last_time desc, peer, number",
+        "where last_time >= $1 and (peer !~ '^(certificate|login) ' or exists (select "
+        "from servicebroker.transport_certificates where owner = peer and not is_own)) "
+        "order by last_time desc, peer, number",
         (since,),
     )
     return [Refused(*row) for row in rows]
