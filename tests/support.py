@@ -330,7 +330,8 @@ def stopped(connection: psycopg.Connection[Any]) -> int:
 def deafened(url: str, application: str) -> None:
     """Kill the sessions of that name that only listen, and wait until there are others in their place."""
     listeners = (
-        "from pg_stat_activity where datname = current_database() and application_name = %s and query like 'listen %%'"
+        "from pg_stat_activity where datname = current_database() and application_name = %s "
+        "and query like '%%listen %%'"
     )
     with psycopg.connect(url, autocommit=True) as connection:
 

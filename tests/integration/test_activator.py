@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,21 @@ def test_programs_start_on_notifications_between_minimum_and_maximum(watched: sb
     assert "3 run" not in log
     for file in tmp_path.glob("started-*"):
         assert not Path(f"/proc/{file.name.split('-')[1]}").exists(), "it has stopped its programs"
+
+
+def test_programs_that_do_not_end_are_killed_together(watched: sb.Database, tmp_path: Path) -> None:
+    """With what they have started, when the patience is over: once for all of them."""
+    stubborn = ["sh", "-c", f"trap '' TERM; touch {tmp_path}/started-$$; sleep 600; true"]
+    path = configuration(watched, tmp_path, command=stubborn, min=2, max=2)
+    command = [sys.executable, "-m", "servicebroker.cli.main", "activator", str(path), "--patience", "0.5"]
+    with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: started(tmp_path) == 2)
+        begins = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert time.monotonic() - begins < 8
+    for file in tmp_path.glob("started-*"):
+        assert not Path(f"/proc/{file.name.split('-')[1]}").exists()
 
 
 @pytest.mark.feature(180)

@@ -9,9 +9,9 @@ from functools import partial
 
 import psycopg
 import pytest
-import servicebroker.engine.upkeep
 
 import servicebroker as sb
+import servicebroker.engine.conversation.upkeep
 from servicebroker.api.upkeep import upkeep
 from servicebroker.engine.conversation.upkeep import WORTH_GIVING_BACK, give_space_back
 from servicebroker.store import locks

@@ -7,9 +7,13 @@ from random import Random
 
 import pytest
 
+from servicebroker.protocol.dialog import Dialog
+from servicebroker.protocol.envelope import Acknowledgement
 from servicebroker.protocol.incoming import Incoming
+from servicebroker.protocol.outgoing import Outgoing
 from servicebroker.simulation.faults import Faults
 from servicebroker.simulation.run import run, run_many, trace_of
+from servicebroker.simulation.store import Lost
 
 
 def test_every_message_arrives_once_and_in_order_whatever_goes_wrong(request: pytest.FixtureRequest) -> None:
@@ -57,6 +61,46 @@ def take_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
         return judge(self, number, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Incoming, "_judge", trusting)
+
+
+def compare_no_tokens_at_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    contradicts = Outgoing.contradicts
+
+    def trusting(self: Outgoing, ack: Acknowledgement, _: object) -> str | None:
+        return contradicts(self, ack, None) if ack.below > self.sent_below else None
+
+    monkeypatch.setattr(Outgoing, "contradicts", trusting)
+
+
+def compare_no_tokens_at_the_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Incoming, "contradicts", lambda *_: None)
+
+
+def say_nothing_of_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dialog, "_floor", None)
+
+
+def rely_on_what_the_peer_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Outgoing, "_lacks_what_it_had", lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("defect", "seed"),
+    [
+        (compare_no_tokens_at_the_sender, 125),
+        (compare_no_tokens_at_the_receiver, 92),
+        (say_nothing_of_what_was_acknowledged, 979),
+        (rely_on_what_the_peer_has_kept, 234),
+    ],
+)
+def test_messages_that_an_old_copy_loses_are_found(
+    defect: Callable[[pytest.MonkeyPatch], None], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These seeds restore one. What is acknowledged and lost without an Error, or a reason to wait, is found there."""
+    assert "goes back to an old copy" in "\n".join(trace_of(seed))
+    defect(monkeypatch)
+    with pytest.raises(Lost):
+        run(seed)
 
 
 @pytest.mark.parametrize("defect", [acknowledge_before_the_commit, take_duplicates])

@@ -332,6 +332,14 @@ def test_a_copy_that_has_missed_nothing_goes_on() -> None:
     assert move(other, initiator) == [Acknowledged(9, THERE)]
 
 
+def test_who_ends_says_how_much_was_acknowledged_before_the_end_is_offered() -> None:
+    """The receiver waits for a message that was acknowledged, and the window is full."""
+    initiator = dialog(state=TransmissionState(5, 500, sending=Sending.ENDING, far_broker=THERE, is_acknowledged=True))
+    assert not initiator.has_work(0.0)
+    say(initiator)
+    assert send(initiator).header.floor == 5
+
+
 def test_an_error_leaves_out_messages_and_says_nothing_of_them() -> None:
     initiator, other = talked(2)
     initiator.offer(9, 1, Content.ERROR, drawn(9))

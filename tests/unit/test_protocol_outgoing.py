@@ -128,6 +128,17 @@ def test_another_message_than_was_sent_cannot_be_acknowledged() -> None:
     assert (out.token(3), out.token(4)) == (None, b"message4")
 
 
+def test_what_a_peer_had_kept_and_lacks_now_travels_again() -> None:
+    """It had acknowledged what lies beyond a gap, and went back to a copy: all pieces are there, the message is not."""
+    out = outgoing(10, 250)
+    cuts(out)
+    out.acknowledged(Acknowledgement(0, parts=((1, 0, 1),)))
+    out.acknowledged(Acknowledgement(1, parts=((1, 0, 1),)))
+    assert cuts(out) == []
+    out.acknowledged(Acknowledgement(1, parts=((1, 2, 2),)))
+    assert [cut.fragment for cut in cuts(out)] == [0, 1, 2]
+
+
 def test_who_is_not_answered_twice_knows_it() -> None:
     out = outgoing(10)
     out.cut(0.0)
@@ -212,7 +223,7 @@ def test_skipping_drops_what_waits() -> None:
 def test_after_a_lost_link_what_was_acknowledged_stays_at_home() -> None:
     out = outgoing(10, 250, 10)
     cuts(out)
-    out.acknowledged(Acknowledgement(0, ((0, 0), (2, 2)), ((1, 0, 1),)))
+    out.acknowledged(Acknowledgement(1, ((2, 2),), ((1, 0, 1),)))
     out.rewind()
     assert pieces(cuts(out, 1.0)) == [(1, 2)]
     assert not out.has_work(1.0)

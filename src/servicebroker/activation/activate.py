@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self, overload
 
-from servicebroker.activation.host import Host
+from servicebroker.activation.host import PATIENCE, Host
 from servicebroker.activation.procedures import Resolver, load
 from servicebroker.api.aio.instance import AsyncInstance
 from servicebroker.api.instance import Instance
@@ -19,9 +19,11 @@ from servicebroker.protocol.queue_monitor import INTERVAL
 class AsyncHost:
     """`Host` for an instance that is open under asyncio: it works beside the event loop, through a form of its own."""
 
-    def __init__(self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float) -> None:
+    def __init__(
+        self, instance: AsyncInstance, resolvers: Iterable[Resolver], interval: float, patience: float
+    ) -> None:
         self._instance = instance
-        self._arguments = tuple(resolvers), interval
+        self._arguments = tuple(resolvers), interval, patience
         self._host: Host | None = None
 
     async def __aenter__(self) -> Self:
@@ -36,8 +38,8 @@ class AsyncHost:
     def _start(self) -> None:
         opened = open_instance(self._instance.url, clock=self._instance.clock, upkeep=None)
         opened.share(self._instance)
-        resolvers, interval = self._arguments
-        self._host = Host(opened, resolvers, interval=interval).start()
+        resolvers, interval, patience = self._arguments
+        self._host = Host(opened, resolvers, interval=interval, patience=patience).start()
 
     def _stop(self) -> None:
         if self._host is not None:
@@ -52,6 +54,7 @@ def activate(
     procedures: Iterable[str] = ...,
     resolvers: Iterable[Resolver] = ...,
     interval: float = ...,
+    patience: float = ...,
 ) -> Host: ...
 
 
@@ -62,6 +65,7 @@ def activate(
     procedures: Iterable[str] = ...,
     resolvers: Iterable[Resolver] = ...,
     interval: float = ...,
+    patience: float = ...,
 ) -> AsyncHost: ...
 
 
@@ -71,12 +75,14 @@ def activate(
     procedures: Iterable[str] = (),
     resolvers: Iterable[Resolver] = (),
     interval: float = INTERVAL,
+    patience: float = PATIENCE,
 ) -> Host | AsyncHost:
     """Activation in this process, for an open instance: `with sb.activate(instance): ...`, under asyncio `async with`.
 
     Queues with ACTIVATION get their readers as threads of this process, and event notifications for QUEUE_ACTIVATION
-    are sent. At the end of the block nothing more is started, and the calls in progress have 30 s to end. Where several
-    processes do this, or the daemon does, a queue is served by one that finds its procedure.
+    are sent. At the end of the block nothing more is started, readers that wait for a message end, and the calls in
+    progress have `patience` seconds; what goes on then is undone: its session is cut, and it gets no other one. Where
+    several processes do this, or the daemon does, a queue is served by one that finds its procedure.
 
     Args:
         instance: what it works on; it stays open.
@@ -84,14 +90,17 @@ def activate(
             Those of the entry points `servicebroker.procedures` are imported too.
         resolvers: further ways to find a procedure by name; see `servicebroker.activation.procedures`.
         interval: seconds between two readers under load, and between attempts to start what cannot be started.
+        patience: seconds that the calls in progress have at the end of the block.
 
     Raises:
-        BrokerError: 402 the interval is no positive number.
+        BrokerError: 402 the interval is no positive number, or the patience no number from 0 on.
         InstanceError: a module cannot be imported.
     """
     if not isinstance(interval, int | float) or isinstance(interval, bool) or not interval > 0:
         raise BrokerError(402, "interval", repr(interval), "a positive number of seconds")
+    if not isinstance(patience, int | float) or isinstance(patience, bool) or not patience >= 0:
+        raise BrokerError(402, "patience", repr(patience), "a number of seconds, 0 or more")
     load(procedures)
     if isinstance(instance, AsyncInstance):
-        return AsyncHost(instance, resolvers, interval)
-    return Host(instance, resolvers, interval=interval)
+        return AsyncHost(instance, resolvers, interval, patience)
+    return Host(instance, resolvers, interval=interval, patience=patience)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +21,8 @@ from servicebroker.activation.loop import AsyncTasks
 from servicebroker.activation.order import Order
 from servicebroker.activation.output import captured
 from servicebroker.activation.procedures import Call, PythonProcedure, Worker, load, registered
-from servicebroker.activation.task import Outcome, Stop, run_task
+from servicebroker.activation.stop import Ending, Stop
+from servicebroker.activation.task import Outcome, run_task
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.api.poison import PoisonDetector
@@ -29,6 +31,8 @@ from servicebroker.model import names
 from servicebroker.model.errors import BrokerError
 
 _LOG = logging.getLogger("servicebroker.activation")
+
+CUT = 0.5  # seconds that a process has to cut what it does
 
 Report = Callable[..., None]
 
@@ -53,7 +57,7 @@ def run_in_process(instance: Instance, order: Order, procedure: PythonProcedure,
             folder = instance.keys.folder
             keys = None if folder is None else str(folder.path)
             _tell(orders, {"url": instance.url, "keys": keys, "order": order, "source": procedure.source})
-            stop.when_asked(lambda: _tell(orders, {"stop": stop.reason}))
+            stop.ends(Ending(lambda reason: _tell(orders, {"stop": reason}), lambda: _kill(process, orders)))
             outcome = _listen(instance, reports)
         process.wait()
     with instance.connection() as connection:
@@ -71,6 +75,19 @@ def _tell(orders: IO[str], what: object) -> None:
         orders.flush()
     except (OSError, ValueError):  # the child has gone
         _LOG.debug("a child has gone before it was told %s", what)
+
+
+def _kill(process: subprocess.Popen[str], orders: IO[str]) -> None:
+    """Have it cut its sessions and die; where its procedure lets nothing else run, it dies with them open."""
+
+    def kill() -> None:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    _tell(orders, {"cut": True})
+    later = threading.Timer(CUT, kill)
+    later.daemon = True
+    later.start()
 
 
 def _listen(instance: Instance, reports: Iterable[str]) -> Outcome | None:
@@ -143,9 +160,10 @@ def main(descriptor: int) -> None:
         logging.basicConfig(handlers=[_Reporter(report)], level=logging.WARNING, force=True)
         logging.getLogger("servicebroker").setLevel(logging.INFO)
         given = json.loads(sys.stdin.readline())
-        stop = Stop()
-        threading.Thread(target=_obey, args=(stop,), daemon=True).start()
+        stop, over = Stop(), threading.Event()
+        threading.Thread(target=_obey, args=(stop, over), daemon=True).start()
         report(outcome=_run(given["url"], given["keys"], Order(*given["order"]), given["source"], stop, report))
+        over.set()
 
 
 def _run(url: str, keys: str | None, order: Order, source: str, stop: Stop, report: Report) -> Outcome:
@@ -183,12 +201,16 @@ class _Told(NamedTuple):
             raise
 
 
-def _obey(stop: Stop) -> None:
-    """Hear when to stop; the end of the input is the end of the parent."""
+def _obey(stop: Stop, over: threading.Event) -> None:
+    """Hear when to stop, and when to end at once; the end of the input is the end of the parent."""
     for line in sys.stdin:
-        stop.ask(json.loads(line)["stop"])
-    if not stop.is_asked():
-        os._exit(1)
+        order = json.loads(line)
+        if "cut" in order:
+            break
+        stop.ask(order["stop"])
+    if not over.is_set():
+        stop.cut()
+        os.killpg(0, signal.SIGKILL)  # and what the procedure has started
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,7 +22,8 @@ from servicebroker.activation.child import run_in_process
 from servicebroker.activation.loop import AsyncTasks
 from servicebroker.activation.order import Order
 from servicebroker.activation.procedures import Procedure, PythonProcedure, Resolver, registered
-from servicebroker.activation.task import Outcome, Stop, run_task
+from servicebroker.activation.stop import Stop
+from servicebroker.activation.task import Outcome, run_task
 from servicebroker.activation.watched import Watched
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
@@ -52,7 +53,8 @@ TICK = 1.0  # seconds between two looks at everything
 SOON = 0.01  # seconds until the first look after it began to listen: a SEND may have begun before that
 RECONNECT = 1.0  # seconds between attempts to reach the database again
 PAUSE = 0.02  # seconds between two questions whether all is quiet
-PATIENCE = 30.0  # seconds that `stop` gives to the calls in progress
+PATIENCE = 30.0  # seconds that the calls in progress have to end
+CUT = 1.0  # seconds that they have to notice that they are undone
 _STARTED = "Started"
 
 _log = logging.getLogger("servicebroker.activation")
@@ -72,7 +74,14 @@ class Host:
         instance: the instance that tasks work in.
     """
 
-    def __init__(self, instance: Instance, resolvers: Iterable[Resolver], *, interval: float = INTERVAL) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        resolvers: Iterable[Resolver],
+        *,
+        interval: float = INTERVAL,
+        patience: float = PATIENCE,
+    ) -> None:
         self.instance = instance
         self._resolvers = (registered, *resolvers, _tsql_procedure)
         self._interval = interval
@@ -83,9 +92,12 @@ class Host:
         self._ended: deque[tuple[Watched, threading.Thread, Outcome]] = deque()
         self._rung: deque[int] = deque()
         self._listens_for: set[int] = set()
+        self._fresh: set[int] = set()  # of those, the ones that a SEND in progress may not have seen listed
+        self._oldest = 0  # the oldest transaction that went on at the last glance
         self._look_at = 0.0  # when everything is looked at
         self._looks = 0  # how often everything was
-        self._patience = PATIENCE
+        self._patience = patience
+        self._deadline = 0.0  # until when calls in progress may go on, once it is stopped
         self._outage = Outage(_log, "Activation has lost the database, and looks for it again")
         self._changed, self._bell, self._stopped = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="servicebroker activation", daemon=True)
@@ -105,14 +117,25 @@ class Host:
             self._bell.set()
             time.sleep(PAUSE)
 
-    def stop(self, patience: float = PATIENCE) -> None:
-        """Start nothing more, and wait for the calls in progress, `patience` seconds; what is left then is undone."""
-        self._patience = patience
-        self._stopped.set()
-        self._bell.set()
-        self._thread.join()
-        if not any(watched.tasks for watched in self._watched.values()):
+    def stop(self) -> None:
+        """Start nothing more, and wait for the calls in progress while patience lasts; what is left then is undone."""
+        self.ask()
+        while self._thread.is_alive() and time.monotonic() < self._deadline + 2 * CUT:  # the database may not answer
+            self._thread.join(PAUSE)
+        if not self._thread.is_alive() and not self._runs():
             self._coroutines.close()
+
+    def ask(self) -> None:
+        """Begin to do what `stop` does."""
+        if not self._stopped.is_set():
+            self._deadline = time.monotonic() + self._patience
+            self._stopped.set()
+            self._bell.set()
+
+    def hurry(self) -> None:
+        """Have no patience, also where `stop` waits already."""
+        self._patience = 0.0
+        self._deadline = time.monotonic()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -130,6 +153,7 @@ class Host:
                 with connect(self.instance.url, application_name="servicebroker activation") as connection:
                     self._outage.over()
                     self._serve(connection)
+                    return
             except (psycopg.Error, ServiceBrokerError) as problem:
                 self._outage.lost(problem)
                 self._forget()
@@ -149,32 +173,45 @@ class Host:
                     soon = SOON
                     continue  # a SEND may have come before it could know of us
                 if not self._bell.wait(min(pause, soon)):
-                    self._rung.extend(self._listens_for)
-                    soon = min(soon * 5, self._tick)
+                    self._rung.extend(self._fresh)
+                    soon *= 5
+                    if soon > self._tick:  # the glance of each tick sees what comes later
+                        self._fresh = set()
+                        soon = self._tick
         self._drain()
         run(connection, monitors.listen_for([]))
         for queue_id in self._watched:
             run(connection, monitors.give_lease(queue_id))
 
     def _drain(self) -> None:
-        """Ask the tasks to end, and wait for those that are busy, not for those that wait for a message."""
-        deadline = time.monotonic() + self._patience
-        for watched in self._watched.values():
-            for stop in watched.tasks.values():
-                stop.ask()
-        while self._is_busy() and time.monotonic() < deadline:
-            time.sleep(PAUSE)
-        if self._is_busy():
-            _log.warning("Activated procedures did not end in %g seconds: they are undone.", self._patience)
+        """Ask the tasks to end, and wait for the calls in progress; what goes on is cut."""
+        self._tell_all(Stop.ask)
+        if self._ended_until(0.0):
+            return
+        _log.warning("Activated procedures did not end in %g seconds: they are undone.", self._patience)
+        self._tell_all(Stop.cut)
+        if not self._ended_until(CUT):
+            _log.warning("Activated procedures go on without a database, since nothing ends their threads.")
 
-    def _is_busy(self) -> bool:
+    def _tell_all(self, what: Callable[[Stop], None]) -> None:
+        for watched in self._watched.values():
+            for stop in tuple(watched.tasks.values()):
+                what(stop)
+
+    def _ended_until(self, later: float) -> bool:
+        """Whether all tasks have ended so many seconds after the deadline, which may move meanwhile."""
+        while self._runs() and time.monotonic() < self._deadline + later:
+            time.sleep(PAUSE)
+        return not self._runs()
+
+    def _runs(self) -> bool:
+        """Whether a task runs."""
         self._collect()
-        return any(
-            len(watched.tasks) > self.instance.doorbell.waiting(number) for number, watched in self._watched.items()
-        )
+        return any(watched.tasks for watched in self._watched.values())
 
     def _round(self, connection: psycopg.Connection[Any]) -> float:
         """Look at what has rung. Returns the seconds after which something is due by itself."""
+        glanced = 0
         self._collect()
         if self._changed.is_set() or time.monotonic() >= self._look_at:
             self._changed.clear()
@@ -182,13 +219,16 @@ class Host:
             self._define(connection)
             self.instance.poison.judge(connection)
             self._say(run_alone(connection, drop_broken(self.instance.clock())))
-            self._rung.extend(self._watched)
+            self._glance(connection)
+            glanced = 1
+        now = self.instance.clock()
+        self._rung.extend(number for number, watched in self._watched.items() if watched.due and watched.due <= now)
         rung = set()
         while self._rung:
             rung.add(self._rung.popleft())
         for queue_id in rung & self._watched.keys():
             self._look(connection, self._watched[queue_id])
-        self._looks += rung >= self._watched.keys()
+        self._looks += glanced
         self._show(connection)
         now = self.instance.clock()
         dues = [watched.due - now for watched in self._watched.values() if watched.due is not None]
@@ -226,6 +266,7 @@ class Host:
                 watched.definition = definition  # a principal may have gone, or changed its name
                 continue
             watched.definition, watched.monitor, watched.is_on = definition, NEW, True
+            watched.unsettle()
 
     def _switch_off(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         """The queue is off, or gone: nothing is started, and what runs ends after its call."""
@@ -274,6 +315,14 @@ class Host:
         definition = watched.definition
         return Settings(definition.max_readers, self._interval, external=definition.procedure is None)
 
+    def _glance(self, connection: psycopg.Connection[Any]) -> None:
+        """Have a look at each queue where something may have happened: at an idle one, nothing has to be looked for."""
+        found = run(connection, monitors.glance(list(self._watched), self.instance.clock()))
+        self._oldest = found.oldest
+        for queue in found.queues:
+            if self._watched[queue.queue_id].wants_look(queue, found.next):
+                self._rung.append(queue.queue_id)
+
     def _look(self, connection: psycopg.Connection[Any], watched: Watched) -> None:
         queue_id = watched.definition.queue_id
         if not watched.is_on or not watched.is_ours:
@@ -287,6 +336,8 @@ class Host:
         watched.waiting = max(found.seen.waiting, self.instance.doorbell.waiting(queue_id))
         seen = found.seen._replace(waiting=watched.waiting)
         watched.monitor, decision = look(watched.monitor, seen, self._settings(watched), time.monotonic())
+        if not seen.receivable and watched.may_settle(self._oldest):
+            watched.is_settled = run(connection, monitors.is_empty(queue_id))
         if decision == Decision.ACTIVATE:
             self._activate(connection, watched)
         elif decision == Decision.LIMIT:
@@ -361,6 +412,7 @@ class Host:
         new = wanted - self._listens_for
         run(connection, monitors.listen_for(wanted))
         self._listens_for = wanted
+        self._fresh = (self._fresh & wanted) | new
         self._rung.extend(new)
         return bool(new)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from servicebroker.activation.order import Order
+from servicebroker.activation.stop import Stop
 from servicebroker.api.activated_session import Observed
 from servicebroker.api.aio.activated_session import AsyncActivatedSession
 from servicebroker.api.aio.database import AsyncDatabase
@@ -28,7 +29,7 @@ class AsyncTasks:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened: AsyncInstance | None = None
 
-    def run(self, order: Order, observed: Observed, work: Work) -> None:
+    def run(self, order: Order, observed: Observed, work: Work, stop: Stop) -> None:
         """Run the work in a session of its own, and wait for its end."""
         with self._lock:
             if self._loop is None:
@@ -38,7 +39,7 @@ class AsyncTasks:
                 )
                 self._thread.start()
             loop = self._loop
-        asyncio.run_coroutine_threadsafe(self._run(order, observed, work), loop).result()
+        asyncio.run_coroutine_threadsafe(self._run(order, observed, work, stop), loop).result()
 
     def close(self) -> None:
         """End the loop; nothing runs in it any more."""
@@ -51,11 +52,12 @@ class AsyncTasks:
         self._loop.close()
         self._loop = None
 
-    async def _run(self, order: Order, observed: Observed, work: Work) -> None:
+    async def _run(self, order: Order, observed: Observed, work: Work, stop: Stop) -> None:
         connection = await connect(self._instance.url, application_name=order.application_name)
         async with connection:
             await run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
             session = AsyncActivatedSession(await self._open(), connection, observed)  # type: ignore[arg-type] # the same class
+            stop.ends_session(session, asyncio.get_running_loop().call_soon_threadsafe)
             await work(await session.enter(order.database, order.principal))
             await session.roll_back()
             await run(connection, monitors.leave_task())

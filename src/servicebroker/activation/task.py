@@ -6,8 +6,6 @@ The rules: docs/reference/rules.md#activated-tasks.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
 from enum import StrEnum
 
 import psycopg
@@ -16,6 +14,7 @@ from servicebroker.activation.loop import AsyncTasks, Work
 from servicebroker.activation.order import Order
 from servicebroker.activation.output import said_by
 from servicebroker.activation.procedures import Call, Procedure
+from servicebroker.activation.stop import Stop
 from servicebroker.api.activated_session import ActivatedSession, Observed
 from servicebroker.api.instance import Instance
 from servicebroker.broker import metrics
@@ -36,43 +35,18 @@ class Outcome(StrEnum):
     NOT_STARTED = "Not started"
 
 
-class Stop:
-    """Asks a task to end once the call in progress, or the transaction of a form that takes messages, is over."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.reason: int | None = None  # 28085 or 28086; None: the process ends
-        self._told: Callable[[], None] = lambda: None
-
-    def when_asked(self, told: Callable[[], None]) -> None:
-        """Call this when the task is asked to end, also when it was already."""
-        self._told = told
-        if self.is_asked():
-            told()
-
-    def ask(self, reason: int | None = None) -> None:
-        """The first reason counts."""
-        if not self._event.is_set():
-            self.reason = reason
-            self._event.set()
-            self._told()
-
-    def is_asked(self) -> bool:
-        """Whether it is to end."""
-        return self._event.is_set()
-
-
 def run_task(instance: Instance, order: Order, procedure: Procedure, stop: Stop, coroutines: AsyncTasks) -> Outcome:
     """Call the procedure until it finds nothing, is to stop, or fails. Everything that goes wrong is logged."""
     try:
         with connect(instance.url, application_name=order.application_name) as connection:
             observed = Observed()
             session = ActivatedSession(instance, connection, observed)
+            stop.ends_session(session, lambda wake: wake())
             database = session.enter(order.database, order.principal)
             before = run(connection, monitors.enter_task(order.queue_id, order.procedure, order.execute_as))
 
             def run_async(work: Work) -> None:
-                coroutines.run(order, observed, work)
+                coroutines.run(order, observed, work, stop)
 
             def output(text: str) -> None:
                 say(order, text)

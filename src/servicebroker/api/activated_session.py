@@ -11,9 +11,11 @@ from typing import NoReturn
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api.database import Database
+from servicebroker.api.doorbell import Bell
 from servicebroker.api.instance import Instance
 from servicebroker.api.transaction import release_kept
-from servicebroker.model.errors import BrokerError
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.store.cut import cut
 from servicebroker.store.direct import DirectConnection
 
 _NO_SERVER_RIGHTS = (
@@ -59,6 +61,9 @@ class ActivatedSession(Instance):
         self.__dict__.update(instance.__dict__)
         self.own = connection
         self._is_lent = False
+        self._others: set[DirectConnection] = set()  # that it has borrowed beside its own
+        self._bells: set[Bell] = set()
+        self._waits_no_more = self._is_cut = False
         self.observed = observed
         self._home = ("", "")  # its database and principal
 
@@ -130,11 +135,48 @@ class ActivatedSession(Instance):
         """A GET CONVERSATION GROUP has found one, or none."""
         self.observed.note(took=found)
 
+    def sleep(self, bell: Bell, seconds: float) -> bool:
+        """The same, unless the task is to end: then nothing that comes is taken any more.
+
+        Raises:
+            InstanceError: it is.
+        """
+        self._bells.add(bell)  # first, so that who ends it finds it, or is found out here
+        try:
+            self._check_that_it_may_wait()
+            changed = super().sleep(bell, seconds)
+            self._check_that_it_may_wait()
+            return changed
+        finally:
+            self._bells.discard(bell)
+
+    def _check_that_it_may_wait(self) -> None:
+        if self._waits_no_more:
+            raise InstanceError("Activation ends in this process: its readers wait for no further message.")
+
+    def end_waiting(self) -> None:
+        """Wake the readers of the task that wait for a message, and let none wait any more."""
+        self._waits_no_more = True
+        for bell in tuple(self._bells):
+            bell.ring()
+
+    def cut(self) -> None:
+        """End all that the task does in the database, now; what it tries later is refused. From any thread."""
+        self._is_cut = True
+        for connection in (self.own, *self._others):
+            cut(connection)
+
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[DirectConnection]:
+        if self._is_cut:
+            raise InstanceError("Activation has ended in this process, and this procedure was undone.")
         if self._is_lent:
             with super()._borrowed() as other:
-                yield other
+                self._others.add(other)
+                try:
+                    yield other
+                finally:
+                    self._others.discard(other)
             return
         self._is_lent = True
         try:

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 from uuid import UUID
 
 from servicebroker.api.giving_way import MOMENTS, RISING
@@ -26,6 +28,24 @@ if TYPE_CHECKING:
     from servicebroker.api.instance import Instance
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def defined(steps: Callable[Concatenate[User, P], Steps[object]]) -> Callable[Concatenate[Any, P], None]:
+    """The method that runs these steps of DDL for the user that its object works as.
+
+    What it takes and what it does is said where the steps are.
+    """
+
+    def method(definer: Any, /, *given: P.args, **named: P.kwargs) -> None:
+        definer._alone(steps(definer.user, *given, **named))
+
+    whole = inspect.signature(steps)
+    _user, *theirs = whole.parameters.values()
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    functools.update_wrapper(method, steps)
+    method.__signature__ = whole.replace(parameters=[itself, *theirs], return_annotation=None)  # type: ignore[attr-defined]
+    return method
 
 
 class Definitions(ABC):
@@ -73,29 +93,11 @@ class Definitions(ABC):
 
         self._define(steps(), "CREATE MESSAGE TYPE")
 
-    def create_xml_schema_collection(self, name: str, documents: schemas.Schemas) -> None:
-        """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
+    create_xml_schema_collection = defined(schemas.create_xml_schema_collection)
 
-        Raises:
-            BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
-        """
-        self._alone(schemas.create_xml_schema_collection(self.user, name, documents))
+    alter_xml_schema_collection = defined(schemas.alter_xml_schema_collection)
 
-    def alter_xml_schema_collection(self, name: str, add: schemas.Schemas) -> None:
-        """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
-
-        Raises:
-            BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
-        """
-        self._alone(schemas.alter_xml_schema_collection(self.user, name, add))
-
-    def drop_xml_schema_collection(self, name: str) -> None:
-        """DROP XML SCHEMA COLLECTION.
-
-        Raises:
-            BrokerError: 3716 a message type uses it, 15151 no such collection.
-        """
-        self._alone(schemas.drop_xml_schema_collection(self.user, name))
+    drop_xml_schema_collection = defined(schemas.drop_xml_schema_collection)
 
     def create_contract(
         self,

@@ -19,14 +19,14 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.database import Database
-from servicebroker.api.doorbell import Doorbell
+from servicebroker.api.doorbell import Bell, Doorbell
 from servicebroker.api.network import Network
 from servicebroker.api.poison import PoisonDetector
 from servicebroker.api.preparation import prepare
 from servicebroker.api.rights import Rights
 from servicebroker.api.tally import Tally
 from servicebroker.api.transaction import release_kept, translated
-from servicebroker.api.upkeep import Upkeep, tell
+from servicebroker.api.upkeep import Upkeep, tell, tell_statements
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation.plain_verbs import Direct
@@ -230,6 +230,10 @@ class Instance(Network, Rights):
         if self._upkeep is not None and (messages or not choosy):
             self._upkeep.took(queue_id, messages)
 
+    def sleep(self, bell: Bell, seconds: float) -> bool:
+        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        return bell.wait(seconds)
+
     def looked(self, found: bool) -> None:
         """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""
 
@@ -260,6 +264,7 @@ class Instance(Network, Rights):
         try:
             with connections.connection(timeout=_AT_ONCE) as connection:
                 tell(connection, self.tally)
+                tell_statements(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 

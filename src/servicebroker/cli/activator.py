@@ -22,8 +22,10 @@ import typer
 from servicebroker.api.database import Database
 from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
+from servicebroker.cli import stopping
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.log import log_to_standard_error
+from servicebroker.cli.options import PatienceOption
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event
@@ -31,7 +33,7 @@ from servicebroker.model.messages import Message
 
 LOOK = 0.5  # seconds between looks at the programs
 RETRY = 5.0  # seconds until a program that failed, or could not be started, is started again
-PATIENCE = 30.0  # seconds that programs have to end after SIGTERM
+PAUSE = 0.02  # seconds between two looks whether programs have ended
 
 _log = logging.getLogger("servicebroker.activator")
 
@@ -137,17 +139,21 @@ class _Running:
         while self.wanted > 0 and self.count < self.program.maximum and time.monotonic() >= self._not_before:
             self._start()
 
-    def stop(self) -> None:
-        """Ask all to end, and end what does not."""
+    def ask(self) -> None:
+        """Ask all to end."""
         for running in self._processes:
             running.terminate()
-        deadline = time.monotonic() + PATIENCE
+
+    def is_over(self) -> bool:
+        """Whether none runs any more."""
+        return all(running.poll() is not None for running in self._processes)
+
+    def kill(self) -> None:
+        """End what has not ended, with the processes that it has started."""
         for running in self._processes:
-            try:
-                running.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _log.error("%s did not end in %g seconds and is killed.", self._name, PATIENCE)
-                running.kill()
+            if running.poll() is None:
+                _log.error("%s did not end in time and is killed.", self._name)
+                os.killpg(running.pid, signal.SIGKILL)
                 running.wait()
 
     @property
@@ -175,7 +181,9 @@ class _Running:
 class Activator:
     """Starts and watches the programs of a configuration, until `stop`."""
 
-    def __init__(self, database: Database, config: Config) -> None:
+    def __init__(self, database: Database, config: Config, patience: float) -> None:
+        self._patience = patience
+        self._hurries = False
         self._database = database
         self._queue = config.queue
         self._programs = {
@@ -190,6 +198,10 @@ class Activator:
         """End `run` soon."""
         self._stopped.set()
 
+    def hurry(self) -> None:
+        """Wait for no program any more."""
+        self._hurries = True
+
     def run(self) -> None:
         """Read notifications and mind the programs."""
         try:
@@ -201,8 +213,18 @@ class Activator:
                     _log.warning("%s", problem)
                     self._stopped.wait(RETRY)
         finally:
-            for running in self._programs.values():
-                running.stop()
+            self._end_programs()
+
+    def _end_programs(self) -> None:
+        """Ask all programs, and kill those that do not end."""
+        programs = self._programs.values()
+        for running in programs:
+            running.ask()
+        deadline = time.monotonic() + self._patience
+        while not self._hurries and time.monotonic() < deadline and not all(running.is_over() for running in programs):
+            time.sleep(PAUSE)
+        for running in programs:
+            running.kill()
 
     def _mind(self) -> None:
         for running in self._programs.values():
@@ -233,14 +255,14 @@ class Activator:
 
 def activator(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration, in TOML.")],
+    patience: PatienceOption = stopping.PATIENCE,
     as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
 ) -> None:
     """Start programs when event notifications say that their queues want readers, until SIGTERM or Ctrl-C."""
     log_to_standard_error(as_json=as_json)
     config = read_config(file)
     with open_existing(config.instance) as instance:
-        found = Activator(instance.database(config.database), config)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: found.stop())
+        found = Activator(instance.database(config.database), config, patience)
+        stopping.at_signal(found.stop, found.hurry, patience=patience)
         _log.info("Programs are started as the notifications in %s say.", config.queue)
         found.run()

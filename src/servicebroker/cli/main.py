@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from servicebroker.cli import stopping
 from servicebroker.model.errors import ServiceBrokerError
 
 
@@ -115,8 +116,12 @@ app = typer.Typer(
 def main() -> NoReturn:
     """The entry point of the command."""
     warnings_of_our_own()
-    with said_in_one_sentence():
-        app()
+    stopping.guarded()
+    try:
+        with said_in_one_sentence():
+            app()
+    finally:
+        stopping.leave_nothing()
     sys.exit(0)
 
 

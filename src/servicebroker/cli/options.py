@@ -27,3 +27,12 @@ KeysOption = Annotated[
         help="Where the private keys are. Default: keys in the data folder, for a URL in the user's own data.",
     ),
 ]
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        metavar="SECONDS",
+        min=0,
+        help="What work in progress has at SIGTERM; what goes on then is undone.",
+    ),
+]

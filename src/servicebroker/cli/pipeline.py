@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +48,6 @@ def run(
     console = Console(stderr=True)
     _warn(pipeline, console)
     metrics = Metrics(pipeline.name)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs: list[QueueRun] = []
     stopped = False
     try:
@@ -64,8 +62,6 @@ def run(
                 one.acknowledge_last()
     except KeyboardInterrupt:
         stopped = True
-    finally:
-        signal.signal(signal.SIGTERM, before)
     _tell(runs, as_json)
     if stopped:
         typer.echo("Stopped. Nothing is lost: run the same command again and it goes on from here.", err=True)

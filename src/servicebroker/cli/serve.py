@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,14 +14,16 @@ import typer
 
 from servicebroker.activation.activate import activate
 from servicebroker.activation.alerts import Alert, alerts
+from servicebroker.activation.host import Host
 from servicebroker.activation.output import captured
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
+from servicebroker.cli import stopping
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.log import log_to_standard_error
-from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
     HIGHEST_PORT,
@@ -72,6 +73,7 @@ def serve(
         ),
     ] = None,
     alert_webhook: Annotated[str | None, typer.Option(metavar="URL", help="Gets a POST with the same JSON.")] = None,
+    patience: PatienceOption = stopping.PATIENCE,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer http://HOST:PORT/metrics, for Prometheus.")
     ] = None,
@@ -81,28 +83,30 @@ def serve(
     listener = None if listen is None else parse_listener(listen, encryption, authentication)
     alert = Alert(alert_command, alert_webhook)
     log_to_standard_error(as_json=as_json)
-    stopping = _Stopping()
-    while not stopping.asked:
+    ending = _Ending(patience)
+    while not ending.asked:
         try:
             must_exist(instance)
             with open_instance(instance, keys=keys) as opened:
                 daemon = Daemon(opened.url, opened.clock, listener=listener, keys=opened.key_folder())
-                stopping.stops(daemon)
+                ending.daemon = daemon
                 with contextlib.ExitStack() as running:
                     running.enter_context(_measured(opened, metrics))
                     running.enter_context(captured())
-                    if daemon.wait_for_promotion():
+                    if not ending.asked and daemon.wait_for_promotion():
                         running.enter_context(alerts(opened, alert))
-                        running.enter_context(
-                            activate(opened, procedures=procedures or (), interval=activation_interval)
+                        readers = activate(
+                            opened, procedures=procedures or (), interval=activation_interval, patience=patience
                         )
+                        ending.host = running.enter_context(readers)
+                    ending.again()  # where the signal came before there was anybody to tell
                     daemon.run()
                 return
         except Unreachable as problem:
             if not is_url(instance):
                 raise
             _log.warning("%s It is tried again every %g seconds.", problem, RETRY)
-            stopping.wait(RETRY)
+            ending.wait(RETRY)
 
 
 @contextlib.contextmanager
@@ -150,26 +154,34 @@ def parse_listener(text: str, encryption: str, authentication: str = "CERTIFICAT
     return NetworkEndpoint(STARTED, host, int(found["port"]), encryption.upper(), authentication=methods)
 
 
-class _Stopping:
-    """SIGTERM and SIGINT: the round that runs is finished, the peers are told, and the process ends with code 0."""
+class _Ending:
+    """SIGTERM and SIGINT: the round that runs is finished, the peers are told, calls in progress have their time.
 
-    def __init__(self) -> None:
+    A second signal leaves them none. The process ends with code 0.
+    """
+
+    def __init__(self, patience: float) -> None:
         self.asked = False
-        self._daemon: Daemon | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._handle)
+        self.daemon: Daemon | None = None
+        self.host: Host | None = None
+        stopping.at_signal(self._ask, self._hurry, patience=patience)
 
-    def stops(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def again(self) -> None:
+        """Tell those who came after the signal."""
         if self.asked:
-            daemon.stop()
+            self._ask()
 
     def wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not self.asked and time.monotonic() < end:
             time.sleep(0.05)
 
-    def _handle(self, number: int, frame: object) -> None:
+    def _ask(self) -> None:
         self.asked = True
-        if self._daemon is not None:  # not here: the thread that was interrupted may hold a lock that this takes
-            threading.Thread(target=self._daemon.stop).start()
+        for told in (self.daemon, self.host):
+            if told is not None:  # not here: the thread that was interrupted may hold a lock that this takes
+                threading.Thread(target=told.stop if isinstance(told, Daemon) else told.ask, daemon=True).start()
+
+    def _hurry(self) -> None:
+        if self.host is not None:
+            self.host.hurry()

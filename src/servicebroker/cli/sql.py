@@ -100,14 +100,14 @@ def activated(instance: Instance) -> Iterator[None]:
 
     What they have not done then is done by the daemon, or in the next session.
     """
-    host = activate(instance)
+    host = activate(instance, patience=PATIENCE)
     with captured():
         host.start()
         try:
             yield
             host.settle(SETTLE)
         finally:
-            host.stop(PATIENCE)
+            host.stop()
 
 
 def read_script(file: Path | None, text: str | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from typing import Annotated
 
 import typer
 from rich import box
@@ -14,15 +15,29 @@ from servicebroker.api.open import open_instance
 from servicebroker.cli.existing import must_exist
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, connections, is_standby, refusals
+from servicebroker.engine.diagnosis.totals import StatementTotal, statement_totals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
 
-def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = False) -> None:
+def status(
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    statements: Annotated[
+        bool,
+        typer.Option(
+            "--statements", help="Instead: the statements that all processes have run, what took most time first."
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Show every queue: its services, how many messages wait, since when, and its conversations by state."""
     must_exist(instance)
     with open_instance(instance) as opened:
+        if statements:
+            with opened.connection() as connection:
+                _show_statements(run(connection, statement_totals()), as_json=as_json)
+            return
         queues, waiting = opened.status()
         with opened.connection() as connection:
             now = opened.clock()
@@ -73,6 +88,22 @@ def status(instance: InstanceOption = DEFAULT_INSTANCE, as_json: JsonOption = Fa
         over = "has expired" if old.expires <= now else "expires"
         where = f" of {old.user} in {old.database}" if old.database else ""
         console.print(f"Certificate {old.name}{where} {over} on {old.expires:%Y-%m-%d}: servicebroker doctor")
+
+
+def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"statements": [total._asdict() for total in totals]}))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("statement", overflow="fold")
+    for figure in ("calls", "seconds", "ms each"):
+        table.add_column(figure, justify="right")
+    for total in totals:
+        milliseconds = total.microseconds / 1000
+        table.add_row(
+            total.name, f"{total.calls:,}", f"{milliseconds / 1000:,.1f}", f"{milliseconds / total.calls:,.3f}"
+        )
+    Console().print(table if totals else "No statements yet: a process adds what it has run every half minute.")
 
 
 def _age(since: datetime | None, now: datetime) -> str:

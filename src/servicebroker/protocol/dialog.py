@@ -363,8 +363,9 @@ class Dialog:
     @property
     def _floor(self) -> int | None:
         """Everything below has been acknowledged; None where what lies below may have been dropped."""
-        is_whole = self.sending in _KEEPS or (self.sending is Sending.ENDING and self._end is not None)
-        return self._outgoing.base if is_whole and not self._jumps else None
+        outgoing = self._outgoing
+        is_whole = self.sending in _KEEPS or (self.sending is Sending.ENDING and outgoing.base < outgoing.next_number)
+        return outgoing.base if is_whole and not self._jumps else None
 
     def _opening(self, now: float) -> Opening:
         left = int(max(0, min(self.identity.lifetime - now, MAXIMUM_LIFETIME)))

@@ -170,6 +170,9 @@ class Outgoing:
                 news |= self._acknowledge_fragments(number, 0, self._fragments(number) - 1)
         for number, first, last in ack.parts:
             news |= self._acknowledge_fragments(number, first, last)
+        if self._acked and self._lacks_what_it_had():
+            self._acked.clear()
+            self.rewind()
         if news:
             self.attempts = 0
             self.is_unanswered = False
@@ -298,6 +301,10 @@ class Outgoing:
 
     def _is_acked(self, number: int, fragment: int) -> bool:
         return number < self.base or bool(self._acked.get(number, 0) >> fragment & 1)
+
+    def _lacks_what_it_had(self) -> bool:
+        """Whether all pieces of the lowest message are acknowledged, and it is not: the peer went back to a copy."""
+        return bool(self._sizes) and self._acked.get(self.base, 0) == (1 << self._fragments(self.base)) - 1
 
     def _is_flight_acked(self, flight: _Flight) -> bool:
         numbers = range(max(flight.first, self.base), flight.last + 1)

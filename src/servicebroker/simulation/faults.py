@@ -23,6 +23,9 @@ class Faults(NamedTuple):
     rollback: float = 0.0
     eviction: float = 0.0  # an idle transmission object leaves memory
     detour: float = 0.0  # a route leads to any other instance, in circles too, looked at every ten seconds
+    old_copy: float = (
+        0.0  # an instance goes back to what it was up to 20 seconds before, once, looked at every ten seconds
+    )
 
     @classmethod
     def draw(cls, random: Random) -> Faults:
@@ -44,6 +47,7 @@ class Faults(NamedTuple):
             rollback=rate(0.2),
             eviction=rate(0.5),
             detour=rate(0.7),
+            old_copy=rate(0.5),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from servicebroker.simulation.simulated_time import Loop
 from servicebroker.simulation.store import Endpoint, Key, Lost
 
 FAULTY = 60.0  # seconds with faults
+ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
 CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
 
 
@@ -44,7 +46,7 @@ class Run:
         faults = Faults.draw(random)
         self.loop.trace("run", faults)
         network = Network(self.loop, faults)
-        self.world = World(self.loop, network, draw_limits(random), {}, {})
+        self.world = World(self.loop, network, draw_limits(random), {}, {}, set())
         self.loop.trace("run", self.world.limits)
         for index in range(random.choice((2, 2, 3, 3))):
             broker = SimulatedBroker(self.world, index, UUID(int=random.getrandbits(128)))
@@ -68,6 +70,7 @@ class Run:
         self.loop.trace("run", "faults stop")
         self._settle_routes(detours=self.world.network.faults.detour > 0)
         self.world.network.heal()
+        self.loop.after(ASKING, self._ask)
         self.loop.run(FAULTY + CALM)
         self._judge()
         received = sum(len(endpoint.queue) for endpoint in self.endpoints.values())
@@ -77,6 +80,8 @@ class Run:
         if self.loop.now < FAULTY:
             self.world.network.partition()
             self._change_routes()
+            if not self.world.parted and self.loop.happens(self.world.network.faults.old_copy):
+                self._make_copy(self.loop.random.choice(list(self.world.brokers.values())))
             self.loop.after(10.0, self._look_at_links)
 
     def _change_routes(self) -> None:
@@ -103,6 +108,39 @@ class Run:
         if self.world.routes.get((here, there), there) != hop:
             self.world.routes[here, there] = hop
             self.world.brokers[here].routes_changed(there)
+
+    # --- an old copy
+
+    def _make_copy(self, broker: SimulatedBroker) -> None:
+        """What an instance is now, to be restored later."""
+        self.loop.trace(broker, "is copied")
+        copied = {key: endpoint.copy() for key, endpoint in broker.endpoints.items()}
+        self.loop.after(self.loop.random.random() * 20, lambda: self._restore(broker, copied))
+
+    def _restore(self, broker: SimulatedBroker, copied: dict[Key, Endpoint]) -> None:
+        """What the instance's applications have done since was never done."""
+        if self.world.parted:
+            return
+        was = broker.endpoints.keys() | {key for key in self.endpoints if self._is_at(broker, key)}
+        self.world.parted.update(key[0] for key in was | copied.keys())
+        broker.go_back(copied)
+        for key in was:
+            self.endpoints.pop(key, None)
+            self.sent.pop(key, None) if key not in copied else self.sent.update({key: self._sent_by(copied, key)})
+        self.endpoints.update(copied)
+
+    def _sent_by(self, copied: dict[Key, Endpoint], key: Key) -> list[_Sent]:
+        return self.sent.get(key, [])[: copied[key].send_sequence]
+
+    def _is_at(self, broker: SimulatedBroker, key: Key) -> bool:
+        return self.endpoints[key].identity.own_broker == broker.guid
+
+    def _ask(self) -> None:
+        """In conversations that may have come apart everybody has something to say, or ends."""
+        for broker, conversation in product(self.world.brokers.values(), self.world.parted):
+            for key in ((conversation, True), (conversation, False)):
+                self._send(broker, key, Content.DATA, b"still there?")
+                self._end(broker, key)
 
     # --- applications
 
@@ -176,9 +214,22 @@ class Run:
     def _judge(self) -> None:
         problems = [f"{broker}: {leak}" for broker in self.world.brokers.values() for leak in broker.leaks()]
         for key, sent in self.sent.items():
-            problems += self._compare(key, sent)
+            if key[0] not in self.world.parted or not self._is_told(key):
+                problems += self._compare(key, sent)
         if problems:
             raise Lost("\n".join(problems))
+
+    def _is_told(self, key: Key) -> bool:
+        """Whether there is an Error on each side, or it is held with the reason; of those sides that are not over."""
+        sides = (key, (key[0], not key[1]))
+        has_error = {one for one in sides if one in self.endpoints and self.endpoints[one].has_error}
+        there = {
+            (broker, one)
+            for broker, one in product(self.world.brokers.values(), sides)
+            if one in broker.endpoints and not broker.endpoints[one].is_over
+        }
+        told = {side for side in there if side[1] in has_error or side[0].is_held(side[1])}
+        return told == there and bool(told or has_error or not there)
 
     def _compare(self, key: Key, sent: list[_Sent]) -> list[str]:
         """All that was sent has arrived; unless an end or error on either side has cut it off: then its beginning."""

@@ -5,6 +5,7 @@ Every method is one transaction's work on one endpoint.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 from uuid import UUID
 
@@ -70,10 +71,29 @@ class Endpoint:
         self.fragments.clear()
         self.state = EndpointState.CLOSED
 
+    def copy(self) -> Endpoint:
+        """What it is now, for later."""
+        twin = copy(self)
+        twin.rows, twin.fragments = self.rows.copy(), self.fragments.copy()
+        twin.kept = {number: parts.copy() for number, parts in self.kept.items()}
+        twin.queue, twin.failed = self.queue.copy(), self.failed.copy()
+        return twin
+
     @property
     def is_open(self) -> bool:
         """Whether the application may send."""
         return self.state in (EndpointState.STARTED_OUTBOUND, EndpointState.CONVERSING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its application is done with it; or has never seen it, since a late fragment has made it."""
+        is_unseen = self.state is EndpointState.STARTED_INBOUND and not self.queue
+        return self.state is EndpointState.CLOSED or is_unseen
+
+    @property
+    def has_error(self) -> bool:
+        """Whether its application was told that something is wrong."""
+        return bool(self.failed) or any(row.content is Content.ERROR for row in self.queue)
 
     # --- the broker
 

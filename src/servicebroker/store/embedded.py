@@ -99,6 +99,15 @@ class EmbeddedServer:
         """Whether a server has been created in `folder`."""
         return (Path(folder) / "postgresql").is_dir()
 
+    @staticmethod
+    def stop_unused(folder: Path) -> None:
+        """Stop the server of a folder unless somebody has it open: who had was killed.
+
+        Raises:
+            InstanceError: it does not stop.
+        """
+        _leave(Cluster(folder, server_user()), _open_lock(folder / "in-use"), os.getpid(), threading.Event())
+
     @classmethod
     @contextmanager
     def made(cls, folder: Path | str) -> Iterator[Self]:

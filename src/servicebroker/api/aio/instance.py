@@ -18,12 +18,12 @@ import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
 from servicebroker.api.aio.database import AsyncDatabase
-from servicebroker.api.aio.doorbell import Doorbell
+from servicebroker.api.aio.doorbell import Bell, Doorbell
 from servicebroker.api.aio.network import AsyncNetwork
 from servicebroker.api.aio.poison import PoisonDetector
 from servicebroker.api.aio.rights import AsyncRights
 from servicebroker.api.aio.transaction import release_kept, translated
-from servicebroker.api.aio.upkeep import Upkeep, tell
+from servicebroker.api.aio.upkeep import Upkeep, tell, tell_statements
 from servicebroker.api.preparation import prepare
 from servicebroker.api.tally import Tally
 from servicebroker.engine.activation.poison_detection import Disabled
@@ -229,6 +229,10 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._upkeep is not None and (messages or not choosy):
             self._upkeep.took(queue_id, messages)
 
+    async def sleep(self, bell: Bell, seconds: float) -> bool:
+        """A reader waits for its bell, at most `seconds`: whether its queue itself may have changed meanwhile."""
+        return await bell.wait(seconds)
+
     def looked(self, found: bool) -> None:
         """A GET CONVERSATION GROUP has found one, or none: of interest to the session of an activated task."""
 
@@ -259,6 +263,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         try:
             async with connections.connection(timeout=_AT_ONCE) as connection:
                 await tell(connection, self.tally)
+                await tell_statements(connection)
         except (psycopg.Error, PoolTimeout, PoolClosed) as problem:
             _LOG.debug("totals: %s", problem)
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from servicebroker.api.aio.definitions import defined
 from servicebroker.engine.security import authorization, grants, principals
 from servicebroker.engine.security.authorization import Lookup
 from servicebroker.engine.security.grants import Target
@@ -31,57 +32,17 @@ class AsyncSecurity(ABC):
     async def _alone(self, steps: Steps[T]) -> T:
         """Run the steps of DDL; they see for themselves whether the user may."""
 
-    async def create_user(self, name: str, postgres_role: str | None = None, *, for_login: str | None = None) -> None:
-        """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
+    create_user = defined(principals.create_user)
 
-        Who opens the instance as `postgres_role` is this user by default. `for_login` is a login of
-        `Instance.create_login`. A user with neither is one WITHOUT LOGIN, for the certificate of a remote service.
+    drop_user = defined(principals.drop_user)
 
-        Raises:
-            BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15063 it has a user already, 15247.
-        """
-        await self._alone(principals.create_user(self.user, name, postgres_role, for_login))
+    create_role = defined(principals.create_role)
 
-    async def drop_user(self, name: str) -> None:
-        """DROP USER. What somebody does as the user from now on is refused with 15517.
+    drop_role = defined(principals.drop_role)
 
-        Raises:
-            BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a
-                procedure or a trigger works as it.
-        """
-        await self._alone(principals.drop_user(self.user, name))
+    add_role_member = defined(principals.add_role_member)
 
-    async def create_role(self, name: str) -> None:
-        """CREATE ROLE: its members have what it is granted, and are denied what it is denied.
-
-        Raises:
-            BrokerError: 15023 name taken, 15247.
-        """
-        await self._alone(principals.create_role(self.user, name))
-
-    async def drop_role(self, name: str) -> None:
-        """DROP ROLE.
-
-        Raises:
-            BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
-        """
-        await self._alone(principals.drop_role(self.user, name))
-
-    async def add_role_member(self, role: str, member: str) -> None:
-        """ALTER ROLE role ADD MEMBER member, a user or a role.
-
-        Raises:
-            BrokerError: 15151, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
-        """
-        await self._alone(principals.add_member(self.user, role, member))
-
-    async def drop_role_member(self, role: str, member: str) -> None:
-        """ALTER ROLE role DROP MEMBER member.
-
-        Raises:
-            BrokerError: 15151, 15081 public.
-        """
-        await self._alone(principals.drop_member(self.user, role, member))
+    drop_role_member = defined(principals.drop_role_member)
 
     async def grant(
         self,

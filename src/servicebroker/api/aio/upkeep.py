@@ -28,7 +28,7 @@ from servicebroker.engine.conversation.upkeep import (
     serve_queue,
 )
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
-from servicebroker.engine.diagnosis.totals import add_totals
+from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
@@ -36,6 +36,7 @@ from servicebroker.store.aio.connection import connect
 from servicebroker.store.aio.running import in_transaction, run, run_alone
 from servicebroker.store.aio.server_time import follow
 from servicebroker.store.sql_verbs import DELIVERY_CHANNEL
+from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Steps
 
 _LOG = logging.getLogger("servicebroker")
@@ -43,6 +44,7 @@ _PATIENCE = 2.0  # seconds that `close` waits for a round to end; its connection
 _STATEMENT_TIMEOUT = 10_000  # milliseconds: a round that waits for others gives way
 _TICK = 1.0  # seconds between two looks whether a queue was drained
 _TOTALS = 5.0  # seconds between two times that counts are added to the totals
+_STATEMENTS = 30.0  # the same of statements, which an idle process has too: its background looks around
 _SOON, _LATER = 0.02, 1.0  # seconds until the next look at what somebody is at: ever longer
 _TRIES = 10  # one in each tick
 _DRAINED = 10_000  # messages of a queue taken here: enough to give its space back as soon as it is empty
@@ -123,6 +125,7 @@ class Upkeep:
         await connection.execute(f"set statement_timeout = {_STATEMENT_TIMEOUT}")
         await connection.execute(f"listen {DELIVERY_CHANNEL}")
         due, pause, heard, told = time.monotonic() + self._interval, _SOON, True, -math.inf
+        counted = time.monotonic()
         while not self._closed.is_set():
             if self._tries:
                 self._tries -= 1
@@ -136,6 +139,9 @@ class Upkeep:
             if time.monotonic() >= told:
                 await tell(connection, self._tally)
                 told = time.monotonic() + _TOTALS
+            if time.monotonic() >= counted + _STATEMENTS:
+                await tell_statements(connection)
+                counted = time.monotonic()
             seconds = min(pause if left else _TICK, max(0.0, due - time.monotonic()))
             pause = min(2 * pause, _LATER) if left else _SOON
             heard = await _hears(connection, seconds) or left
@@ -174,6 +180,20 @@ async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
         _LOG.debug("totals: %s", problem)
     except BaseException:
         tally.put_back(counts)
+        raise
+
+
+async def tell_statements(connection: psycopg.AsyncConnection[Any]) -> None:
+    """The same with the statements that this process has run on the server of `connection`."""
+    counts = counts_of(connection)
+    taken = counts.take()
+    found = [StatementTotal(name, calls, round(seconds * 1e6)) for name, (calls, seconds) in taken.items()]
+    try:
+        await run(connection, add_statements(found))
+    except psycopg.errors.InsufficientPrivilege as problem:
+        _LOG.debug("statements: %s", problem)
+    except BaseException:
+        counts.put_back(taken)
         raise
 
 

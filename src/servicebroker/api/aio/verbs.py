@@ -6,7 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence, Sized
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 from uuid import UUID
 
 import psycopg
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from servicebroker.api.aio.database import AsyncDatabase
 
 T = TypeVar("T")
-Sent = TypeVar("Sent", int, list[int])
 
 _LOG = logging.getLogger("servicebroker")
 _ATTEMPTS = 10  # to look up the names of messages that were taken
@@ -37,8 +36,31 @@ _ATTEMPTS = 10  # to look up the names of messages that were taken
 FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
 
 
+class Verb(NamedTuple, Generic[T]):
+    """A verb, and what those have to know who stand around it.
+
+    Attributes:
+        begin: makes its steps; anew when it has to be done again.
+        deed: what it does to the conversations of `handles`; `groups` are those that a new one may join.
+        many: messages that a SEND has on each conversation, of the type `message_type`.
+        forget: drops what this process remembers of the queue that the verb goes to.
+    """
+
+    begin: Callable[[], Steps[T]]
+    deed: Deed | None = None
+    handles: Sequence[UUID] = ()
+    groups: Sequence[UUID] = ()
+    many: int = 1
+    message_type: str = ""
+    forget: Callable[[], None] | None = None
+
+
 class AsyncVerbs(ABC):
-    """SEND, RECEIVE and the rest. `database` is where names are looked up."""
+    """SEND, RECEIVE and the rest. `database` is where names are looked up.
+
+    A verb runs within a chain; each link calls the next: `_run` (counts it), `_traced`, `_repeated`, `_watched` and,
+    in the middle, `_do`.
+    """
 
     database: AsyncDatabase
 
@@ -46,50 +68,67 @@ class AsyncVerbs(ABC):
     async def _do(self, steps: Steps[T]) -> T:
         """Run a verb where this object runs its verbs."""
 
-    async def _verb(
-        self,
-        steps: Steps[T],
-        deed: Deed | None = None,
-        handles: Sequence[UUID] = (),
-        groups: Sequence[UUID] = (),
-        many: int = 1,
-    ) -> T:
-        """`_do`, for what makes a transaction one of the broker's, and changes the conversations of these handles."""
-        self._works()
-        if self.database.instance.events.watches_conversations and (handles or deed):
-            steps = self.database.engine.watched(deed, steps, handles, self._tell, many=many, groups=groups)
-        return await self._do(steps)
+    async def _run(self, verb: Verb[T]) -> T:
+        """Run a verb within all that surrounds it. SQL SEND Total of Broker Statistics counts it."""
+        result = await self._traced(verb)
+        if verb.deed is Deed.SEND:
+            self.database.instance.tally.add(SENDS, verb.many)
+        return result
 
-    def _tell(self, event: Happened) -> None:
-        """Broker:Conversation and Broker:Conversation Group, to who has asked for them."""
-        instance = self.database.instance
-        number, database_id, text, subclass, columns = described(event)
-        instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
+    async def _traced(self, verb: Verb[T]) -> T:
+        """A SEND under a span has one of its own, whose context is stored beside the messages."""
+        span = tracing.begin_send(self._processing, verb.message_type, verb.many) if verb.deed is Deed.SEND else None
+        if span is None:
+            return await self._repeated(verb)
+        problem, context = None, tracing.packed(span)
 
-    def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
-        """A verb is run: should its transaction be rolled back, that is counted."""
+        def begin() -> Steps[T]:  # what a SEND returns is one number, or a list of them
+            engine = self.database.engine
+            return engine.sent_with_trace(verb.begin(), verb.handles, verb.many, context)  # type: ignore[type-var]
 
-    def _is_alone(self) -> bool:
-        """Whether the verb that was just run was a transaction of its own: it is done, or can be done again."""
-        return True
-
-    async def _remembering(
-        self, verb: Callable[[], Steps[T]], forget: Callable[[], None], sent: Sequence[UUID] = (), many: int = 1
-    ) -> T:
-        """Run a verb that goes to the queue this process remembers, which another may have dropped meanwhile.
-
-        A SEND has `sent` so many messages on each of these.
-        """
-        deed = Deed.SEND if sent else None
         try:
-            return await self._verb(verb(), deed, sent, (), many)
+            return await self._repeated(verb._replace(begin=begin))
+        except BaseException as raised:
+            problem = raised
+            raise
+        finally:
+            tracing.end(span, problem)
+
+    async def _repeated(self, verb: Verb[T]) -> T:
+        """What this process remembers of a queue is forgotten when another has dropped that, and the verb done anew."""
+        try:
+            return await self._watched(verb)
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
-            forget()
+            if verb.forget is None:
+                raise
+            verb.forget()
             if not self._is_alone():
                 raise InstanceError(
                     "The queue was dropped by another process, and this transaction is undone: begin it again."
                 ) from None
-            return await self._verb(verb(), deed, sent, (), many)
+            return await self._watched(verb)
+
+    async def _watched(self, verb: Verb[T]) -> T:
+        """Broker:Conversation and Broker:Conversation Group are told to who has asked for them."""
+        self._works()
+        steps = verb.begin()
+        if self.database.instance.events.watches_conversations and (verb.handles or verb.deed):
+            steps = self.database.engine.watched(
+                verb.deed, steps, verb.handles, self._tell, many=verb.many, groups=verb.groups
+            )
+        return await self._do(steps)
+
+    def _works(self) -> None:  # noqa: B027 # who knows how transactions end wants to know
+        """A verb is run: should its transaction be rolled back, that is counted."""
+
+    def _tell(self, event: Happened) -> None:
+        instance = self.database.instance
+        number, database_id, text, subclass, columns = described(event)
+        instance.events.tell(number, instance.clock(), database_id, text, subclass, columns)
+
+    def _is_alone(self) -> bool:
+        """Whether the verb that was just run was a transaction of its own: it is done, or can be done again."""
+        return True
 
     @abstractmethod
     def _received(self, queue_id: int, transaction: int) -> None:
@@ -123,22 +162,22 @@ class AsyncVerbs(ABC):
             BrokerError: 8406, 8411, 8413, 8414, 8417, 8421, 8423, 8425, 8426, 9610, 1093; 8494 without RECEIVE on the
                 service's queue, 229 without REFERENCES on the contract.
         """
-        steps = self.database.engine.begin_dialog(
-            from_service,
-            to_service,
-            broker_instance=broker_instance,
-            contract=contract,
-            related_conversation=related_conversation,
-            related_conversation_group=related_conversation_group,
-            lifetime=lifetime,
-            encryption=encryption,
-        )
-        return await self._verb(
-            steps,
-            Deed.BEGIN,
-            [] if related_conversation is None else [related_conversation],
-            [] if related_conversation_group is None else [related_conversation_group],
-        )
+        handles = [] if related_conversation is None else [related_conversation]
+        groups = [] if related_conversation_group is None else [related_conversation_group]
+
+        def begin() -> Steps[UUID]:
+            return self.database.engine.begin_dialog(
+                from_service,
+                to_service,
+                broker_instance=broker_instance,
+                contract=contract,
+                related_conversation=related_conversation,
+                related_conversation_group=related_conversation_group,
+                lifetime=lifetime,
+                encryption=encryption,
+            )
+
+        return await self._run(Verb(begin, Deed.BEGIN, handles, groups))
 
     @overload
     async def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
@@ -162,17 +201,26 @@ class AsyncVerbs(ABC):
         if not isinstance(handle, UUID | None):
             return await self._multicast(handle, message_type, body)
         engine, catalog = self.database.engine, self.database.catalog
-        return await self._sending(
-            lambda: engine.send(handle, message_type, body),
-            lambda: catalog.forget(handle),
-            [handle],
-            message_type,
+        return await self._run(
+            Verb(
+                lambda: engine.send(handle, message_type, body),
+                Deed.SEND,
+                [handle],
+                message_type=message_type,
+                forget=lambda: catalog.forget(handle),
+            )
         )
 
     async def _multicast(self, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:
         engine = self.database.engine
-        return await self._sending(
-            lambda: engine.send_multicast(handles, message_type, body), lambda: None, handles, message_type
+        return await self._run(
+            Verb(
+                lambda: engine.send_multicast(handles, message_type, body),
+                Deed.SEND,
+                handles,
+                message_type=message_type,
+                forget=lambda: None,
+            )
         )
 
     async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
@@ -186,49 +234,17 @@ class AsyncVerbs(ABC):
         """
         database = self.database
         given = read_once(bodies)
-        return await self._sending(
-            lambda: database.engine.send_batch(handle, message_type, given),
-            lambda: database.catalog.forget(handle),
-            [handle],
-            message_type,
-            len(given) if isinstance(given, Sized) else 1,  # what cannot be counted is refused by the verb
-        )
-
-    async def _sending(
-        self,
-        verb: Callable[[], Steps[Sent]],
-        forget: Callable[[], None],
-        handles: Sequence[UUID],
-        message_type: str,
-        many: int = 1,
-    ) -> Sent:
-        """A SEND of `many` messages on each of these; under a span, their context is stored beside them."""
-        span = tracing.begin_send(self._processing, message_type, many)
-        if span is None:
-            sent = await self._remembering(verb, forget, handles, many)
-        else:
-            sent = await self._sending_under(span, verb, forget, handles, many)
-        self.database.instance.tally.add(SENDS, many)
-        return sent
-
-    async def _sending_under(
-        self,
-        span: Span,
-        verb: Callable[[], Steps[Sent]],
-        forget: Callable[[], None],
-        handles: Sequence[UUID],
-        many: int,
-    ) -> Sent:
-        engine, problem = self.database.engine, None
-        try:
-            return await self._remembering(
-                lambda: engine.sent_with_trace(verb(), handles, many, tracing.packed(span)), forget, handles, many
+        many = len(given) if isinstance(given, Sized) else 1  # what cannot be counted is refused by the verb
+        return await self._run(
+            Verb(
+                lambda: database.engine.send_batch(handle, message_type, given),
+                Deed.SEND,
+                [handle],
+                many=many,
+                message_type=message_type,
+                forget=lambda: database.catalog.forget(handle),
             )
-        except BaseException as raised:
-            problem = raised
-            raise
-        finally:
-            tracing.end(span, problem)
+        )
 
     async def _named(self, rows: Rows, *, alone: bool) -> list[Message]:
         """What was taken, with its names. Those that we do not remember are looked up."""
@@ -309,9 +325,12 @@ class AsyncVerbs(ABC):
         def look() -> Steps[tuple[int, receive.Received]]:
             return engine.receive(queue, top, conversation_handle, conversation_group_id)
 
+        def forget() -> None:
+            catalog.forget_queue(found.queue_id)
+
         async def once() -> list[Message]:
             await self.database.instance.poison.look(found.queue_id)
-            queue_id, (rows, transaction) = await self._remembering(look, lambda: catalog.forget_queue(found.queue_id))
+            queue_id, (rows, transaction) = await self._run(Verb(look, forget=forget))
             messages: list[Message] = []
             if rows:
                 self._received(queue_id, transaction)
@@ -341,8 +360,8 @@ class AsyncVerbs(ABC):
         found = await self._find(queue)
 
         async def once() -> UUID | None:
-            group = await self._remembering(
-                lambda: engine.get_conversation_group(queue), lambda: catalog.forget_queue(found.queue_id)
+            group = await self._run(
+                Verb(lambda: engine.get_conversation_group(queue), forget=lambda: catalog.forget_queue(found.queue_id))
             )
             self.database.instance.looked(group is not None)
             return group
@@ -357,7 +376,8 @@ class AsyncVerbs(ABC):
         Raises:
             BrokerError: 8418, 8420, 8426, 8436, 8438, 8439, 8494.
         """
-        await self._verb(self.database.engine.move_conversation(handle, group), None, [handle])
+        engine = self.database.engine
+        await self._run(Verb(lambda: engine.move_conversation(handle, group), handles=[handle]))
 
     async def _find(self, queue: str) -> Queue:
         """The queue of that name; it takes no connection when this process remembers it."""
@@ -390,7 +410,7 @@ class AsyncVerbs(ABC):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                changed = await bell.wait(min(left, FALLBACK_POLL))
+                changed = await self.database.instance.sleep(bell, min(left, FALLBACK_POLL))
                 if changed and await self._unless_away(changes, deadline) not in (None, services):
                     raise BrokerError(8468)
         return found
@@ -418,7 +438,8 @@ class AsyncVerbs(ABC):
         """
 
         deed = Deed.END_WITH_CLEANUP if cleanup else Deed.END if error is None else Deed.END_WITH_ERROR
-        await self._verb(self.database.engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle])
+        engine = self.database.engine
+        await self._run(Verb(lambda: engine.end_conversation(handle, error, cleanup=cleanup), deed, [handle]))
 
     async def get_transmission_status(self, handle: UUID) -> str:
         """GET_TRANSMISSION_STATUS: why the oldest message waits that was sent on this side of the conversation.
@@ -437,4 +458,5 @@ class AsyncVerbs(ABC):
         Raises:
             BrokerError: 8410, 8418, 8426, 8458, 8494 without SEND on the conversation's own service.
         """
-        await self._verb(self.database.engine.begin_conversation_timer(handle, timeout))
+        engine = self.database.engine
+        await self._run(Verb(lambda: engine.begin_conversation_timer(handle, timeout)))

@@ -77,6 +77,54 @@ def look(queue_id: int, now: datetime, running: int) -> Steps[QueueLook]:
     return QueueLook(Seen(*counters)._replace(running=running), due)
 
 
+class Glance(NamedTuple):
+    """What tells that something has happened at a queue: when it is as before, there is nothing to look for.
+
+    `counters` are those of messages and empty RECEIVEs, and the readers that wait; `is_due` is a timer or a lifetime.
+    """
+
+    queue_id: int
+    is_due: bool
+    counters: tuple[int, ...]
+
+
+class Glances(NamedTuple):
+    """Of the queues asked for, all at once: transactions below `oldest` have ended, from `next` on none began."""
+
+    oldest: int
+    next: int
+    queues: list[Glance]
+
+
+def glance(queue_ids: list[int], now: datetime) -> Steps[Glances]:
+    """A glance at many queues, in one statement of some microseconds for each."""
+    drawn = ", ".join(
+        f"coalesce(pg_sequence_last_value(to_regclass('servicebroker.queue_' || q || '{name}')), 0)"
+        for name in ("_order", "_empty_receives")
+    )
+    rows = yield Statement(
+        "monitors.glance",
+        "select pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint, q, "
+        "exists (select from servicebroker.conversation_endpoints e where e.queue_id = q and e.dialog_timer <= $2) "
+        "or exists (select from servicebroker.conversation_endpoints e where e.queue_id = q and e.lifetime <= $2 "
+        "and e.state in ('SO', 'SI', 'CO', 'DI', 'DO') and e.state <> 'DO'), "
+        f"{drawn}, "
+        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q and not w.is_monitor) "
+        "from pg_current_snapshot() as s, unnest($1::int[]) as q",
+        (queue_ids, now),
+    )
+    if not rows:
+        return Glances(0, 0, [])
+    seen = [Glance(queue_id, is_due, tuple(counters)) for _, _, queue_id, is_due, *counters in rows]
+    return Glances(rows[0][0], rows[0][1], seen)
+
+
+def is_empty(queue_id: int) -> Steps[bool]:
+    """Whether a queue has no message, for anybody."""
+    rows = yield Statement("monitors.is_empty", f"select from servicebroker.queue_{queue_id} limit 1", prepared=False)
+    return not rows
+
+
 def take_lease(queue_id: int) -> Steps[bool]:
     """Whether this session runs the monitor of the queue from now on: nobody else does."""
     rows = yield Statement("monitors.take_lease", "select pg_try_advisory_lock($1, $2)", (locks.ACTIVATION, queue_id))

@@ -21,16 +21,15 @@ KIND = "XML schema collection"
 Schemas = str | bytes | Iterable[str | bytes]
 
 
-def create_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Steps[int]:
-    """CREATE XML SCHEMA COLLECTION name AS schemas: documents that may import each other, and nothing else.
+def create_xml_schema_collection(user: User, name: str, documents: Schemas) -> Steps[int]:
+    """CREATE XML SCHEMA COLLECTION; one schema or several, as text. They may import each other, nothing else.
 
     Raises:
-        BrokerError: 2378 a document is no XML schema, has a DTD or reaches outside, or they do not fit together;
-            2714 the name is taken, 9609 and 15151 its form, 402 another type, 262.
+        BrokerError: 2378 no XML schema, or it does not compile; 2714 name taken, 9609, 15151, 262.
     """
     schema, collection = names.split_name(KIND, name)
-    documents = _documents(schemas)
-    _check(documents)
+    texts = _documents(documents)
+    _check(texts)
     yield from demand(user, "CREATE XML SCHEMA COLLECTION")
     rows = yield Statement(
         "schemas.create_xml_schema_collection",
@@ -39,22 +38,22 @@ def create_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Ste
         (user.database_id, schema, collection, names.postgres_name(user.database, schema)),
     )
     collection_id = created(rows, collection)
-    yield _insert(collection_id, documents, 0)
+    yield _insert(collection_id, texts, 0)
     return collection_id
 
 
-def alter_xml_schema_collection(user: User, name: str, schemas: Schemas) -> Steps[None]:
-    """ALTER XML SCHEMA COLLECTION name ADD schemas: for what is delivered from now on.
+def alter_xml_schema_collection(user: User, name: str, add: Schemas) -> Steps[None]:
+    """ALTER XML SCHEMA COLLECTION ADD; what is delivered from now on is validated with the new schemas too.
 
     Raises:
-        BrokerError: 15151 no such collection, or no permission, 2378 and 402 as CREATE.
+        BrokerError: 15151 no such collection, 2378 the schemas together do not compile.
     """
-    documents = _documents(schemas)
+    texts = _documents(add)
     yield from demand(user, "ALTER XML SCHEMA COLLECTION", KIND, name)
     collection_id = yield from find_collection("alter", user.database_id, name)
     present = yield from schema_documents(collection_id)
-    _check([*present, *documents])
-    yield _insert(collection_id, documents, len(present))
+    _check([*present, *texts])
+    yield _insert(collection_id, texts, len(present))
     yield Statement(
         "schemas.alter_xml_schema_collection",
         "update servicebroker.xml_schema_collections set version = nextval('servicebroker.catalog_versions'), "
@@ -68,7 +67,7 @@ def drop_xml_schema_collection(user: User, name: str) -> Steps[None]:
     """DROP XML SCHEMA COLLECTION.
 
     Raises:
-        BrokerError: 3716 a message type uses it, 15151 no such collection, or no permission.
+        BrokerError: 3716 a message type uses it, 15151 no such collection.
     """
     yield from demand(user, "DROP XML SCHEMA COLLECTION", KIND, name)
     collection_id = yield from find_collection("drop", user.database_id, name)

@@ -5,7 +5,8 @@ Each process counts for itself and adds what it has counted to a row now and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from servicebroker.store.statements import Statement, Steps
 
@@ -36,3 +37,32 @@ def totals() -> Steps[dict[str, int]]:
     )
     written: dict[str, int] = dict(rows)
     return {counter: written.get(counter, 0) for counter in (SENDS, RECEIVES, ROLLBACKS, *ENQUEUED.values())}
+
+
+class StatementTotal(NamedTuple):
+    """What all processes have spent on one statement, by its name."""
+
+    name: str
+    calls: int
+    microseconds: int
+
+
+def add_statements(totals: Sequence[StatementTotal]) -> Steps[None]:
+    """Add these, as `add_totals` does."""
+    yield Statement(
+        "totals.add_statements",
+        "insert into servicebroker.statement_totals as t "
+        "select * from unnest($1::text[], $2::bigint[], $3::bigint[]) n (name, calls, microseconds) "
+        "order by 1 on conflict (name) do update set calls = t.calls + excluded.calls, "
+        "microseconds = t.microseconds + excluded.microseconds",
+        ([one.name for one in totals], [one.calls for one in totals], [one.microseconds for one in totals]),
+    )
+
+
+def statement_totals() -> Steps[list[StatementTotal]]:
+    """All of them, what took most in all first."""
+    rows = yield Statement(
+        "totals.statement_totals",
+        "select name, calls, microseconds from servicebroker.statement_totals order by microseconds desc, name",
+    )
+    return [StatementTotal(*row) for row in rows]

@@ -216,8 +216,13 @@ def find_principal(action: str, database_id: int, name: str, kind: str = "user")
 # ---------------------------------------------------------------- users
 
 
-def create_user(user: User, name: str, postgres_role: str | None = None, for_login: str | None = None) -> Steps[None]:
-    """CREATE USER name [FOR LOGIN login, or for a role of PostgreSQL]: it may CONNECT, and nothing else.
+def create_user(
+    user: User, name: str, postgres_role: str | None = None, *, for_login: str | None = None
+) -> Steps[None]:
+    """CREATE USER: it may CONNECT, and nothing else until something is granted to it.
+
+    Who opens the instance as `postgres_role` is this user by default. `for_login` is a login of
+    `Instance.create_login`. A user with neither is one WITHOUT LOGIN, for the certificate of a remote service.
 
     Raises:
         BrokerError: 15023 name taken, 15007 no such PostgreSQL role or login, 15063 it has a user already, 15247.
@@ -261,11 +266,11 @@ def _login(database_id: int, name: str) -> Steps[int]:
 
 
 def drop_user(user: User, name: str) -> Steps[None]:
-    """DROP USER, with what it was granted and denied. What this process or another does as the user is refused then.
+    """DROP USER. What somebody does as the user from now on is refused with 15517.
 
     Raises:
-        BrokerError: 15151 no such user, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something,
-            15136 a procedure or a trigger works as it.
+        BrokerError: 15151, 15150 dbo or guest, 15138 it owns something, 15284 it has granted something, 15136 a
+            procedure or a trigger works as it.
     """
     yield from demand(user, "DROP USER", "user", name)
     found = yield from find_principal("drop", user.database_id, name)
@@ -278,7 +283,7 @@ def drop_user(user: User, name: str) -> Steps[None]:
 
 
 def create_role(user: User, name: str) -> Steps[None]:
-    """CREATE ROLE.
+    """CREATE ROLE: its members have what it is granted, and are denied what it is denied.
 
     Raises:
         BrokerError: 15023 name taken, 15247.
@@ -292,7 +297,7 @@ def drop_role(user: User, name: str) -> Steps[None]:
     """DROP ROLE.
 
     Raises:
-        BrokerError: 15151 no such role, 15150 public or a fixed one, 15144 it has members, 15138 it owns something.
+        BrokerError: 15151, 15150 public or a fixed role, 15144 it has members, 15138, 15284.
     """
     yield from demand(user, "DROP ROLE", "role", name)
     role = yield from _find_role("drop", user.database_id, name)
@@ -308,41 +313,41 @@ def drop_role(user: User, name: str) -> Steps[None]:
     yield from _drop(user.database_id, role)
 
 
-def add_member(user: User, role_name: str, member_name: str) -> Steps[None]:
-    """ALTER ROLE role ADD MEMBER member, a user or a role. A member that it has already is no error.
+def add_role_member(user: User, role: str, member: str) -> Steps[None]:
+    """ALTER ROLE role ADD MEMBER member, a user or a role.
 
     Raises:
-        BrokerError: 15151 unknown names, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
+        BrokerError: 15151, 15081 public, 15405 dbo or a fixed role as a member, 15413 a role in itself.
     """
-    role, member = yield from _find_both(user, role_name, member_name)
-    if member.principal_id in _FIXED - {GUEST}:
-        raise BrokerError(15405, member.name)
-    rights = yield from find_rights(user.database_id, role.principal_id, role.name)
-    if member.principal_id in rights.identities:
+    of, one = yield from _find_both(user, role, member)
+    if one.principal_id in _FIXED - {GUEST}:
+        raise BrokerError(15405, one.name)
+    rights = yield from find_rights(user.database_id, of.principal_id, of.name)
+    if one.principal_id in rights.identities:
         raise BrokerError(15413)
     yield Statement(
-        "principals.add_member",
+        "principals.add_role_member",
         "insert into servicebroker.role_members (database_id, role_id, member_id) values ($1, $2, $3) "
         "on conflict do nothing",
-        (user.database_id, role.principal_id, member.principal_id),
+        (user.database_id, of.principal_id, one.principal_id),
     )
     yield renew_versions()
 
 
-def drop_member(user: User, role_name: str, member_name: str) -> Steps[None]:
+def drop_role_member(user: User, role: str, member: str) -> Steps[None]:
     """ALTER ROLE role DROP MEMBER member.
 
     Raises:
-        BrokerError: 15151 unknown names, or no member, 15081 public.
+        BrokerError: 15151, 15081 public.
     """
-    role, member = yield from _find_both(user, role_name, member_name)
+    of, one = yield from _find_both(user, role, member)
     rows = yield Statement(
-        "principals.drop_member",
+        "principals.drop_role_member",
         "delete from servicebroker.role_members where database_id = $1 and role_id = $2 and member_id = $3 returning 1",
-        (user.database_id, role.principal_id, member.principal_id),
+        (user.database_id, of.principal_id, one.principal_id),
     )
     if not rows:
-        raise BrokerError(15151, "drop", "member", member_name)
+        raise BrokerError(15151, "drop", "member", member)
     yield renew_versions()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from time import perf_counter
 from typing import Any, TypeVar
 
 import psycopg
@@ -14,7 +15,8 @@ from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
 from servicebroker.store.direct import adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
-from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
+from servicebroker.store.statement_counts import counts_of
+from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
 
 T = TypeVar("T")
 
@@ -69,10 +71,21 @@ async def execute(connection: psycopg.AsyncConnection[Any], name: str, sql: str,
     return await _rows(connection, Statement(name, sql, parameters, prepared=False))
 
 
+async def fetch(
+    connection: psycopg.AsyncConnection[Any], name: str, sql: str, parameters: tuple[object, ...] = ()
+) -> Rows:
+    """The same with one that comes again and is kept prepared."""
+    return await _rows(connection, Statement(name, sql, parameters))
+
+
 async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
-    """Run a statement, and note what it says of a lock that it keeps beyond savepoints."""
+    """Run a statement, count it, and note what it says of a lock that it keeps beyond savepoints."""
     try:
-        rows = await _fetched(connection, statement)
+        counts, began = counts_of(connection), perf_counter()
+        try:
+            rows = await _fetched(connection, statement)
+        finally:
+            counts.add(statement.name, perf_counter() - began)
     except BaseException as problem:
         if statement.locks:
             kept.doubt(connection)
@@ -91,7 +104,7 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
         InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
     """
     if statement.prepared and isinstance(connection, AsyncDirectConnection) and is_direct(connection):
-        return await connection.run_prepared(named(statement.name, statement.sql), statement.parameters)
+        return await connection.run_prepared(text_of(statement.name, statement.sql), statement.parameters)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
@@ -101,7 +114,7 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
         await run_query(
-            cursor, named(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
+            cursor, text_of(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
         )
         return () if cursor.description is None else await cursor.fetchall()
 

@@ -1,0 +1,21 @@
+"""Ending a connection from another thread, whatever its own thread does with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+
+def cut(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Cancel its statement, and let the server find that the client has gone: its transaction is undone.
+
+    Its own thread gets an error from the driver, and must close it as any connection that was lost.
+    """
+    with suppress(psycopg.Error, OSError):
+        connection.pgconn.get_cancel().cancel()
+        with socket.socket(fileno=os.dup(connection.fileno())) as other:
+            other.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,64 @@
+"""How often this process has run which statement, and how long that took, by server and database.
+
+What is counted here the background of an instance adds to the totals of all processes (`engine/diagnosis/totals.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from typing import Any
+
+import psycopg
+
+
+class StatementCounts:
+    """Calls and seconds by the name of the statement. Any thread may use it.
+
+    Counting takes no lock, since each statement does it: counts only grow, and what was taken of them is kept beside.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, list[float]] = {}
+        self._taken: dict[str, tuple[float, float]] = {}
+        self._lock = threading.Lock()  # among those who take
+
+    def add(self, name: str, seconds: float) -> None:
+        """It was run, and took so long."""
+        count = self._counts.get(name) or self._counts.setdefault(name, [0, 0.0])
+        count[0] += 1
+        count[1] += seconds
+
+    def take(self) -> dict[str, tuple[int, float]]:
+        """What was counted since the last time."""
+        found = {}
+        with self._lock:
+            for name, (calls, seconds) in list(self._counts.items()):
+                before = self._taken.get(name, (0, 0.0))
+                if calls > before[0]:
+                    found[name] = int(calls - before[0]), seconds - before[1]
+                    self._taken[name] = calls, seconds
+        return found
+
+    def put_back(self, counts: dict[str, tuple[int, float]]) -> None:
+        """These could not be written: they count with the next ones."""
+        with self._lock:
+            for name, (calls, seconds) in counts.items():
+                before = self._taken[name]
+                self._taken[name] = before[0] - calls, before[1] - seconds
+
+
+_REMEMBERED = "servicebroker_statement_counts"
+_COUNTS: dict[tuple[bytes, bytes, bytes], StatementCounts] = defaultdict(StatementCounts)
+os.register_at_fork(after_in_child=_COUNTS.clear)  # the parent writes what it has counted
+
+
+def counts_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> StatementCounts:
+    """Of the server and database that this connection goes to; it remembers them, since each statement asks."""
+    remembered = connection.__dict__
+    counts: StatementCounts | None = remembered.get(_REMEMBERED)
+    if counts is None:
+        server = connection.pgconn
+        counts = remembered[_REMEMBERED] = _COUNTS[server.host, server.port, server.db]
+    return counts

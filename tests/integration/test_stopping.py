@@ -1,0 +1,212 @@
+"""The end of activation: what waits ends, what hangs is cut, and nothing of it works in the database any more."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from daemons import Served
+from servicebroker.activation import procedures
+from servicebroker.store.locks import GROUP
+from support import ORDER, STOCK_QUEUE, begin, bodies, eventually, query, standard_database
+
+PROCEDURE = "usp_Stock"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(database: sb.Database) -> Iterator[None]:
+    yield
+    procedures._registered.clear()
+    with database.instance.connection() as connection:
+        connection.execute("update servicebroker.queues set is_activation_enabled = false")
+
+
+def switch_on(database: sb.Database) -> None:
+    database.alter_queue(STOCK_QUEUE, activation=sb.Activation(PROCEDURE, 1, "SELF", status=True))
+
+
+def waits(database: sb.Database) -> bool:
+    """Whether a reader of the procedure sleeps until a message comes."""
+    text = "select tasks_waiting from sys.dm_broker_queue_monitors where tasks_waiting > 0"
+    return bool(query(database, text))
+
+
+@pytest.mark.parametrize("form", ["message", "transaction", "coroutine"])
+def test_a_message_after_the_end_of_the_block_is_not_taken(database: sb.Database, form: str) -> None:
+    """Its reader waited for the next one, and ends with the block, at once."""
+    taken: list[bytes | None] = []
+
+    def stock(transaction: sb.Transaction, message: sb.Message) -> None:
+        taken.append(message.message_body)
+
+    async def coroutine(transaction: sb.AsyncTransaction, message: sb.Message) -> None:
+        taken.append(message.message_body)
+
+    def own(database: sb.Database) -> None:
+        while messages := database.receive(STOCK_QUEUE, wait=60):
+            taken.extend(message.message_body for message in messages)
+
+    if form == "transaction":
+        sb.procedure(PROCEDURE, form="database")(own)
+    else:
+        sb.procedure(PROCEDURE, wait=60)(coroutine if form == "coroutine" else stock)
+    switch_on(database)
+    handle = begin(database)
+    with sb.activate(database.instance, interval=0.2):
+        database.send(handle, ORDER, b"first")
+        eventually(lambda: taken == [b"first"] and waits(database))
+        ends = time.monotonic()
+    assert time.monotonic() - ends < 5
+    database.send(handle, ORDER, b"after")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"after"]
+    assert query(database, "select from sys.dm_broker_activated_tasks") == []
+    assert taken == [b"first"]
+
+
+def hang_in_sql(transaction: sb.Transaction, message: sb.Message) -> None:
+    transaction.connection.execute("select pg_sleep(600)")
+
+
+def hang_in_python(transaction: sb.Transaction, message: sb.Message) -> None:
+    over.wait(600)
+    transaction.send(message.conversation_handle, "//test/Reply", b"too late")
+
+
+async def hang_in_sql_async(transaction: sb.AsyncTransaction, message: sb.Message) -> None:
+    await transaction.connection.execute("select pg_sleep(600)")
+
+
+over = threading.Event()
+
+
+@pytest.mark.parametrize("procedure", [hang_in_sql, hang_in_python, hang_in_sql_async])
+def test_what_does_not_end_is_undone(database: sb.Database, procedure: Any) -> None:
+    """The block ends when its patience is over; then nothing of the procedure does anything in the database."""
+    over.clear()
+    sb.procedure(PROCEDURE)(procedure)
+    switch_on(database)
+    with sb.activate(database.instance, interval=0.2, patience=0.2):
+        database.send(begin(database), ORDER, b"first")
+        eventually(lambda: query(database, "select from sys.dm_broker_activated_tasks"))
+        eventually(lambda: query(database, "select from pg_locks where locktype = 'advisory' and classid = %s", GROUP))
+        ends = time.monotonic()
+    assert time.monotonic() - ends < 5
+    over.set()
+    text = "select from pg_stat_activity where application_name like %s"
+    eventually(lambda: not query(database, text, f"%{PROCEDURE}%"), 5)
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"first"]
+    assert database.receive("OrdersQueue") == []
+
+
+PROCEDURES = """
+import os, re, signal, subprocess, sys, threading, time
+import servicebroker as sb
+
+def took():
+    open(os.environ["STARTED"], "w").close()
+
+@sb.procedure("usp_Stock")
+def stock(transaction, message):
+    how = message.message_body.decode()
+    if how == "child":
+        child = subprocess.Popen(["sleep", "600"])
+        took()
+        child.wait()
+    if how == "thread":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    took()
+    if how == "sql":
+        transaction.connection.execute("select pg_sleep(600)")
+    if how == "c":
+        re.match("(a+)+$", "a" * 60 + "b")  # lets no other thread of Python run
+    time.sleep(600)
+
+@sb.procedure("usp_Process", worker="process")
+def in_a_process(transaction, message):
+    stock(transaction, message)
+"""
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(make_instance_url: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """`servicebroker serve` of an instance that nobody else uses, whose procedure hangs as it is told."""
+    (tmp_path / "hanging.py").write_text(PROCEDURES)
+    monkeypatch.setenv("STARTED", str(tmp_path / "started"))
+    running: list[Served] = []
+
+    def begun(procedure: str, how: str, patience: float, target: str = "") -> Served:
+        target = target or make_instance_url(1)
+        with sb.open(target, upkeep=None) as instance:
+            database = standard_database(instance)
+            database.alter_queue(STOCK_QUEUE, activation=sb.Activation(procedure, 1, "OWNER", status=True))
+            database.send(begin(database), ORDER, how)
+        arguments = ("--procedures", str(tmp_path / "hanging.py"), "--patience", str(patience))
+        running.append(Served(target, tmp_path / "keys", *arguments))
+        eventually((tmp_path / "started").exists)
+        return running[-1]
+
+    yield begun
+    for one in running:
+        if one.process.poll() is None:
+            one.kill()
+
+
+def left(folder: Path) -> list[str]:
+    """The processes that work in a folder or have its name in their environment, but for this one."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            ours = str(folder).encode() in (process / "environ").read_bytes()
+            if ours or (process / "cwd").readlink().is_relative_to(folder):
+                found.append((process / "cmdline").read_text())
+    return found
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("procedure", "how"),
+    [
+        ("usp_Process", "c"),
+        ("usp_Stock", "child"),
+        ("usp_Stock", "thread"),
+        ("usp_Stock", "sql"),
+        ("usp_Process", "sql"),
+    ],
+)
+def test_the_daemon_ends_in_time_whatever_hangs(serve: Serve, tmp_path: Path, procedure: str, how: str) -> None:
+    daemon = serve(procedure, how, 0.2)
+    begins = time.monotonic()
+    assert daemon.end() == 0
+    assert time.monotonic() - begins < 8
+    assert daemon.said("did not end in 0.2 seconds")
+    eventually(lambda: not left(tmp_path), 5)
+
+
+def test_a_daemon_whose_threads_cannot_run_is_killed(serve: Serve, tmp_path: Path) -> None:
+    daemon = serve("usp_Stock", "c", 0)
+    begins = time.monotonic()
+    assert daemon.end() == -signal.SIGKILL
+    assert time.monotonic() - begins < 10
+    eventually(lambda: not left(tmp_path), 5)
+
+
+def test_a_second_signal_ends_the_daemon_at_once(serve: Serve, tmp_path: Path) -> None:
+    """With its embedded server, which nobody else uses."""
+    daemon = serve("usp_Stock", "child", 600, str(tmp_path / "instance"))
+    daemon.process.send_signal(signal.SIGINT)
+    daemon.says("shut down")
+    begins = time.monotonic()
+    assert daemon.end() == 0
+    assert time.monotonic() - begins < 5
+    eventually(lambda: not left(tmp_path), 5)
