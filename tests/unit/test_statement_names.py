@@ -13,7 +13,7 @@ from typing import NamedTuple
 import servicebroker
 
 SOURCES = Path(servicebroker.__file__).parent
-NAMED_AT = {"Statement": 0, "execute": 1}  # the argument that is the name
+NAMED_AT = {"Statement": 0, "text_of": 0, "execute": 1, "fetch": 1}  # the argument that is the name
 
 
 class Site(NamedTuple):
@@ -39,7 +39,7 @@ def sites() -> list[Site]:
     return [
         site
         for file, text in texts.items()
-        if re.search(r"\b(Statement|execute)\(", text) and not text.startswith("# Made from")
+        if re.search(r"\b(Statement|execute|fetch|text_of)\(", text) and not text.startswith("# Made from")
         for site in _sites(file, ast.parse(text), "")
     ]
 
@@ -62,7 +62,12 @@ def _name(given: ast.expr) -> str | None:
     return given.value if isinstance(given, ast.Constant) else None
 
 
-PASSED_ON = {("running.py", "execute"), ("__init__.py", "_make_anew")}  # it has its name already
+PASSED_ON = {  # the name that it has already
+    ("running.py", "execute"),
+    ("running.py", "fetch"),
+    ("running.py", "_fetched"),
+    ("__init__.py", "_make_anew"),
+}
 
 
 def test_each_has_a_name_that_says_where_it_is() -> None:

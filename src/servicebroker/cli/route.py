@@ -18,6 +18,7 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.engine.catalog.databases import SYSTEM_DATABASE
 from servicebroker.protocol.explanation import Explanation, words
 from servicebroker.protocol.routing import Decision
+from servicebroker.store.running import execute
 
 app = typer.Typer(no_args_is_help=True, help="Routes: where services are reached, and why a message goes there.")
 
@@ -46,12 +47,15 @@ def list_(
     with open_existing(instance) as opened, opened.connection() as connection:
         if database is not None:
             opened.database(database)
-        rows = connection.execute(
+        rows = execute(
+            connection,
+            "route.list",
             "select name, remote_service_name, broker_instance, lifetime, address, mirror_address, broker_database, "
-            "lifetime <= %s from sys.routes where %s::text is null or lower(broker_database) = lower(%s) "
+            "lifetime <= $1 from sys.routes where $2::text is null or lower(broker_database) = lower($2) "
             "order by broker_database, route_id",
-            (opened.clock(), database, database),
-        ).fetchall()
+            opened.clock(),
+            database,
+        )
     if as_json:
         told = [dict(zip((*_COLUMNS, "is_expired"), (*row[:-1], bool(row[-1])), strict=True)) for row in rows]
         typer.echo(json.dumps(told, default=str))
@@ -150,7 +154,9 @@ def explain(
     with _database(instance, from_database or SYSTEM_DATABASE) as opened:
         explanation = opened.explain_route(service, broker_instance, from_outside=from_outside)
         with opened.instance.connection() as connection:
-            rows = connection.execute("select service_broker_guid::text, broker_database from sys.databases").fetchall()
+            rows = execute(
+                connection, "route.explain", "select service_broker_guid::text, broker_database from sys.databases"
+            )
     sentences = words(explanation, dict(rows))
     if as_json:
         typer.echo(json.dumps(_told(explanation, sentences), default=str))

@@ -15,6 +15,7 @@ from servicebroker.pipeline import frontier
 from servicebroker.pipeline.connecting import OpenInstance
 from servicebroker.pipeline.frontier import Share, Slice
 from servicebroker.pipeline.source import COLUMNS, PART
+from servicebroker.store.statements import text_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,18 +99,19 @@ def read(part: Part) -> Iterator[pa.RecordBatch]:
         closing(dbapi.connect(instance.url, autocommit=True)) as connection,
         connection.cursor() as cursor,
     ):
-        cursor.execute(frontier.PIN_PLANS)
+        cursor.execute(text_of("rows.read.pin_plans", frontier.PIN_PLANS))
         cursor.fetchall()
         labels = [_labels(cursor, sql.format(database_id=part.database_id)) for sql in _LABELS]
         kinds = {"archived": part.archived, "system_messages": part.system_messages}
-        cursor.execute(frontier.rows(part.queue_id, part.piece, part.share, _WIRE, **kinds))
+        text = frontier.rows(part.queue_id, part.piece, part.share, _WIRE, **kinds)
+        cursor.execute(text_of("rows.read", text))
         for batch in cursor.fetch_record_batch():
             if batch.num_rows:
                 yield _named(batch, part.queue, labels)
 
 
 def _labels(cursor: Any, sql: str) -> pa.Table:
-    cursor.execute(sql)
+    cursor.execute(text_of("rows.labels", sql))
     table: pa.Table = cursor.fetch_arrow_table()
     return table
 

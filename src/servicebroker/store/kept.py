@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from servicebroker.store import locks
+from servicebroker.store.statements import text_of
 
 _FREE = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
 # only where no transaction holds group locks: pg_locks does not tell them from those of the session
@@ -87,7 +88,7 @@ def note_transaction(connection: psycopg.Connection[Any]) -> None:
 def _began(connection: psycopg.Connection[Any]) -> datetime:
     """When the transaction began that is open on the connection."""
     with connection.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute("select transaction_timestamp()")
+        cursor.execute(text_of("kept.began", "select transaction_timestamp()"))
         ((began,),) = cursor.fetchall()
     at: datetime = began
     return at
@@ -96,9 +97,9 @@ def _began(connection: psycopg.Connection[Any]) -> datetime:
 def _free(connection: psycopg.Connection[Any], kept: _Kept) -> None:
     with connection.cursor(row_factory=tuple_row) as cursor:
         if not kept.unsure:
-            cursor.execute(_FREE, (locks.GROUP, kept.keys))
+            cursor.execute(text_of("kept.free", _FREE), (locks.GROUP, kept.keys))
             return
         freed = True
         while freed:  # a lock that was taken several times is freed as often
-            cursor.execute(_FREE_ALL, (locks.GROUP, locks.GROUP))
+            cursor.execute(text_of("kept.free.all", _FREE_ALL), (locks.GROUP, locks.GROUP))
             freed = any(was for (was,) in cursor.fetchall())

@@ -15,7 +15,7 @@ from servicebroker.store import kept
 from servicebroker.store.direct import DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
-from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
+from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
 
 T = TypeVar("T")
 
@@ -70,6 +70,11 @@ def execute(connection: psycopg.Connection[Any], name: str, sql: str, *parameter
     return _rows(connection, Statement(name, sql, parameters, prepared=False))
 
 
+def fetch(connection: psycopg.Connection[Any], name: str, sql: str, parameters: tuple[object, ...] = ()) -> Rows:
+    """The same with one that comes again and is kept prepared."""
+    return _rows(connection, Statement(name, sql, parameters))
+
+
 def _rows(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
     """Run a statement, count it, and note what it says of a lock that it keeps beyond savepoints."""
     try:
@@ -96,7 +101,7 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
         InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
     """
     if statement.prepared and isinstance(connection, DirectConnection) and is_direct(connection):
-        return connection.run_prepared(named(statement.name, statement.sql), statement.parameters)
+        return connection.run_prepared(text_of(statement.name, statement.sql), statement.parameters)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
@@ -106,7 +111,7 @@ def _fetched(connection: psycopg.Connection[Any], statement: Statement) -> Rows:
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
         run_query(
-            cursor, named(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
+            cursor, text_of(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
         )
         return () if cursor.description is None else cursor.fetchall()
 

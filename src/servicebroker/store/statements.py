@@ -34,7 +34,7 @@ class Statement(NamedTuple):
 
 
 @functools.lru_cache(maxsize=2048)  # one text, however often it comes: it is what was prepared
-def named(name: str, sql: str) -> str:
+def text_of(name: str, sql: str) -> str:
     """The statement as the server sees it, and shows it in pg_stat_activity."""
     return f"/* {name} */ {sql}"
 

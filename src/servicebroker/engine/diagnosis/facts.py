@@ -21,7 +21,7 @@ from servicebroker.engine.diagnosis.findings import (
     SnapshotFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_depths
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.engine.security.logins import find_connect
@@ -271,26 +271,22 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 def _queues() -> Steps[list[QueueFacts]]:
     rows = yield Statement(
         "facts.queues.find_queues",
+        "with locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
+        f"l.objid::bigint as number from pg_locks l where l.granted and {_HERE} and (l.mode = 'RowExclusiveLock' "
+        f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}))), "
+        "writers as materialized (select relation, count(distinct pid) as many from locked "
+        "where locktype = 'relation' and mode = 'RowExclusiveLock' group by 1) "
         "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
         "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q.queue_id and not w.is_monitor), "
-        f"(select count(distinct l.pid) from pg_locks l where l.locktype = 'relation' and l.granted and {_HERE} "
-        "  and l.mode = 'RowExclusiveLock' and l.relation = to_regclass('servicebroker.queue_' || q.queue_id)), "
-        "q.is_activation_enabled, q.activation_procedure, q.max_readers, "
-        f"exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
-        f"  and l.classid::bigint = {locks.ACTIVATION} and l.objid::bigint = q.queue_id), "
-        f"exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
-        f"  and l.mode = 'ExclusiveLock' and l.classid::bigint = {locks.PIPELINE} and l.objid::bigint = q.queue_id), "
+        "coalesce(w.many, 0), q.is_activation_enabled, q.activation_procedure, q.max_readers, "
+        f"q.queue_id in (select number from locked where locktype = 'advisory' and kind = {locks.ACTIVATION}), "
+        "q.queue_id in (select number from locked "
+        f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE}), "
         "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "left join writers w on w.relation = to_regclass('servicebroker.queue_' || q.queue_id) "
         "where q.queue_id >= $1 order by 1",
         (names.FIRST_USER_ID,),
     )
-    found = []
-    for name, is_on, queue_id, *rest in rows:
-        counted = yield Statement(
-            "facts.queues.count",
-            "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
-        )
-        found.append(QueueFacts(name, is_on, *counted[0], *rest))
-    return found
+    depths = yield from queue_depths(row[2] for row in rows)
+    return [QueueFacts(name, is_on, *depths[queue_id], *rest) for name, is_on, queue_id, *rest in rows]

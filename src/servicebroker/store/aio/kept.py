@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from servicebroker.store import locks
 from servicebroker.store.aio.concurrency import finish
+from servicebroker.store.statements import text_of
 
 _FREE = "select pg_advisory_unlock(%s, key) from unnest(%s::int[]) key"
 # only where no transaction holds group locks: pg_locks does not tell them from those of the session
@@ -87,7 +88,7 @@ async def note_transaction(connection: psycopg.AsyncConnection[Any]) -> None:
 async def _began(connection: psycopg.AsyncConnection[Any]) -> datetime:
     """When the transaction began that is open on the connection."""
     async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute("select transaction_timestamp()")
+        await cursor.execute(text_of("kept.began", "select transaction_timestamp()"))
         ((began,),) = await cursor.fetchall()
     at: datetime = began
     return at
@@ -96,9 +97,9 @@ async def _began(connection: psycopg.AsyncConnection[Any]) -> datetime:
 async def _free(connection: psycopg.AsyncConnection[Any], kept: _Kept) -> None:
     async with connection.cursor(row_factory=tuple_row) as cursor:
         if not kept.unsure:
-            await cursor.execute(_FREE, (locks.GROUP, kept.keys))
+            await cursor.execute(text_of("kept.free", _FREE), (locks.GROUP, kept.keys))
             return
         freed = True
         while freed:  # a lock that was taken several times is freed as often
-            await cursor.execute(_FREE_ALL, (locks.GROUP, locks.GROUP))
+            await cursor.execute(text_of("kept.free.all", _FREE_ALL), (locks.GROUP, locks.GROUP))
             freed = any(was for (was,) in await cursor.fetchall())

@@ -16,7 +16,7 @@ from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, r
 from servicebroker.store.direct import adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
-from servicebroker.store.statements import Rows, Statement, Steps, named, resumed
+from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
 
 T = TypeVar("T")
 
@@ -71,6 +71,13 @@ async def execute(connection: psycopg.AsyncConnection[Any], name: str, sql: str,
     return await _rows(connection, Statement(name, sql, parameters, prepared=False))
 
 
+async def fetch(
+    connection: psycopg.AsyncConnection[Any], name: str, sql: str, parameters: tuple[object, ...] = ()
+) -> Rows:
+    """The same with one that comes again and is kept prepared."""
+    return await _rows(connection, Statement(name, sql, parameters))
+
+
 async def _rows(connection: psycopg.AsyncConnection[Any], statement: Statement) -> Rows:
     """Run a statement, count it, and note what it says of a lock that it keeps beyond savepoints."""
     try:
@@ -97,7 +104,7 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
         InstanceError: the application has a pipeline open: what RECEIVE takes would come when nobody looks any more.
     """
     if statement.prepared and isinstance(connection, AsyncDirectConnection) and is_direct(connection):
-        return await connection.run_prepared(named(statement.name, statement.sql), statement.parameters)
+        return await connection.run_prepared(text_of(statement.name, statement.sql), statement.parameters)
     if not is_direct(connection):
         raise InstanceError(
             "The connection is in pipeline mode, where answers come later than a verb needs them: leave the pipeline's "
@@ -107,7 +114,7 @@ async def _fetched(connection: psycopg.AsyncConnection[Any], statement: Statemen
         cursor.format = Format.BINARY
         adapt(cursor.adapters)
         await run_query(
-            cursor, named(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
+            cursor, text_of(statement.name, statement.sql).encode(), statement.parameters, prepare=statement.prepared
         )
         return () if cursor.description is None else await cursor.fetchall()
 

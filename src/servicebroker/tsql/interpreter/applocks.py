@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from servicebroker.store import locks
+from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
 from servicebroker.tsql.interpreter.machine import Machine
@@ -56,22 +57,28 @@ def _get(machine: Machine, statement: Execute) -> int:
 
 
 def _lock(machine: Machine, key: str, shared: bool, of_session: bool, milliseconds: int | None) -> bool:
-    run = machine.connection.run_prepared
     name = f"advisory{'' if of_session else '_xact'}_lock{'_shared' if shared else ''}"
+    lock = (locks.TSQL_APPLICATION, key)
     if milliseconds == 0:
-        return bool(run(f"select pg_try_{name}($1::int, hashtext($2))", (locks.TSQL_APPLICATION, key))[0][0])
-    ((before,),) = run("select current_setting('lock_timeout')", ())
+        rows = fetch(machine.connection, "applocks.lock.try_lock", f"select pg_try_{name}($1::int, hashtext($2))", lock)
+        return bool(rows[0][0])
+    ((before,),) = fetch(machine.connection, "applocks.lock.timeout", "select current_setting('lock_timeout')")
     if milliseconds is not None:
-        run("select set_config('lock_timeout', $1, false)", (str(max(milliseconds, 0)),))
+        _set_timeout(machine, str(max(milliseconds, 0)))
     try:
-        run(f"select pg_{name}($1::int, hashtext($2))", (locks.TSQL_APPLICATION, key))
+        fetch(machine.connection, "applocks.lock", f"select pg_{name}($1::int, hashtext($2))", lock)
     except psycopg.Error:
         if milliseconds is not None and not machine.transactions.count:  # the savepoint takes it back otherwise
-            run("select set_config('lock_timeout', $1, false)", (before,))
+            _set_timeout(machine, before)
         raise
     if milliseconds is not None:
-        run("select set_config('lock_timeout', $1, false)", (before,))
+        _set_timeout(machine, before)
     return True
+
+
+def _set_timeout(machine: Machine, setting: str) -> None:
+    text = "select set_config('lock_timeout', $1, false)"
+    fetch(machine.connection, "applocks.set_timeout", text, (setting,))
 
 
 @system("sp_releaseapplock")
@@ -105,7 +112,7 @@ def release_all(machine: Machine) -> None:
 
 def _unlock(machine: Machine, key: str, shared: bool) -> None:
     unlock = f"select pg_advisory_unlock{'_shared' if shared else ''}($1::int, hashtext($2))"
-    machine.connection.run_prepared(unlock, (locks.TSQL_APPLICATION, key))
+    fetch(machine.connection, "applocks.unlock", unlock, (locks.TSQL_APPLICATION, key))
 
 
 def _key(machine: Machine, given: dict[str, Value]) -> str:

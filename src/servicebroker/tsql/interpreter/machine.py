@@ -17,7 +17,7 @@ from servicebroker.model.names import postgres_name
 from servicebroker.model.permissions import DBO, User
 from servicebroker.store.direct import DirectConnection, run_command
 from servicebroker.store.queue import quoted
-from servicebroker.store.running import in_transaction
+from servicebroker.store.running import fetch, in_transaction
 from servicebroker.store.server_errors import concerns_the_transaction
 from servicebroker.store.statements import Steps
 from servicebroker.tsql.interpreter.frame import Frame, Jump, Left
@@ -244,7 +244,12 @@ class Machine:
     def is_login(self, name: str) -> bool:
         """Whether the instance has a login of that name."""
         return bool(
-            self.connection.run_prepared("select from servicebroker.logins where lower(name) = lower($1)", (name,))
+            fetch(
+                self.connection,
+                "machine.is_login",
+                "select from servicebroker.logins where lower(name) = lower($1)",
+                (name,),
+            )
         )
 
     def set_server_option(self, option: str, value: str) -> None:
@@ -283,7 +288,12 @@ class Machine:
                 raise
             raise BrokerError(3701, "drop", "database", name) from None
         with self.instance.connection() as connection:
-            schemas = [schema for (schema,) in connection.run_prepared(_SCHEMAS, (name, postgres_name(name, "dbo")))]
+            schemas = [
+                schema
+                for (schema,) in fetch(
+                    connection, "machine.drop_database", _SCHEMAS, (name, postgres_name(name, "dbo"))
+                )
+            ]
         database._drop(None)
         with self.instance.connection() as connection:
             for schema in schemas:

@@ -12,6 +12,8 @@ from servicebroker.engine.security.tsql_objects import Use, forget
 from servicebroker.model.names import postgres_name
 from servicebroker.store.direct import DirectConnection
 from servicebroker.store.queue import quoted
+from servicebroker.store.running import fetch
+from servicebroker.store.statements import Rows
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter import triggers, user_types
 from servicebroker.tsql.interpreter.machine import Machine, runs
@@ -44,7 +46,7 @@ def find_procedure(machine: Machine, name: Name) -> tuple[SessionDatabase, Modul
 
 def module_named(connection: DirectConnection, database_id: int, schema: str, name: str) -> Module | None:
     """The procedure of that name; None when there is none."""
-    rows = connection.run_prepared(_FIND, (database_id, schema, name, "P"))
+    rows = fetch(connection, "modules.module_named", _FIND, (database_id, schema, name, "P"))
     if not rows:
         return None
     number, text, execute_as, creator, own = rows[0]
@@ -108,7 +110,7 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
     database = database_of(machine, statement.name)
     schema, own = statement.name.schema or "dbo", statement.name.own
     what = type(statement).__name__.upper()
-    found = machine.connection.run_prepared(_TAKEN, (database.database_id, schema, own))
+    found = fetch(machine.connection, "modules.store.find_taken", _TAKEN, (database.database_id, schema, own))
     if found and statement.action != "CREATE":
         machine.allow(Use(f"ALTER {what}", schema, own), database=database)
     elif not isinstance(statement, Trigger):  # which its table was asked for
@@ -122,14 +124,18 @@ def store(machine: Machine, statement: Procedure | Function | Trigger, kind: str
     try:
         _check_name(machine, statement, found, kind, schema)
         if found:
-            machine.connection.run_prepared(
+            fetch(
+                machine.connection,
+                "modules.store.update_module",
                 "update servicebroker.tsql_modules set definition = $2, execute_as = $3, parent_table = $4, "
                 "creator = $5, is_disabled = false, version = nextval('servicebroker.catalog_versions'), "
                 "modify_date = clock_timestamp() where module_id = $1",
                 (found[0][0], statement.text, execute_as, table, creator),
             )
         else:
-            machine.connection.run_prepared(
+            fetch(
+                machine.connection,
+                "modules.store.insert_module",
                 "insert into servicebroker.tsql_modules "
                 "(database_id, schema_name, name, kind, definition, execute_as, creator, parent_table) "
                 "values ($1, $2, $3, $4, $5, $6, $7, $8)",
@@ -148,7 +154,7 @@ _TAKEN = (
 
 
 def _check_name(
-    machine: Machine, statement: Procedure | Function | Trigger, found: list[tuple[object, ...]], kind: str, schema: str
+    machine: Machine, statement: Procedure | Function | Trigger, found: Rows, kind: str, schema: str
 ) -> None:
     """2714 for a name that is taken, 208 for ALTER of what is not there."""
     own = statement.name.own
@@ -158,7 +164,9 @@ def _check_name(
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
     database = database_of(machine, statement.name)
     table = f"{quoted(postgres_name(database.name, schema))}.{quoted(postgres_name(own))}"
-    if not found and machine.connection.run_prepared("select where to_regclass($1) is not null", (table,)):
+    if not found and fetch(
+        machine.connection, "modules.check_name", "select where to_regclass($1) is not null", (table,)
+    ):
         raise TsqlError(2714, f"There is already an object named '{own}' in the database.", state=3)
 
 
@@ -200,7 +208,7 @@ def _switch_triggers(machine: Machine, statement: Definition) -> None:
         try:
             for name in statement.clauses["names"] or [None]:
                 wanted = (database.database_id, table, "" if name is None else name.own, statement.verb == "DISABLE")
-                if not machine.connection.run_prepared(_SWITCH, wanted) and name is not None:
+                if not fetch(machine.connection, "modules.switch_triggers", _SWITCH, wanted) and name is not None:
                     if by_table:
                         text = (
                             f"ALTER TABLE failed because trigger '{name}' on table '{statement.name}' does not exist."
@@ -230,7 +238,9 @@ def drop_modules(machine: Machine, statement: Definition, what: str, *kinds: str
     for name in statement.clauses["names"]:
         database, schema = database_of(machine, name), name.schema or "dbo"
         machine.allow(Use(f"DROP {what.upper()}", schema, name.own), database=database)
-        rows = machine.connection.run_prepared(
+        rows = fetch(
+            machine.connection,
+            "modules.drop_modules",
             "delete from servicebroker.tsql_modules where database_id = $1 and lower(schema_name) = lower($2) "
             "and lower(name) = lower($3) and kind = any ($4) returning 1",
             (database.database_id, schema, name.own, list(kinds)),

@@ -10,6 +10,7 @@ from servicebroker.engine.security.tsql_objects import create_schema, forget_sch
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import IMPLIED_BY, Kind
 from servicebroker.store.queue import quoted
+from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.machine import Machine, runs
@@ -237,7 +238,9 @@ def _target(machine: Machine, statement: Permission) -> dict[str, str]:
 
 def _is_queue(machine: Machine, name: Name) -> bool:
     return bool(
-        machine.connection.run_prepared(
+        fetch(
+            machine.connection,
+            "principals.is_queue",
             "select from servicebroker.queues where database_id = $1 and lower(schema_name) = lower($2) "
             "and lower(name) = lower($3)",
             (machine.database.database_id, name.schema or "dbo", name.own),

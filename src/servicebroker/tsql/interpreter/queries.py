@@ -11,6 +11,7 @@ import psycopg
 from servicebroker.engine.security.tsql_objects import authorize_queues, authorize_uses, forget
 from servicebroker.store.direct import Result, run_command
 from servicebroker.store.queue import quoted
+from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter import triggers
 from servicebroker.tsql.interpreter.evaluation import type_of
@@ -223,7 +224,7 @@ class Queries:
     def set(self, option: str, value: str) -> None:
         """A setting of the connection, given back when the session ends."""
         self._settings.add(option)
-        self.machine.connection.run_prepared("select set_config($1, $2, false)", (option, value))
+        fetch(self.machine.connection, "queries.set", "select set_config($1, $2, false)", (option, value))
 
     def rolled_back(self) -> None:
         """What SET has set inside the transaction may be undone, and tables that it made are gone."""

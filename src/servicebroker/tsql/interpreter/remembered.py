@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from servicebroker.store.running import fetch
 from servicebroker.tsql.known_columns import QUERY, columns_of
 from servicebroker.tsql.scope import Column, UserFunction, UserType
 from servicebroker.tsql.types import parse_type
@@ -82,7 +83,7 @@ class UserTypes(Remembered[UserType]):
 
     def _look(self, key: str) -> UserType | None:
         schema, _, name = key.partition(".")
-        rows = self._machine.connection.run_prepared(_FIND, (self._database_id(), schema, name))
+        rows = fetch(self._machine.connection, "remembered.look.types", _FIND, (self._database_id(), schema, name))
         if not rows:
             return None
         number, is_table, text, is_nullable = rows[0]
@@ -104,7 +105,12 @@ class UserFunctions(Remembered[UserFunction]):
         return found
 
     def _look(self, name: str) -> UserFunction | None:
-        rows = self._machine.connection.run_prepared("select obj_description(to_regproc($1), 'pg_proc')", (name,))
+        rows = fetch(
+            self._machine.connection,
+            "remembered.look.functions",
+            "select obj_description(to_regproc($1), 'pg_proc')",
+            (name,),
+        )
         return _noted(rows[0][0]) if rows[0][0] else None
 
 
@@ -147,5 +153,5 @@ class Columns(Remembered[tuple[Column, ...]]):
         return not table.startswith("pg_temp")
 
     def _look(self, table: str) -> tuple[Column, ...] | None:
-        rows = self._machine.connection.run_prepared(QUERY, ([table],))
+        rows = fetch(self._machine.connection, "remembered.look.tables", QUERY, ([table],))
         return columns_of(rows).get(table) or None

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 from servicebroker.store import locks
 from servicebroker.store.direct import DirectConnection
+from servicebroker.store.running import fetch
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.translation.definitions.object_definitions import UPDATED
 from servicebroker.tsql.types import INT, SqlType
@@ -119,7 +120,7 @@ def spid_of(machine: Machine) -> int:
     known = _taken.get(machine.connection)
     if known is not None:
         return known
-    rows = machine.connection.run_prepared(_TAKE, (_FIRST_SPID, _LAST_SPID, _SPIDS))
+    rows = fetch(machine.connection, "session_functions.spid_of", _TAKE, (_FIRST_SPID, _LAST_SPID, _SPIDS))
     if not rows:
         raise TsqlError(701, "There are more than 32,717 sessions.")
     _taken[machine.connection] = int(rows[0][0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import system
 from servicebroker.tsql.interpreter.evaluation import operand_value
@@ -39,7 +40,9 @@ def _sp_helptext(machine: Machine, statement: Execute) -> None:
             201, "Procedure or function 'sp_helptext' expects parameter '@objname', which was not supplied."
         )
     *schema, own = names[0].replace("[", "").replace("]", "").split(".")
-    rows = machine.connection.run_prepared(
+    rows = fetch(
+        machine.connection,
+        "system.sp_helptext",
         "select definition from servicebroker.tsql_modules "
         "where database_id = $1 and lower(schema_name) = lower($2) and lower(name) = lower($3)",
         (machine.database.database_id, schema[-1] if schema else "dbo", own),

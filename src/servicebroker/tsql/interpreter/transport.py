@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, check_alone
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.machine import Machine
@@ -118,7 +119,9 @@ def _login_of(machine: Machine, user: str | None) -> str | None:
     """
     if user is None or user.lower() == "dbo":
         return None
-    rows = machine.connection.run_prepared(
+    rows = fetch(
+        machine.connection,
+        "transport.login_of",
         "select l.name from servicebroker.principals p join servicebroker.logins l using (login_id) "
         "where p.database_id = $1 and lower(p.name) = lower($2)",
         (machine.database.database_id, user),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from servicebroker.store.direct import run_command
+from servicebroker.store.running import fetch
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.parser import parse_text
 from servicebroker.tsql.statement_errors import TsqlError
@@ -50,8 +51,11 @@ def any_here(machine: Machine) -> bool:
     known = _has.setdefault(machine.instance.doorbell, {})
     number, now = machine.database.database_id, time.monotonic()
     if number not in known or known[number][0] < now:
-        rows = machine.connection.run_prepared(
-            "select from servicebroker.tsql_modules where kind = 'TR' and database_id = $1 limit 1", (number,)
+        rows = fetch(
+            machine.connection,
+            "triggers.any_here",
+            "select from servicebroker.tsql_modules where kind = 'TR' and database_id = $1 limit 1",
+            (number,),
         )
         known[number] = (now + _AGE, bool(rows))
     return known[number][1]
@@ -64,7 +68,9 @@ def forget(machine: Machine) -> None:
 
 def ask(machine: Machine) -> None:
     """Before a statement that may fire triggers: have its changes captured for this level."""
-    machine.connection.run_prepared(
+    fetch(
+        machine.connection,
+        "triggers.ask",
         "select set_config('servicebroker.tsql_level', $1, false), "
         "set_config('servicebroker.tsql_captured', '', false)",
         (str(len(machine.frames)),),
@@ -98,14 +104,22 @@ def fire(machine: Machine, statement: str) -> None:
         TsqlError: 3609 a trigger has rolled the transaction back.
     """
     level = len(machine.frames)
-    ((captured,),) = machine.connection.run_prepared(
-        "select set_config('servicebroker.tsql_level', '', false) || current_setting('servicebroker.tsql_captured')", ()
+    ((captured,),) = fetch(
+        machine.connection,
+        "triggers.fire.find_captured",
+        "select set_config('servicebroker.tsql_level', '', false) || current_setting('servicebroker.tsql_captured')",
+        (),
     )
     rows = machine.rowcount
     for place, one in enumerate(captured.split(";") if captured else (), 1):
         table, event = one.split()
         tables = {name: f'pg_temp."tsql_{name}_{level}_{place}"' for name in ("inserted", "deleted")}
-        found = machine.connection.run_prepared(_OF_TABLE, (machine.database.database_id, int(table)))
+        found = fetch(
+            machine.connection,
+            "triggers.fire.find_triggers",
+            _OF_TABLE,
+            (machine.database.database_id, int(table)),
+        )
         try:
             for name, text, parent, number, execute_as, creator in found:
                 trigger = _parsed(text)

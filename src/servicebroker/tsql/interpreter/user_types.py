@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from servicebroker.engine.security.tsql_objects import authorize_type
+from servicebroker.store.running import fetch
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine
@@ -110,7 +111,9 @@ def _create(machine: Machine, statement: Definition) -> None:
     schema = name.schema or "dbo"
     machine.transactions.guard()
     try:
-        rows = machine.connection.run_prepared(
+        rows = fetch(
+            machine.connection,
+            "user_types.create",
             "insert into servicebroker.tsql_types (database_id, schema_name, name, is_table, definition, is_nullable) "
             "values ($1, $2, $3, $4, $5, $6) on conflict do nothing returning 1",
             (database.database_id, schema, name.own, is_table, clauses["columns" if is_table else "type"],
@@ -137,7 +140,9 @@ def _drop(machine: Machine, statement: Definition) -> None:
             3732, f"Cannot drop type '{name}' because it is being referenced by object '{user}'. "
             "There may be other objects that reference this type."
         )  # fmt: skip
-    rows = machine.connection.run_prepared(
+    rows = fetch(
+        machine.connection,
+        "user_types.drop",
         "delete from servicebroker.tsql_types where database_id = $1 and lower(schema_name) = lower($2) "
         "and lower(name) = lower($3) returning 1",
         (database.database_id, schema, name.own),
@@ -153,7 +158,9 @@ def _drop(machine: Machine, statement: Definition) -> None:
 def _procedure_with(machine: Machine, database: SessionDatabase, schema: str, name: Name) -> str | None:
     """A procedure with a parameter of the type."""
     key = f"{schema}.{name.own}".lower()
-    rows = machine.connection.run_prepared(
+    rows = fetch(
+        machine.connection,
+        "user_types.procedure_with",
         "select name, definition from servicebroker.tsql_modules where database_id = $1 and kind = 'P' "
         "and position(lower($2) in lower(definition)) > 0",
         (database.database_id, name.own),
