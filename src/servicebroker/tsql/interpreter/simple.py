@@ -1,6 +1,7 @@
 """Expressions that need no database: constants, variables, their comparison and sums.
 
-What is not simple, or becomes so by the values' types, is left to the translation to SQL; both give the same answer.
+An expression with a function, a subquery or an operator that is not here is translated to SQL and run by PostgreSQL; so
+is one whose values turn out to have types that this file does not compute with. Both ways give the same answer.
 """
 
 from __future__ import annotations
