@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.activation import procedures
+from servicebroker.cli.main import app
 from servicebroker.engine.diagnosis.facts import gather
 from servicebroker.store import running
 from servicebroker.store.running import run
@@ -61,6 +63,16 @@ def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, as
     assert not often
 
 
+def test_the_status_shows_the_first_services_of_a_queue(database: sb.Database) -> None:
+    for number in range(5):
+        database.create_service(f"//test/more/{number}", "Queue1")
+    done = CliRunner().invoke(app, ["status"], env={"SERVICEBROKER_INSTANCE": database.instance.url, "COLUMNS": "200"})
+    assert done.exit_code == 0, done.exception
+    assert "//test/more/1" in done.stdout
+    assert "//test/more/2" not in done.stdout
+    assert "and 3 more" in done.stdout
+
+
 def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: Counter[str]) -> None:
     """Until something comes to it, however that is done."""
     taken: list[bytes | None] = []
@@ -83,7 +95,9 @@ def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: 
         eventually(lambda: looks() == 0, 30)
         database.send(begin(database, "//test/9"), ORDER, b"ninth")
         eventually(lambda: taken == [b"ninth"], 5)
-        with database.transaction() as transaction:  # in progress for longer than anybody is told of
+        with database.instance.connection() as connection:  # as for a SEND that began before it could see who listens
+            connection.execute("delete from servicebroker.waiting_readers where is_monitor")
+        with database.transaction() as transaction:
             transaction.send(transaction.begin_dialog(ORDERS, "//test/3", contract=CONTRACT), ORDER, b"third")
             looks()
         eventually(lambda: taken == [b"ninth", b"third"], 5)

@@ -99,6 +99,7 @@ class Daemon:
         )
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
+        self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
@@ -202,7 +203,7 @@ class Daemon:
 
     def _here(self) -> Here:
         policy = self._policy
-        return Here(policy.addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size)
+        return Here(self._addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size)
 
     def _wait_for_lease(self, connection: psycopg.Connection[Any]) -> bool:
         """One daemon serves an instance; another one stands by, and has no connections."""
@@ -216,7 +217,7 @@ class Daemon:
             if not stands_by:
                 stands_by = True
                 _log.warning("Another process serves the instance; this one stands by until that has gone.")
-                self._policy, self._listens_at = OFF, None
+                self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
                 self._network.obey(OFF)
                 self._watch.forget()
             self._stopped.wait(STANDBY)
@@ -301,7 +302,7 @@ class Daemon:
             self._answer_at = now + PACE
 
     def _obey(self, policy: Policy) -> None:
-        self._policy = policy
+        self._policy, self._addresses = policy, policy.addresses
         try:
             found = self._network.obey(policy)
         except InstanceError as problem:
