@@ -31,6 +31,9 @@ class Wire:
     room: int = 2**40
     owner: str = ""
 
+    def refused(self, number: int, text: str) -> None:
+        """Nobody asks why."""
+
     def complain(self) -> None:
         """Nobody floods here."""
 

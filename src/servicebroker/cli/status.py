@@ -84,7 +84,8 @@ def status(
         how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
         console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
     for one in refused:
-        console.print(f"{counted(one.times, 'connection')} refused with {one.number}, the last from {one.last_peer}")
+        why = f"{one.number}, the last from {one.last_peer}: {one.text or 'see servicebroker doctor.'}"
+        console.print(f"{counted(one.times, 'connection')} refused with {why}", markup=False)
     for old in expiring:
         over = "has expired" if old.expires <= now else "expires"
         where = f" of {old.user} in {old.database}" if old.database else ""

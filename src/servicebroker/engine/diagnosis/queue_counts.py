@@ -114,11 +114,12 @@ class ConnectionStatus(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """How many peers the daemon has refused with an error's number, and which one lately."""
+    """How many peers the daemon has refused with an error's number, which one lately, and in which words."""
 
     number: int
     times: int
     last_peer: str
+    text: str
 
 
 def is_standby() -> Steps[bool]:
@@ -141,7 +142,8 @@ def refusals() -> Steps[list[Refusal]]:
     """The peers that were refused."""
     rows = yield Statement(
         "queue_counts.refusals",
-        "select number, refused, last_peer "
-        "from servicebroker.rows_here(null::servicebroker.refused_connections) order by number",
+        "select number, refused, last_peer, coalesce((select last_text from servicebroker.refusals r "
+        "  where r.is_ours and r.number = c.number order by r.last_time desc limit 1), '') "
+        "from servicebroker.rows_here(null::servicebroker.refused_connections) c order by number",
     )
     return [Refusal(*row) for row in rows]
