@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -203,10 +204,14 @@ def test_a_daemon_whose_threads_cannot_run_is_killed(serve: Serve, tmp_path: Pat
 
 def test_a_second_signal_ends_the_daemon_at_once(serve: Serve, tmp_path: Path) -> None:
     """With its embedded server, which nobody else uses."""
-    daemon = serve("usp_Stock", "child", 600, str(tmp_path / "instance"))
+    with TemporaryDirectory(prefix="stopping-") as folder:  # not under pytest's own: see the fixture `server`
+        _second_signal(serve("usp_Stock", "child", 600, f"{folder}/instance"), tmp_path, Path(folder).resolve())
+
+
+def _second_signal(daemon: Served, *folders: Path) -> None:
     daemon.process.send_signal(signal.SIGINT)
     daemon.says("shut down")
     begins = time.monotonic()
     assert daemon.end() in (0, -signal.SIGKILL)  # by its guard, where the machine is too busy for 3 seconds
     assert time.monotonic() - begins < 8
-    eventually(lambda: not left(tmp_path), 10)
+    eventually(lambda: not any(left(folder) for folder in folders), 10)
