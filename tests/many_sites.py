@@ -25,6 +25,9 @@ class Pipe:
     def __init__(self) -> None:
         self.frames: deque[tuple[bytes, bool]] = deque()
 
+    def refused(self, number: int, text: str) -> None:
+        """Nobody asks why."""
+
     def complain(self) -> None:
         """Nobody floods here."""
 

@@ -12,6 +12,7 @@ import prometheus_client
 import pytest
 from msgspec.structs import replace
 
+import servicebroker as sb
 from remote_support import Pair, begin, leftovers
 from servicebroker.broker import metrics
 from servicebroker.protocol.envelope import (
@@ -278,6 +279,52 @@ def test_the_first_sequenced_message_of_an_initiator_is_no_end(
     pair.east.round([forged(frame, with_part(content, body=None if content is Content.END else b"<x/>"))])
     assert "may not be set in the first sequenced message" in caplog.text
     assert leftovers(pair.east) == {}
+
+
+@pytest.mark.feature(128)
+@pytest.mark.parametrize("body", [b"garbage", None, b"<Error><Code>1</Code></Error>"])
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_an_error_that_nobody_can_read_says_so_itself(pair: Pair, body: bytes | None, *, is_on: bool) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    pair.east.database.alter_queue(STOCK_QUEUE, status=is_on)
+    pair.west.database.end_conversation(handle, error=(5, "no more"))
+    (frame,) = frames_of(pair)
+    pair.east.round([forged(frame, with_part(Content.ERROR, "//of/nobody", body))])
+    pair.east.database.alter_queue(STOCK_QUEUE, status=True)
+    pair.rounds()
+    error = next(one for one in pair.east.database.receive(STOCK_QUEUE) if one.message_body != b"0")
+    assert error.is_error
+    number, text = sb.read_error(error.message_body)
+    assert (number, "was received and failed XML validation" in text) == (-9616, True)
+    pair.east.database.end_conversation(error.conversation_handle)
+    assert "arrived_fragments" not in leftovers(pair.east)
+
+
+@pytest.mark.feature(128)
+@pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
+def test_the_end_of_a_conversation_has_neither_body_nor_another_name(pair: Pair, *, is_on: bool) -> None:
+    handle = begin(pair)
+    pair.rounds()
+    pair.east.database.alter_queue(STOCK_QUEUE, status=is_on)
+    pair.west.database.end_conversation(handle)
+    (frame,) = frames_of(pair)
+    pair.east.round([forged(frame, with_part(Content.END, ORDER, b"poison"))])
+    pair.east.database.alter_queue(STOCK_QUEUE, status=True)
+    pair.rounds()
+    (_, end) = pair.east.database.receive(STOCK_QUEUE)
+    assert (end.is_end_dialog, end.message_body) == (True, None)
+
+
+def test_a_broker_error_out_of_range_is_no_message(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    handle = begin(pair)
+    pair.west.round([])
+    pair.east.round(list(pair.west.out.frames))
+    (frame,) = pair.east.out.frames
+    over = in_header(kind=Kind.FAILURE)
+    pair.west.round([forged(frame, lambda h, p: (over(h, p)[0], BrokerFailure(-(10**12), "x")))])
+    assert "Received a malformed message" in caplog.text
+    assert state(pair.west.database, handle) == "CO"
 
 
 @pytest.mark.feature(129)

@@ -26,12 +26,16 @@ import servicebroker as sb
 from fault_proxy import FaultProxy
 from many_sites import Pipe
 from servicebroker.broker import metrics, sockets
+from servicebroker.broker import stream as streams
 from servicebroker.broker.daemon import Daemon, seat
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.sockets import Inbox
 from servicebroker.protocol import adjacent
 from servicebroker.protocol.adjacent import Arrived, Closed, Connection, Event, Greeted, Myself, Online
+from servicebroker.protocol.envelope import Content, Header, Kind, Part, encode
 from servicebroker.protocol.frames import FrameKind, encode_frame
+from servicebroker.protocol.integrity import CHECKSUM
+from servicebroker.protocol.mirroring import Known
 from support import (
     CONTRACT,
     ORDER,
@@ -392,6 +396,58 @@ def test_a_connection_that_is_reset_is_an_io_error(two: Two, caplog: pytest.LogC
         peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close() is a reset
     eventually(lambda: count("connection_events", subclass="Receive IO Error") > errors)
     eventually(lambda: "subclass='Receive IO Error'" in caplog.text)
+    two.works()
+
+
+def test_the_last_words_of_a_peer_stop_nothing(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        two.west.route_to("//test/Nul", listening.getsockname()[1])
+        handle = two.west.send("x", to="//test/Nul")
+        stream, _ = listening.accept()
+        with closing(Peer(stream, is_opener=False)) as peer:
+            peer.connection.begin(1, time.monotonic())
+            peer.hears(Greeted)
+            peer.connection.welcome(2, time.monotonic())
+            peer.flush().hears(Arrived)
+            peer.connection.close(28012, "gone\0\x1b[2J", time.monotonic())
+            peer.flush()
+    text = "select transmission_status from sys.transmission_queue where to_service_name = %s"
+    eventually(lambda: query(two.west.database, text, "//test/Nul")[0][0].startswith("gone\ufffd"))
+    two.works()
+    assert not {"\0", "\x1b"} & set(caplog.text)
+    assert "database was lost" not in caplog.text
+    two.west.database.end_conversation(handle, cleanup=True)
+    two.west.database.drop_route("To //test/Nul")
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["asks", "sends"])
+def test_who_never_reads_is_told_no_more(two: Two, monkeypatch: pytest.MonkeyPatch, *, asks: bool) -> None:
+    """Answers to questions, and to messages of conversations that nobody knows: they do not pile up."""
+    monkeypatch.setattr(sockets, "NOISE", 10**9)
+    monkeypatch.setattr(streams, "FRAMES", 1)
+    limit = 32 * 1024
+    monkeypatch.setattr(streams, "OUTBOX", limit)
+    header = Header(uuid4(), False, Kind.RUN, False, ORDERS, uuid4(), "//test/Nobody", uuid4(), number=1)
+    stranger = encode(header, (Part(ORDER, Content.DATA, b"x"),), CHECKSUM)
+    with connect(two.east) as peer:
+        peer.greet().hears(Online)
+        peer.stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        seats = {one.observed().peer_arbitration_id: one for one in list(two.east.daemon._network.streams)}
+        stream: Any = seats[peer.identifier]
+        stream._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        for _ in range(4_000):
+            if asks:
+                peer.connection.ask(Known("c", 1), time.monotonic())
+            else:
+                peer.connection.send(stranger, time.monotonic())
+        said = peer.connection.outgoing()
+        peer.stream.sendall(said)
+        eventually(lambda: stream.observed().total_bytes_received > len(said))
+        eventually(lambda: len(two.east.daemon._inbox) == 0)
+        two.works()
+        outgoing, _, unsent, _ = stream.backlog()
+        assert outgoing + unsent < 2 * limit
+        assert stream.observed().total_bytes_sent < 10 * limit  # what its socket has taken
     two.works()
 
 

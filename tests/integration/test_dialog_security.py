@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 import servicebroker as sb
-from remote_support import Pair, Site, begin, paired
+from remote_support import Copy, Pair, Site, begin, paired
 from servicebroker.protocol.envelope import Header, Kind, parse
-from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, bodies, query
+from support import CONTRACT, ORDER, ORDERS, ORDERS_QUEUE, REPLY, STOCK, STOCK_QUEUE, bodies, errors, query
 
 PASSWORD = "correct horse"
 SECRET = "the teapot is cracked"
@@ -638,3 +638,37 @@ def test_unsecured_frames_do_not_enter_a_secured_conversation(
     tampered(pair, lambda header: header)
     assert arrived(pair) == [b"one"]
     assert Kind.FAILURE not in {one.kind for one in headers(pair.east)}
+
+
+# ---------------------------------------------------------------- old copies
+
+
+def test_an_old_copy_is_told_apart_under_the_seal(pair: Pair, tmp_path: Path) -> None:
+    introduce(pair, tmp_path)
+    handle = talk(pair, "first")
+    pair.rounds()
+    copy = Copy(pair.west)
+    talk(pair, "second", handle=handle)
+    pair.rounds()
+    assert arrived(pair) == [b"first", b"second"]
+    copy.restore()
+    talk(pair, "another second", "third", handle=handle)
+    pair.rounds()
+    assert errors(pair.west.database.receive(ORDERS_QUEUE)) == [-9719]
+    assert errors(pair.east.database.receive(STOCK_QUEUE)) == [-9720]
+
+
+def test_an_old_copy_without_the_conversation_has_no_key_to_answer_with(pair: Pair, tmp_path: Path) -> None:
+    """Nobody could prove that the conversation is gone, so it is held, and says why."""
+    introduce(pair, tmp_path)
+    copy = Copy(pair.east)
+    handle = talk(pair, "first")
+    pair.rounds()
+    copy.restore()
+    talk(pair, "second", handle=handle)
+    pair.rounds()
+    assert status(pair, handle) == ""
+    for _ in range(3):
+        pair.pass_time(70.0)
+        pair.rounds()
+    assert "acknowledges nothing" in status(pair, handle)

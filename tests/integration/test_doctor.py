@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from typer.testing import CliRunner
 
 import servicebroker as sb
 from servicebroker.cli.main import app as command
+from servicebroker.store import x509_certificates
 from servicebroker.store.embedded import EmbeddedServer
 from support import (
     APP,
@@ -109,3 +112,19 @@ def test_a_transaction_that_holds_the_group(database: sb.Database) -> None:
     assert f"Session {pid} holds its conversation group" in text
     assert f"pg_terminate_backend({pid})" in text
     assert database.receive(ORDERS_QUEUE) == []
+
+
+def test_while_the_database_is_down(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, ["doctor", "--json", "--instance", "postgresql://nobody@127.0.0.1:9/none"])
+    (found,) = json.loads(done.stdout)
+    assert (done.exit_code, found["subject"], "It is down" in found["problem"]) == (1, "PostgreSQL", True)
+    assert "Connection refused" in found["problem"]
+    (tmp_path / "postgresql").mkdir()  # an embedded one of which nothing else is left
+    (tmp_path / "keys").mkdir(mode=0o700)
+    facts, key = x509_certificates.make("west", datetime(2020, 1, 1, tzinfo=UTC), 366)
+    identity = x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der)
+    (tmp_path / "keys" / f"{facts.thumbprint.hex()}.pem").write_bytes(identity)
+    done = CliRunner().invoke(command, ["doctor", "--instance", str(tmp_path)])
+    assert (done.exit_code, done.output.count("\n  ")) == (1, 2), done.output
+    assert "It is down, so that most cannot be known" in done.output
+    assert "has expired on 2021-01-01" in done.output

@@ -7,6 +7,7 @@ for ten minutes under load.
 from __future__ import annotations
 
 import random
+import re
 import signal
 import socket
 import statistics
@@ -27,6 +28,7 @@ from daemons import Site, Two, free_port, two_sites
 from hostile import Forwarder, Hostile, HostileProcess, Orders, Talk, context
 from servicebroker.broker.daemon import instance_of, seat
 from servicebroker.cli.main import app
+from servicebroker.protocol.frames import FrameKind, encode_frame
 from servicebroker.store import x509_certificates
 from servicebroker.store.connection import connect
 from support import (
@@ -184,6 +186,35 @@ def test_who_answers_at_the_address_of_another_gets_nothing(world: World) -> Non
     west.serve()
     assert bodies(west.database.receive(ORDERS_QUEUE, wait=60)) == [b"a secret"]
     eventually(lambda: "at an address where another peer was" in world.doctor())
+
+
+def test_what_is_corrupt_is_told_once_and_counted(world: World) -> None:
+    frame = encode_frame(FrameKind.DIALOG, b"changed")[:-1] + b"!"
+    with ExitStack() as stack:
+        peer = world.hostile((uuid4(), None))
+        stack.callback(peer.close)
+        for number in range(300):
+            peer.raw(frame + encode_frame(FrameKind.DIALOG, number.to_bytes(40, "big")))
+        found = eventually_found(
+            r"Refused here, (\d+) times since .*: 11235 Received a malformed message", world.doctor
+        )
+    assert "peer certificate mallory" in world.doctor()
+    assert int(found) >= 100
+    assert world.east.daemon.count("Broker:Corrupted Message") < 50
+    world.two.send("after corruption", handle=world.handle)
+    world.arrives("after corruption")
+
+
+def eventually_found(pattern: str, ask: Callable[[], str]) -> str:
+    """Wait until a number is there that has three digits."""
+    found = [""]
+
+    def is_there() -> bool:
+        found[0] = next(iter(re.findall(pattern, ask())), "")
+        return len(found[0]) >= 3
+
+    eventually(is_there)
+    return found[0]
 
 
 def pings(world: World, seconds: float, sent: list[str]) -> list[float]:

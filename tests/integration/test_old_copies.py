@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import servicebroker as sb
 from remote_support import Copy, Pair, Site, begin
 from servicebroker.cli.main import app as command
-from servicebroker.protocol.envelope import encode, open_payload, parse
+from servicebroker.protocol.envelope import BrokerFailure, Kind, encode, open_payload, parse
 from servicebroker.protocol.integrity import CHECKSUM
 from support import ORDER, ORDERS_QUEUE, REPLY, STOCK_QUEUE, bodies, errors, query, state, waiting_messages
 
@@ -235,3 +235,13 @@ def test_a_peer_of_the_last_version_draws_no_tokens(pair: Pair) -> None:
     tell(pair, handle, 3)
     assert (len(received(pair.west, ORDERS_QUEUE)), len(received(pair.east, STOCK_QUEUE))) == (2, 3)
     assert waiting_messages(pair.west.database) == 0
+
+
+def test_what_a_peer_says_of_it_is_cleaned(pair: Pair) -> None:
+    _, target = opened(pair)
+    pair.east.database.send(target, REPLY, "x")
+    pair.east.round([])
+    header = structs.replace(parse(pair.east.out.frames[0]).header, kind=Kind.FAILURE, number=0)
+    pair.west.round([encode(header, BrokerFailure(-9720, "it\0has\x1bgone"), CHECKSUM)])
+    assert query(pair.west.database, "select last_detail from servicebroker.old_copies") == [("it has gone",)]
+    assert "it has gone" in doctor(pair.west)

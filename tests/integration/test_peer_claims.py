@@ -14,7 +14,6 @@ import servicebroker as sb
 from daemons import Site
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import PolicyWatch
-from servicebroker.broker.round_transaction import alone
 from servicebroker.cli.main import app
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.security.transport_certificates import all_certificates
@@ -138,7 +137,7 @@ def test_who_has_answered_elsewhere_is_accepted_there(site: Site, shop: Site, tm
             Mistrust("certificate moved", ADDRESS, str(HERE)): (3, "certificate shop has answered there before"),
             Mistrust("certificate moved", INSTANCE, str(moved)): (1, "it is another's"),
         }
-        run_alone(connection, alone(known_peers.save_mistrusted(claims, now)))
+        run_alone(connection, known_peers.save_mistrusted(claims, now))
     assert known(site).answered(HERE, "certificate moved", moved) is not None
     text = doctor(site)
     assert "peer with certificate moved: It has answered at an address where another peer was, 3 times" in text

@@ -267,6 +267,47 @@ def test_a_role_with_rights_on_tables_is_named_and_loses_them(shop: sb.Database,
     assert f"role {ROLE}" not in done.output
 
 
+def test_doctor_tells_a_restricted_role_of_its_own(shop: sb.Database, url: str) -> None:
+    def doctor(*options: str) -> tuple[int, str]:
+        done = CliRunner().invoke(command, ["doctor", "--instance", url, *options])
+        return done.exit_code, done.output
+
+    code, text = doctor()
+    assert "restricted role" in text
+    assert code == (0 if "Nothing wrong was found." in text else 1)
+    with sb.open(url) as instance:
+        database = instance.database("Shop")
+        handle = database.begin_dialog("//shop/Orders", "//nowhere", contract="//shop/Contract")
+        database.send(handle, "//shop/Order", b"x")
+    delivered(shop)
+    shop.alter_queue("OrdersQueue", status=False)
+    foreign = shop.begin_dialog("//shop/Stock", "//elsewhere", contract="//shop/Contract")
+    shop.send(foreign, "//shop/Order", b"x")
+    shop.alter_queue("StockQueue", status=False)
+    code, text = doctor()
+    assert (code, "queue Shop.dbo.OrdersQueue: It is OFF" in text, "service //nowhere: 1 message" in text) == (
+        1,
+        True,
+        True,
+    )
+    assert "create a route" in text
+    assert [word for word in ("StockQueue", "elsewhere", "fsync", "session") if word in text] == []
+    code, text = doctor("--database", "Shop", "--conversation", str(handle))
+    assert (code, "1 message to //nowhere waits" in text, "Its queue Shop.dbo.OrdersQueue is OFF" in text) == (
+        1,
+        True,
+        True,
+    )
+    done = CliRunner().invoke(
+        command, ["doctor", "--instance", url, "--database", "Shop", "--conversation", str(foreign)]
+    )
+    assert getattr(done.exception, "number", 0) == 8426
+    for queue in ("OrdersQueue", "StockQueue"):
+        shop.alter_queue(queue, status=True)
+    for one in (handle, foreign):
+        shop.end_conversation(one, cleanup=True)
+
+
 def test_a_role_that_is_nobody_is_guest(shop: sb.Database, url: str) -> None:
     other = shop.instance.database("Other", create=True)
     with sb.open(url) as instance:

@@ -114,7 +114,7 @@ def test_a_rejection_says_why() -> None:
 def test_a_closed_connection_is_silent() -> None:
     opener, other = online()
     assert opener.close(0, "done", 1.0) == Closed(0, "done")
-    assert other.receive(opener.outgoing(), 1.0) == [Closed(0, "done")]
+    assert other.receive(opener.outgoing(), 1.0) == [Closed(0, "done", is_by_peer=True)]
     opener.close(0, "done", 1.0)
     assert opener.outgoing() == b""
     assert opener.receive(b"anything", 1.0) == opener.tick(1_000.0) == opener.end_of_stream() == []

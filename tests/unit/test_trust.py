@@ -342,7 +342,7 @@ def test_a_member_is_the_instance_that_its_certificate_names(
     """It greets as another one of the same account."""
     impostor, east = start(3, windows(numbered(1))), start(2, windows(numbered(2)))
     impostor.network.reach(east.address)
-    eventually(lambda: east.network.take_refusals().keys() == {28035})
+    eventually(lambda: east.network.take_refused().keys() == {28035})
     ((what, (_, why)),) = east.network.peers.take_mistrusted().items()
     assert (what.claim, what.subject, "another instance" in why) == ("instance", str(UUID(int=3)), True)
     assert not east.online

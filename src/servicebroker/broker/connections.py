@@ -41,7 +41,7 @@ class Observed(NamedTuple):
     peer_arbitration_id: UUID | None
 
 
-class Refusals(NamedTuple):
+class Counted(NamedTuple):
     """How often a peer was refused for one reason, and which one lately."""
 
     times: int
@@ -53,7 +53,7 @@ def write(connection: psycopg.Connection[Any], connections: Sequence[Observed]) 
     show(connection, "broker_connections", Observed._fields, connections)
 
 
-def count(connection: psycopg.Connection[Any], refused: Mapping[int, Refusals], now: datetime) -> None:
+def count(connection: psycopg.Connection[Any], refused: Mapping[int, Counted], now: datetime) -> None:
     """Add these refusals to those that were counted before."""
     execute(
         connection,

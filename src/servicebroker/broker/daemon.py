@@ -25,7 +25,6 @@ from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.policy import OFF, Policy, PolicyWatch
 from servicebroker.broker.relay import Relay
-from servicebroker.broker.round_transaction import alone
 from servicebroker.broker.sockets import Answered, Inbox, Lost, Network, Outdated, Reached, Unreached
 from servicebroker.broker.standing import Proof
 from servicebroker.engine.built_in.echo_and_query import answer_built_in
@@ -35,6 +34,7 @@ from servicebroker.engine.delivery.transmission import deliver_conversation
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.mirrored_pairs import find_standing
+from servicebroker.engine.remote.refusals import save_refusals
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.errors import InstanceError
@@ -99,6 +99,7 @@ class Daemon:
         )
         self._watch = PolicyWatch(keys, listener)
         self._policy = OFF
+        self._addresses: frozenset[Address] = frozenset()  # where routes mean this instance, by the policy
         self._listens_at: int | None = None
         self._look_at = 0.0
         self._answer_at = 0.0
@@ -148,6 +149,7 @@ class Daemon:
                     self._outage.lost(problem)
                     self._network.stand(IN_DOUBT)
                     self._relay.forget()
+                    self._inbox.forget_links()
                     self._stopped.wait(RECONNECT)
         finally:
             if self._impatient is not None:
@@ -201,7 +203,7 @@ class Daemon:
 
     def _here(self) -> Here:
         policy = self._policy
-        return Here(policy.addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size)
+        return Here(self._addresses | self._names, policy.forwards, self._network.unreachable, policy.forward_size)
 
     def _wait_for_lease(self, connection: psycopg.Connection[Any]) -> bool:
         """One daemon serves an instance; another one stands by, and has no connections."""
@@ -215,7 +217,7 @@ class Daemon:
             if not stands_by:
                 stands_by = True
                 _log.warning("Another process serves the instance; this one stands by until that has gone.")
-                self._policy, self._listens_at = OFF, None
+                self._policy, self._addresses, self._listens_at = OFF, frozenset(), None
                 self._network.obey(OFF)
                 self._watch.forget()
             self._stopped.wait(STANDBY)
@@ -259,8 +261,10 @@ class Daemon:
         if held or self._holds:
             forwarding.write(connection, held)
             self._holds = bool(held)
-        if refused := self._network.take_refusals():
+        if refused := self._network.take_refused():
             connections.count(connection, refused, self._clock())
+        if refusals := self._network.refusals.take():
+            run_alone(connection, save_refusals(refusals, self._clock()))
         self._take_answers(connection)
 
     def _keep(self, connection: psycopg.Connection[Any]) -> None:
@@ -269,7 +273,7 @@ class Daemon:
         if answers := peers.take_answers():
             run_alone(connection, save_answers(answers, self._clock()))
         if mistrusted := peers.take_mistrusted():
-            run_alone(connection, alone(save_mistrusted(mistrusted, self._clock())))
+            run_alone(connection, save_mistrusted(mistrusted, self._clock()))
             for what, (times, detail) in mistrusted.items():
                 journal.mistrusted(what, times, detail)
 
@@ -298,7 +302,7 @@ class Daemon:
             self._answer_at = now + PACE
 
     def _obey(self, policy: Policy) -> None:
-        self._policy = policy
+        self._policy, self._addresses = policy, policy.addresses
         try:
             found = self._network.obey(policy)
         except InstanceError as problem:

@@ -16,6 +16,7 @@ import msgspec
 
 from servicebroker.broker import journal
 from servicebroker.broker.key_exchange import is_signed, sign, unwrap, wrap
+from servicebroker.broker.links import Link
 from servicebroker.broker.round_transaction import Do, alone
 from servicebroker.engine.remote import admission
 from servicebroker.engine.remote.missing_routes import ask_for_binding
@@ -197,7 +198,7 @@ class DialogSecurity:
         )
 
     def learn(
-        self, do: Do, endpoint: RemoteEndpoint, session: SessionKeys, header: Header
+        self, do: Do, endpoint: RemoteEndpoint, session: SessionKeys, header: Header, link: Link
     ) -> tuple[RemoteEndpoint, SessionKeys] | None:
         """What an exchange in a later message means: nothing new, or the target's key. None when it is not believed."""
         exchange, keys = header.exchange, endpoint.keys
@@ -206,17 +207,17 @@ class DialogSecurity:
         if header.is_from_initiator or session.second is not None:
             known = keys.first_key_id if header.is_from_initiator else keys.second_key_id
             if exchange.key_id != known:
-                _drop(header, 11233)
+                _drop(link, header, 11233)
                 return None
             return endpoint, session
         if not session.has_second:
-            _drop(header, 11221, "an anonymous target has no key of its own")
+            _drop(link, header, 11221, "an anonymous target has no key of its own")
             return None
-        opened = self._open(do, endpoint.database_id, exchange, header)
+        opened = self._open(do, endpoint.database_id, exchange, header, link)
         if opened is None:
             return None
         if opened.peer is None or opened.peer.owner_id != keys.far_principal_id:
-            journal.conversation("No Certificate", header)
+            journal.conversation("No Certificate", header, link)
             return None
         sealed = seal(opened.master, opened.key, SESSION_KEY)
         do(alone(session_keys.save_second_key(endpoint.conversation_handle, exchange.key_id, sealed)))
@@ -225,7 +226,7 @@ class DialogSecurity:
 
     # ---------------------------------------------------------------- the target
 
-    def admit(self, do: Do, home: Home, broker: UUID, header: Header) -> Secured | Denied | None:
+    def admit(self, do: Do, home: Home, broker: UUID, header: Header, link: Link) -> Secured | Denied | None:
         """Whether a conversation may begin with a service of ours, by its first message. None: it is not answered.
 
         `broker` is the identifier of the database that has the service.
@@ -234,24 +235,24 @@ class DialogSecurity:
         exchange, opened, session = header.exchange, None, UNSECURED
         if header.is_secured:
             if exchange is None:
-                journal.conversation("No Security Header", header)
+                journal.conversation("No Security Header", header, link)
                 return None
-            opened = self._open(do, home.database_id, exchange, header)
+            opened = self._open(do, home.database_id, exchange, header, link)
             if opened is None:
                 return None
             session = SessionKeys(_session_key(opened.key), None, opened.peer is not None)
             refused = do(admission.refused_keeper(target, opened.own.owner_id))
             if refused:
-                journal.undeliverable(Dropped(refused.number, refused.text), header)
+                journal.undeliverable(Dropped(refused.number, refused.text), header, link)
                 return None
         sender_id = PUBLIC if opened is None or opened.peer is None else opened.peer.owner_id
         refused = do(admission.refused_sender(target, sender_id))
         if refused:
-            journal.undeliverable(Dropped(refused.number, refused.text), header)
+            journal.undeliverable(Dropped(refused.number, refused.text), header, link)
             return Denied(BrokerFailure(-8494, RULES[8494].text.format(header.to_service)), session)
         refused = do(admission.refused_owner(target))
         if refused:
-            journal.conversation("Run As Target Failure", header, refused.text)
+            journal.conversation("Run As Target Failure", header, link, refused.text)
             return None
         if opened is None or exchange is None:
             return PLAIN
@@ -300,10 +301,10 @@ class DialogSecurity:
             raise BrokerError(9733, ours.owner_id)
         return msgspec.structs.replace(exchange, signature=sign(exchange, secret, about))
 
-    def _open(self, do: Do, database_id: int, exchange: Exchange, header: Header) -> _Opened | None:
+    def _open(self, do: Do, database_id: int, exchange: Exchange, header: Header, link: Link) -> _Opened | None:
         """Verify an exchange that has arrived. None: it is not believed, or cannot be opened, and somebody was told."""
         if bool(exchange.source) != bool(exchange.signature):
-            journal.corrupted(CorruptedMessage(11251))
+            journal.corrupted(CorruptedMessage(11251), link)
             return None
         found = do(session_keys.find_certificates(database_id, [exchange.source, exchange.destination]))
         now, about = self._clock(), bound(header, exchange.key_id)
@@ -311,20 +312,20 @@ class DialogSecurity:
         own, peer = known.get(exchange.destination), known.get(exchange.source)
         signer = None if peer is None else public_key(peer.facts.der)
         if own is None or own.key.encryption != BY_MASTER_KEY or (exchange.source and signer is None):
-            journal.conversation("No Certificate", header)
+            journal.conversation("No Certificate", header, link)
             return None
         if signer is not None and not is_signed(exchange, signer, about):
-            journal.conversation("Bad Signature", header)
+            journal.conversation("Bad Signature", header, link)
             return None
         master_key: MasterKey | None = do(find_master_key(database_id))
         master = None if master_key is None else self._keys.master_key(master_key.by_service_master_key)
         secret = None if master is None else self._keys.private_key(own.key.private_key, master)
         if master is None or secret is None:
-            _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            _drop(link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
         key = unwrap(exchange, secret, about)
         if key is None:
-            journal.corrupted(CorruptedMessage(11230))
+            journal.corrupted(CorruptedMessage(11230), link)
             return None
         return _Opened(own, peer, master, key)
 
@@ -341,5 +342,5 @@ def _header(endpoint: RemoteEndpoint) -> Header:
     )
 
 
-def _drop(header: Header, number: int, *values: object) -> None:
-    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header)
+def _drop(link: Link, header: Header, number: int, *values: object) -> None:
+    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)

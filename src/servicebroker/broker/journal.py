@@ -9,11 +9,13 @@ import logging
 from uuid import UUID
 
 from servicebroker.broker import metrics
+from servicebroker.broker.links import Link
 from servicebroker.engine.conversation.failure import Failed
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.conversation_events import Deed
 from servicebroker.model.errors import RULES, BrokerError
-from servicebroker.model.peers import MESSAGES, STANDING, Mistrust
+from servicebroker.model.peers import MESSAGES, STANDING, STRANGER, Mistrust
+from servicebroker.model.wording import cleaned
 from servicebroker.protocol.dialog import Dropped
 from servicebroker.protocol.envelope import Header, Kind
 from servicebroker.protocol.routing import Destination, Elsewhere, Local, Refused
@@ -21,32 +23,46 @@ from servicebroker.protocol.wire_errors import CorruptedMessage, Undeliverable
 
 _log = logging.getLogger("servicebroker.broker")
 
+_LONGEST = 2_000  # characters of a line
+
 UNDELIVERABLE = "Broker:Message Undeliverable"
 
 
-def not_taken(problem: CorruptedMessage) -> None:
+def not_taken(problem: CorruptedMessage, link: Link) -> None:
     """Broker:Corrupted Message or Broker:Message Undeliverable: it is dropped and not acknowledged."""
     if isinstance(problem, Undeliverable):
         metrics.DROPPED.inc()
         _tell(logging.INFO, UNDELIVERABLE, problem.text, {"error": problem.text})
+        link.refused(problem.number, problem.text)
     else:
-        corrupted(problem)
+        corrupted(problem, link)
 
 
-def corrupted(problem: CorruptedMessage, peer: str = "") -> None:
+def corrupted(problem: CorruptedMessage, link: Link, peer: str = "") -> None:
     """Broker:Corrupted Message: it is dropped and not acknowledged; its sender will send it again."""
     metrics.CORRUPTED.inc()
     fields = {"peer": peer} if peer else {}
     _tell(logging.WARNING, "Broker:Corrupted Message", str(problem), {**fields, "error": str(problem)})
+    link.refused(problem.number, problem.text)
 
 
-def conversation(subclass: str, header: Header, error: str = "") -> None:
+_AUDITED_CONVERSATIONS = {  # the number of what is refused, by the subclass
+    "No Security Header": 11254,
+    "No Certificate": 11230,
+    "Bad Signature": 11230,
+    "Run As Target Failure": 8401,
+}
+
+
+def conversation(subclass: str, header: Header, link: Link, error: str = "") -> None:
     """Audit Broker Conversation: No Security Header, No Certificate, Bad Signature or Run As Target Failure.
 
     The message is dropped and not answered; its sender will send it again.
     """
     fields = {"conversation": str(header.conversation_id), "from_service": header.from_service}
     _record(logging.WARNING, "Audit Broker Conversation", subclass=subclass, error=error, **fields)
+    number = _AUDITED_CONVERSATIONS[subclass]
+    link.refused(number, f"{subclass}: {error or RULES[number].text} {_where(header)}")
 
 
 def trouble(text: str) -> None:
@@ -54,9 +70,10 @@ def trouble(text: str) -> None:
     _log.error("%s", text)
 
 
-def undeliverable(dropped: Dropped, header: Header) -> None:
+def undeliverable(dropped: Dropped, header: Header, link: Link) -> None:
     """Broker:Message Undeliverable (Dropped)."""
     metrics.DROPPED.inc()
+    link.refused(dropped.number, f"{dropped.text} {_where(header)}")
     _tell_of_message(UNDELIVERABLE, dropped.text, header, _subclass(header))
 
 
@@ -157,7 +174,8 @@ def mistrusted(what: Mistrust, times: int, detail: str) -> None:
 
     Whoever claimed to be another instance was refused when it greeted, and told of then.
     """
-    metrics.MISTRUSTED.labels(what.owner, what.claim).inc(times)
+    owner = STRANGER if what.owner.startswith(STRANGER) else what.owner  # they are as many as they like
+    metrics.MISTRUSTED.labels(owner, what.claim).inc(times)
     fields = {"peer_owner": what.owner, "times": str(times), "error": detail}
     if what.claim == MESSAGES:
         _record(logging.WARNING, "Audit Broker Conversation", subclass="No Security Header", **fields)
@@ -226,11 +244,16 @@ def _fields(header: Header) -> dict[str, str]:
     }
 
 
+def _where(header: Header) -> str:
+    return f"(conversation {header.conversation_id}, from {header.from_service} to {header.to_service})"
+
+
 def _tell_of_message(event: str, why: str, header: Header, subclass: str = "") -> None:
-    where = f"(conversation {header.conversation_id}, from {header.from_service} to {header.to_service})"
     fields = {"subclass": subclass} if subclass else {}
-    _tell(logging.INFO, event, f"{why} {where}", {**fields, **_fields(header), "error": why})
+    _tell(logging.INFO, event, f"{why} {_where(header)}", {**fields, **_fields(header), "error": why})
 
 
 def _tell(level: int, event: str, text: str, fields: dict[str, str]) -> None:
-    _log.log(level, "%s: %s", event, text, extra={"fields": {"event": event, **fields}})
+    """Say it, whatever a peer has put into it."""
+    told = {name: cleaned(value) for name, value in fields.items()}
+    _log.log(level, "%s: %s", event, cleaned(text, _LONGEST), extra={"fields": {"event": event, **told}})

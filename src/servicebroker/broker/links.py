@@ -25,6 +25,9 @@ class Link(Protocol):
     def complain(self) -> None:
         """What it has brought was for nothing."""
 
+    def refused(self, number: int, text: str) -> None:
+        """What it has brought was refused, and why: doctor tells of it."""
+
     def opened(self) -> None:
         """What it has brought began a conversation."""
 

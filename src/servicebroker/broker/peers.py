@@ -9,10 +9,11 @@ import threading
 from uuid import UUID
 
 from servicebroker.broker.policy import Policy
-from servicebroker.engine.remote.known_peers import MOST
+from servicebroker.engine.remote.known_peers import MOST, MOST_CLAIMS
 from servicebroker.model.peers import ADDRESS, INSTANCE, NOBODY, Answer, Claims, Mistrust
 from servicebroker.protocol.routing import Address
 
+OTHERS = "others"  # an owner: of those that are too many to be told apart
 OURSELVES = "this instance"  # an owner: whoever else says that it is us is not believed
 
 
@@ -111,6 +112,8 @@ class Peers:
             self._mistrust(what, detail)
 
     def _mistrust(self, what: Mistrust, detail: str) -> None:
+        if what not in self._mistrusted and len(self._mistrusted) >= MOST_CLAIMS:
+            what = Mistrust(OTHERS, what.claim)
         before, _ = self._mistrusted.get(what, (0, ""))
         self._mistrusted[what] = before + 1, detail
 

@@ -148,10 +148,10 @@ class Reception:
         if handle is None or entry is None:
             return self._begin(do, came)
         if entry.session is None:
-            _drop(header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
+            _drop(came.link, header, 28054, header.to_service, NO_SERVICE_MASTER_KEY)
             return None
         if header.exchange is not None:
-            learned = self._security.learn(do, entry.endpoint, entry.session, header)
+            learned = self._security.learn(do, entry.endpoint, entry.session, header, came.link)
             if learned is None:
                 return None
             entry.endpoint, entry.session = learned
@@ -188,7 +188,7 @@ class Reception:
 
     def _admit(self, do: Do, link: Link, envelope: Envelope, place: Place, payload: Payload) -> Received | None:
         header = envelope.header
-        admitted = self._security.admit(do, place.home, place.broker, header)
+        admitted = self._security.admit(do, place.home, place.broker, header, link)
         if admitted is None:
             return None
         if header.is_secured:
@@ -197,12 +197,12 @@ class Reception:
             refuse(link, header, admitted.failure, admitted.session)
             return None
         if place.failure is not None:
-            _drop(header, 11214, header.opening.contract if header.opening else "")
+            _drop(link, header, 11214, header.opening.contract if header.opening else "")
             refuse(link, header, BrokerFailure(place.failure.code, place.failure.description), admitted.session)
             return None
         handle = do(remote_opening.insert_target(header, place.home, admitted.security, self._clock()))
         if handle is None:
-            _drop(header, 11221, "both sides of the conversation are in this instance")
+            _drop(link, header, 11221, "both sides of the conversation are in this instance")
             return None
         if admitted.keys is not None:
             do(session_keys.save_keys({handle: admitted.keys}))
@@ -242,7 +242,9 @@ def _check(*names: str) -> None:
 
 
 def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionKeys = UNSECURED) -> None:
-    """Answer where no endpoint is, or not for this peer."""
+    """Answer where no endpoint is, or not for this peer; who does not read what it was told is told no more."""
+    if link.room <= 0:
+        return
     is_secured = session.first.is_secured
     answer = refusal(header, header.to_broker or header.conversation_id, is_secured=is_secured)
     link.send(encode(answer, failure, session.of(answer)))
@@ -250,9 +252,9 @@ def refuse(link: Link, header: Header, failure: BrokerFailure, session: SessionK
 
 def _drop_stranger(came: Came, number: int, *values: object) -> None:
     """Of a message that no conversation here is for; a peer that brings many of them is read less."""
-    _drop(came.header, number, *values)
+    _drop(came.link, came.header, number, *values)
     came.link.complain()
 
 
-def _drop(header: Header, number: int, *values: object) -> None:
-    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header)
+def _drop(link: Link, header: Header, number: int, *values: object) -> None:
+    journal.undeliverable(Dropped(number, RULES[number].text.format(*values)), header, link)

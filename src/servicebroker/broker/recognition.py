@@ -13,7 +13,7 @@ from servicebroker.engine.security.transport_certificates import TransportCertif
 from servicebroker.model.authentication import CERTIFICATE, Authentication, Method
 from servicebroker.model.domain import Member
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.peers import Proved
+from servicebroker.model.peers import STRANGER, Proved
 from servicebroker.store.domain_certificates import member_of
 from servicebroker.store.membership import MemberState
 from servicebroker.store.x509_certificates import facts_of_der
@@ -118,7 +118,7 @@ class Recognition:
     def _unknown(self, der: bytes) -> Recognized:
         """It was never imported, and what it says of itself proves nothing: CONNECT was granted to public."""
         facts = facts_of_der(der)
-        name = f"not imported {facts.thumbprint.hex()}"
+        name = f"{STRANGER} {facts.thumbprint.hex()}"
         proved = Proved(name)
         return Recognized(
             TransportCertificate(NOT_IN_THE_TABLE, name, False, "public", True, facts, proved), "CERTIFICATE"

@@ -174,7 +174,7 @@ class Relay:
             try:
                 came.append(parsed(arrival, now))
             except CorruptedMessage as problem:
-                journal.not_taken(problem)
+                journal.not_taken(problem, arrival.link)
                 arrival.link.complain()
         unknown = [key for key in {one.key for one in came} if self._memory.find(*key) is None]
         if unknown:
@@ -185,7 +185,7 @@ class Relay:
             try:
                 received = self._reception.open(do, one)
             except CorruptedMessage as problem:
-                journal.not_taken(problem)
+                journal.not_taken(problem, one.link)
                 one.link.complain()
                 continue
             if received is not None:

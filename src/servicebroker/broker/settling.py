@@ -83,7 +83,7 @@ class Settling:
                     self._apart[handle] = event
                     self._memory.release(entry)
                 case Dropped():
-                    journal.undeliverable(event, header)
+                    journal.undeliverable(event, header, link)
                     if event.number == 11224 and entry.session is not None:
                         refuse(link, header, BrokerFailure(-8495, RULES[8495].text), entry.session)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -18,10 +19,11 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.broker import journal
-from servicebroker.broker.connections import Observed, Refusals
+from servicebroker.broker.connections import Counted, Observed
 from servicebroker.broker.links import Arrival, Link
 from servicebroker.broker.peers import Peers
 from servicebroker.broker.policy import OFF, Policy
+from servicebroker.broker.refusals import Refusals
 from servicebroker.broker.stream import Stream
 from servicebroker.broker.tls import Tls
 from servicebroker.engine.catalog.network_endpoints import REQUIRED, SUPPORTED
@@ -127,7 +129,7 @@ class Inbox:
     def __init__(self) -> None:
         self.relieved: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
-        self._happened: deque[Happening] = deque()
+        self._happened: dict[object, Happening] = {}  # of each address and link the last
         self._lines: dict[object, _Line] = {}
         self.bell = threading.Event()
 
@@ -136,7 +138,9 @@ class Inbox:
         now = time.monotonic()
         with self._lock:
             if not isinstance(item, Arrival):
-                self._happened.append(item)
+                key = _about(item)
+                self._happened.pop(key, None)
+                self._happened[key] = item
                 self.bell.set()
                 return
             line = self._lines.setdefault(_line(item.link), _Line())
@@ -151,7 +155,7 @@ class Inbox:
         now = time.monotonic()
         with self._lock:
             full = [line for line in self._lines.values() if self._is_full(line)]
-            taken = [self._happened.popleft() for _ in range(min(most, len(self._happened)))]
+            taken = [self._happened.pop(key) for key in list(self._happened)[:most]]
             self._lines = {
                 key: line for key, line in self._lines.items() if line.arrivals or line.active_at + ACTIVE > now
             }
@@ -170,6 +174,11 @@ class Inbox:
         if is_relieved:
             self.relieved()
         return taken
+
+    def forget_links(self) -> None:
+        """Nobody remembers what was under way on links: that some of them are over is no news."""
+        with self._lock:
+            self._happened = {key: one for key, one in self._happened.items() if not isinstance(one, Lost)}
 
     def took(self, seconds: float) -> None:
         """So long has it taken to deal with what was taken."""
@@ -218,6 +227,19 @@ def _line(link: Link) -> object:
     return link.owner or link
 
 
+def _about(item: Lost | Reached | Unreached | Answered | Outdated) -> object:
+    """What a happening is of: the next one of the same takes its place, so that peers cannot pile them up."""
+    match item:
+        case Lost():
+            return item.link
+        case Reached() | Unreached():
+            return item.address
+        case Answered():
+            return Answered, item.address
+        case Outdated():
+            return Outdated
+
+
 class Backlog(NamedTuple):
     """Bytes and fragments: come and in no round yet, ready to be sent, given to sockets that have not taken them."""
 
@@ -264,7 +286,8 @@ class Network:
         self._told = IN_DOUBT  # to those who have asked
         self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # whether we are the principal, by anybody
-        self._refused: dict[int, Refusals] = {}
+        self._refused: dict[int, Counted] = {}
+        self.refusals = Refusals()
         self._noise: Counter[object] = Counter()  # frames for nothing of each peer, since the last tick
         self._listening: tuple[str, int | None] = "", None
         self._loop = asyncio.new_event_loop()
@@ -299,7 +322,7 @@ class Network:
         sums = [sum(column) for column in zip(*(stream.backlog() for stream in list(self.streams)), strict=True)]
         return Backlog(self.inbox.size, len(self.inbox), *(sums or [0, 0, 0, 0]))
 
-    def take_refusals(self) -> dict[int, Refusals]:
+    def take_refused(self) -> dict[int, Counted]:
         """Which peers were refused since the last time, by the number of the reason."""
         with self._lock:
             taken, self._refused = self._refused, {}
@@ -418,8 +441,7 @@ class Network:
                 self._loop.create_connection(lambda: Stream(self, address), address.host, address.port), CONNECT_TIME
             )
         except (OSError, TimeoutError) as problem:
-            why = getattr(problem, "strerror", None) or str(problem) or "no answer"
-            self.failed(address, f"{RULES[9753].text} {address}: {why}.")
+            self.failed(address, f"{RULES[9753].text} {address}: {_why(problem)}.")
 
     def is_secured(self, address: Address) -> bool:
         """Whether a connection to that address begins with TLS."""
@@ -441,7 +463,7 @@ class Network:
         """Count a peer that was not let in."""
         with self._lock:
             before = self._refused.get(number)
-            self._refused[number] = Refusals((before.times if before else 0) + 1, peer)
+            self._refused[number] = Counted((before.times if before else 0) + 1, peer)
 
     def failed(self, address: Address, status: str) -> None:
         """No link to this address: the next attempt comes later."""
@@ -602,6 +624,13 @@ class Network:
     def _end_all(self, number: int, text: str) -> None:
         for stream in list(self.streams):
             stream.shut(number, text)
+
+
+def _why(problem: OSError | TimeoutError) -> str:
+    """Why a connection could not be made; asyncio repeats the address where the system says what is wrong."""
+    if problem.errno and problem.errno > 0:
+        return os.strerror(problem.errno)
+    return problem.strerror or str(problem) or "no answer"
 
 
 def _text(number: int, *values: object) -> str:

@@ -14,6 +14,7 @@ from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
+from servicebroker.engine.remote.refusals import Refusal
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import NOBODY, UNPROVED, Peer
 from servicebroker.protocol.adjacent import (
@@ -42,6 +43,13 @@ OPENING = 0.5  # what a new conversation counts for, where something for nothing
 LINGER = 1.0  # seconds that a refused peer has to read why
 CLAIM = "it does not prove that this is the instance which it says"
 
+REFUSED_BY_PEER = (9751, 28038)  # it says so as an alert of TLS
+
+_TOLD = {  # what a peer hears of why it is refused
+    28034: RULES[28034].text.format("of your certificate"),
+    28035: RULES[28035].text.format("it is none of those that are let in here, or was revoked"),
+}
+
 NOTHING = Alive, Asked, Told, Corrupted  # what brings no message
 
 _LOGIN_STATES = {Phase.INITIAL: 0, Phase.NEGOTIATING: 1, Phase.ARBITRATING: 11, Phase.ONLINE: 12, Phase.CLOSED: 13}
@@ -61,6 +69,7 @@ class Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._was_online = self._is_lost = False
         self._has_asked = False  # wants to be told whether we are the principal
+        self._owes = False  # the answer, until the peer reads what it was told before
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outgoing = 0  # bytes in the outbox
         self._flush_due = False
@@ -127,6 +136,15 @@ class Stream(asyncio.Protocol):
         self.network.complain(self, 1)
         self.network.inbox.waste(self, 1.0)
 
+    def refused(self, number: int, text: str) -> None:
+        """What it has brought was refused."""
+        self.network.refusals.note(Refusal(True, self._known_as, number), text)
+
+    @property
+    def _known_as(self) -> str:
+        """Its owner; of who has proved nothing the host, since the port is another one each time."""
+        return self.owner or self.where.rpartition(":")[0]
+
     def opened(self) -> None:
         """It has begun a conversation, which costs a hundred times what a message does."""
         self.network.inbox.waste(self, OPENING)
@@ -165,7 +183,7 @@ class Stream(asyncio.Protocol):
         try:
             plain = self._unsecured(data)
         except BrokerError as problem:
-            self.shut(problem.number, problem.text)
+            self._turn_away(problem)
             return
         self._hear(plain)
 
@@ -203,6 +221,8 @@ class Stream(asyncio.Protocol):
         peer = None if self._channel is None else self._channel.peer
         if peer is not None and peer.facts.expiry_date <= self.network.clock():
             self.shut(28035, BrokerError(28035, "it has expired").text)
+        if self._owes:
+            self.tell(self.network.standing)
         self._handle(self.connection.tick(time.monotonic()))
 
     def _pause(self) -> None:
@@ -230,14 +250,23 @@ class Stream(asyncio.Protocol):
             self.connection.close(28035, BrokerError(28035, CLAIM).text, time.monotonic())
         self._handle([Closed(28035, BrokerError(28035, why).text)])
 
+    def _turn_away(self, why: BrokerError) -> None:
+        """The peer is not let in, or does not let us in; it is told so without the names that we have for it."""
+        if self.phase is not Phase.CLOSED:
+            self.connection.close(why.number, _TOLD.get(why.number, why.text), time.monotonic())
+            self._handle([Closed(why.number, why.text)])
+
     def ask(self, known: Known) -> None:
         """Ask the peer whether it is the principal."""
         if self.connection.phase is Phase.ONLINE:
             self._handle(self.connection.ask(known, time.monotonic()))
 
     def tell(self, standing: Standing) -> None:
-        """Tell the peer what we are, if it has asked."""
+        """Tell the peer what we are, if it has asked: only the last of it, when it does not read."""
         if self._has_asked and self.connection.phase is Phase.ONLINE:
+            self._owes = self.room <= 0
+            if self._owes:
+                return
             self.connection.tell(self.network.evident(standing), time.monotonic())
             self._write()
 
@@ -354,7 +383,8 @@ class Stream(asyncio.Protocol):
                     self._count_fragment(metrics.RECEIVE, event.body)
                     self.network.inbox.put(Arrival(self, event.body, event.is_forwarded))
                 case Corrupted():
-                    journal.corrupted(CorruptedMessage(11235, f"{event.size} bytes were changed under way"), self.where)
+                    problem = CorruptedMessage(11235, f"{event.size} bytes were changed under way")
+                    journal.corrupted(problem, self, self.where)
                 case Greeted():
                     self._greeted(event)
                 case Online():
@@ -403,8 +433,15 @@ class Stream(asyncio.Protocol):
             journal.login(journal.AUDITED[closed.number], self.where, self._certificate, error)
             if self.address is None:
                 self.network.refuse(closed.number, self.where)
+            self._remember(closed)
         journal.connection("Closed", self.where, error)
         self.network.over(self, closed, was_online=self._was_online)
+
+    def _remember(self, closed: Closed) -> None:
+        """Who has refused whom, and why."""
+        is_ours = not closed.is_by_peer and closed.number not in REFUSED_BY_PEER
+        peer = str(self.address or self._known_as)
+        self.network.refusals.note(Refusal(is_ours, peer, closed.number), closed.text)
 
     def _let_it_read(self, transport: asyncio.Transport) -> None:
         """A stream that is closed while the peer still speaks may lose what we have said to it: why it is refused."""
@@ -432,9 +469,9 @@ class Stream(asyncio.Protocol):
     def _write(self) -> None:
         data = self.connection.outgoing()
         if self._channel is not None:
-            if data and self._channel.peer is not None:
+            if data and self._channel.is_open:
                 self._channel.send(data)
-            data = self._channel.outgoing()  # without a peer that was let in: the handshake, or an alert
+            data = self._channel.outgoing()  # before it is open: the handshake, or an alert
         if data and self._transport is not None and not self._transport.is_closing():
             self._count(metrics.SEND, data)
             self._transport.write(data)

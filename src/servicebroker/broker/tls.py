@@ -155,12 +155,14 @@ class Tls:
 
 class Channel:
     """One secured stream. `peer` is set once both sides have shown their certificates; `proved` is what that means.
+    `is_open` also when the peer is not one that is let in: it can be told why.
 
     `authentication` is the method by which the peer is known, '' before it is. `takes`: by which an opener takes peers.
     """
 
     def __init__(self, context: ssl.SSLContext, recognition: Recognition, *, is_opener: bool, takes: str = "") -> None:
         self.peer: TransportCertificate | None = None
+        self.is_open = False
         self.authentication = ""
         self._recognition = recognition
         self._is_opener = is_opener
@@ -217,6 +219,7 @@ class Channel:
             raise BrokerError(28035, _REASONS.get(problem.verify_code, self._recognition.stranger)) from None
         except ssl.SSLError as problem:
             raise self._refusal(problem) from None
+        self.is_open = True
         der = self._object.getpeercert(binary_form=True) or b""
         self.peer, self.authentication = self._recognition.recognize(der)
 

@@ -24,8 +24,8 @@ from servicebroker.api.processing import process
 from servicebroker.api.transaction import Transaction
 from servicebroker.cli import stopping
 from servicebroker.cli.existing import open_existing
+from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import PatienceOption
-from servicebroker.cli.serve import log_to_standard_error
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event

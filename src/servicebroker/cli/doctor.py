@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
-from servicebroker.cli.existing import open_existing
+from servicebroker.api.instance import Instance
+from servicebroker.cli.existing import is_down, kept_certificates, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.texts import printable
+from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis.facts import gather, gather_conversation
-from servicebroker.engine.diagnosis.findings import Finding, judge, judge_conversation
+from servicebroker.engine.diagnosis.findings import Finding, judge, judge_conversation, judge_disk, judge_down
+from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
+from servicebroker.model.errors import InstanceError
+from servicebroker.store.connection import is_url
 from servicebroker.store.running import run
 
 
@@ -27,16 +34,18 @@ def doctor(
     """Say in words what is wrong and what to do; exit code 1 when something is found."""
     if (conversation is None) != (database is None):
         raise typer.BadParameter("--conversation and --database go together")
-    with open_existing(instance) as opened:
-        findings: list[Finding]
-        if conversation is None or database is None:
-            with opened.connection() as connection:
-                findings = judge(run(connection, gather(opened.clock())))
-        else:
-            found = opened.database(database)
-            findings = judge_conversation(
-                found._do(gather_conversation(found.database_id, conversation, opened.clock()))
-            )
+    try:
+        with open_existing(instance) as opened:
+            findings = _look(opened) if conversation is None else _look_at(opened, database or "", conversation)
+            if opened.engine is Fenced and not as_json:
+                typer.echo("Seen by a restricted role: its own queues and conversations.", err=True)
+    except InstanceError as problem:
+        if not is_down(instance, problem):
+            raise
+        findings = judge_down(str(problem), kept_certificates(instance), datetime.now(UTC))
+    if not is_url(instance):
+        used = shutil.disk_usage(instance)
+        findings += judge_disk(instance, used.free, used.total)
     if as_json:
         typer.echo(json.dumps([finding._asdict() for finding in findings]))
     else:
@@ -45,3 +54,15 @@ def doctor(
         typer.echo(f"{len(findings)} found." if findings else "Nothing wrong was found.")
     if findings:
         raise typer.Exit(1)
+
+
+def _look(opened: Instance) -> list[Finding]:
+    gathered = gather_own if opened.engine is Fenced else gather
+    with opened.connection() as connection:
+        return judge(run(connection, gathered(opened.clock())))
+
+
+def _look_at(opened: Instance, database: str, handle: UUID) -> list[Finding]:
+    gathered = gather_own_conversation if opened.engine is Fenced else gather_conversation
+    found = opened.database(database)
+    return judge_conversation(found._do(gathered(found.database_id, handle, opened.clock())))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.certificates import Facts
+from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.connection import connect, is_url
 from servicebroker.store.embedded import EmbeddedServer
 from servicebroker.store.running import execute
+from servicebroker.store.x509_certificates import certificate_in
 
 
 def must_exist(target: str) -> None:
@@ -45,3 +48,16 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     must_exist(target)
     with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened
+
+
+def is_down(target: str, problem: InstanceError) -> bool:
+    """Whether that is because its PostgreSQL cannot be had: it does not answer, or an embedded one does not start."""
+    return isinstance(problem, Unreachable) or (not is_url(target) and EmbeddedServer.exists(target))
+
+
+def kept_certificates(target: str) -> list[Facts]:
+    """The certificates that lie with their keys in the data folder: they can be read without a database."""
+    if is_url(target):
+        return []
+    files = sorted(Path(target, "keys").glob("*.pem"))
+    return [facts for file in files if (facts := certificate_in(file.read_bytes())) is not None]

@@ -1,16 +1,14 @@
-"""`servicebroker serve`: the daemon of an instance as a process, with its log on standard error."""
+"""`servicebroker serve`: the daemon of an instance as a process."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,6 +22,7 @@ from servicebroker.broker.daemon import Daemon
 from servicebroker.broker.metrics import count_event, served
 from servicebroker.cli import stopping
 from servicebroker.cli.existing import must_exist
+from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
 from servicebroker.engine.catalog.network_endpoints import (
     DISABLED,
@@ -186,37 +185,3 @@ class _Ending:
     def _hurry(self) -> None:
         if self.host is not None:
             self.host.hurry()
-
-
-class _Lines(logging.Formatter):
-    """One line for each record: time, level, text."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = " ".join(record.getMessage().split())
-        return f"{_time(record)} {record.levelname} {text}{self._trace(record)}"
-
-    def _trace(self, record: logging.LogRecord) -> str:
-        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-
-
-class _Json(logging.Formatter):
-    """One JSON object for each record, with the fields of an event beside its text."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        told: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
-        told |= getattr(record, "fields", {})
-        if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return json.dumps(told)
-
-
-def log_to_standard_error(*, as_json: bool) -> None:
-    """Say what the broker does, and what anybody else warns of."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Json() if as_json else _Lines())
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("servicebroker").setLevel(logging.INFO)
-
-
-def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -20,6 +20,8 @@ from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.model.wording import counted
 from servicebroker.store.running import run
 
+SERVICES_SHOWN = 3  # of one queue; --json has all
+
 
 def status(
     instance: InstanceOption = DEFAULT_INSTANCE,
@@ -64,7 +66,7 @@ def status(
     for queue in queues:
         table.add_row(
             f"{queue.database}.{queue.queue}",
-            "\n".join(queue.services),
+            "\n".join(_some(queue.services)),
             f"over {COUNT_LIMIT:,}" if queue.messages >= COUNT_LIMIT else f"{queue.messages:,}",
             _age(queue.oldest, now),
             "  ".join(f"{state} {count:,}" for state, count in queue.conversations.items()),
@@ -82,7 +84,8 @@ def status(
         how = f"certificate {link.principal_name}" if link.principal_name else "no encryption"
         console.print(f"Connection {'from' if link.is_accept else 'to'} {link.peer}: {link.state}, {how}")
     for one in refused:
-        console.print(f"{counted(one.times, 'connection')} refused with {one.number}, the last from {one.last_peer}")
+        why = f"{one.number}, the last from {one.last_peer}: {one.text or 'see servicebroker doctor.'}"
+        console.print(f"{counted(one.times, 'connection')} refused with {why}", markup=False)
     for old in expiring:
         over = "has expired" if old.expires <= now else "expires"
         where = f" of {old.user} in {old.database}" if old.database else ""
@@ -103,6 +106,12 @@ def _show_statements(totals: list[StatementTotal], *, as_json: bool) -> None:
             total.name, f"{total.calls:,}", f"{milliseconds / 1000:,.1f}", f"{milliseconds / total.calls:,.3f}"
         )
     Console().print(table if totals else "No statements yet: a process adds what it has run every half minute.")
+
+
+def _some(services: list[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    more = len(services) - SERVICES_SHOWN
+    return services if more <= 1 else [*services[:SERVICES_SHOWN], f"and {more:,} more"]
 
 
 def _age(since: datetime | None, now: datetime) -> str:

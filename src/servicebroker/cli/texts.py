@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from servicebroker.model.wording import cleaned
+
 _MOST = 4000  # characters
 
 
@@ -18,5 +20,5 @@ def shown_body(validation: str, body: bytes | None) -> str:
 
 def printable(text: str) -> str:
     """The text without characters that could steer a terminal, cut where it is too long."""
-    safe = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text[:_MOST])
+    safe = cleaned(text, _MOST, keep="\n\t")
     return safe if len(text) <= _MOST else f"{safe} ... ({len(text):,} characters)"

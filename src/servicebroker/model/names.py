@@ -150,6 +150,11 @@ def checked_queue(name: object) -> str:
     return text
 
 
+def postgres_stem(name: str) -> str:
+    """What every PostgreSQL name that an object of this name may get begins with."""
+    return postgres_name(name).encode()[: POSTGRES_IDENTIFIER - 9].decode(errors="ignore")
+
+
 def postgres_name(*parts: str, taken: frozenset[str] = frozenset()) -> str:
     """The PostgreSQL name of an object: its parts joined by _, in lower case, at most 63 bytes.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from uuid import UUID
 
+STRANGER = "not imported"  # so begin owners whose certificate nobody has imported
 NOBODY = ""  # the owner of what is not proved: whoever could reach us
 
 WITHOUT_PROOF = (

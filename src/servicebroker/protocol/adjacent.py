@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.wording import cleaned
 from servicebroker.protocol.frames import MAXIMUM_BODY, MAXIMUM_GREETING, Frame, FrameKind, FrameReader, encode_frame
 from servicebroker.protocol.mirroring import IN_DOUBT, Known, Role, Standing
 from servicebroker.protocol.wire_errors import WireError
@@ -30,6 +31,7 @@ Version = Annotated[int, Meta(ge=0, le=65_535)]
 Capabilities = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=32)]
 Counter = Annotated[int, Meta(ge=0, le=2**62)]
 Evidence = Annotated[bytes, Meta(max_length=1_024)]
+System = Annotated[str, Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
 
 
 class Phase(StrEnum):
@@ -79,7 +81,7 @@ class Goodbye(Struct, array_like=True, frozen=True):
 class Highest(Struct, array_like=True, frozen=True):
     """The body of QUESTION: the highest timeline that the asking side has seen of a cluster."""
 
-    system: Annotated[str, Meta(max_length=64)]
+    system: System
     timeline: Counter
     evidence: Evidence = b""
 
@@ -88,7 +90,7 @@ class Says(Struct, array_like=True, frozen=True):
     """The body of STANDING."""
 
     role: Role
-    system: Annotated[str, Meta(max_length=64)]
+    system: System
     timeline: Counter
     is_guarded: bool
     evidence: Evidence = b""
@@ -153,6 +155,7 @@ class Closed(NamedTuple):
 
     number: int
     text: str
+    is_by_peer: bool = False  # it has said so
 
 
 Event = Greeted | Online | Arrived | Asked | Told | Alive | Corrupted | Closed
@@ -350,7 +353,7 @@ class Connection:
                 return [Told(Standing(said.role, said.system, said.timeline, said.is_guarded, said.evidence))]
             case _:
                 goodbye = _goodbyes.decode(frame.body)
-                return [self._closed(goodbye.number, goodbye.text)]
+                return [self._closed(goodbye.number, cleaned(goodbye.text), is_by_peer=True)]
 
     def _greeted(self, hello: Hello, now: float) -> Event:
         version = min(hello.newest, self._me.newest)
@@ -381,9 +384,9 @@ class Connection:
         self._say(kind, _encoder.encode(Goodbye(why.number, why.text[:500])), now)
         return self._closed(why.number, why.text)
 
-    def _closed(self, number: int, text: str) -> Closed:
+    def _closed(self, number: int, text: str, *, is_by_peer: bool = False) -> Closed:
         self.phase = Phase.CLOSED
-        return Closed(number, text)
+        return Closed(number, text, is_by_peer)
 
     def _say(self, kind: FrameKind, body: bytes, now: float) -> None:
         if self.phase is not Phase.CLOSED:

@@ -137,7 +137,7 @@ class Part(Struct, array_like=True, frozen=True):
 class BrokerFailure(Struct, array_like=True, frozen=True):
     """An error that a broker made: the number below zero, and the text that the Error message shows."""
 
-    code: Annotated[int, Meta(le=-1)]
+    code: Annotated[int, Meta(ge=-MAXIMUM_SIZE, le=-1)]
     description: Annotated[str, Meta(max_length=3_000)]
 
 

@@ -100,7 +100,9 @@ def changed(most: int) -> Steps[list[tuple[str, str, bool]]]:
         "select e.kind, case when q.queue_id is null then e.name "
         f"else replace(e.name, '{_SHOWN}', format('%I.%I', q.postgres_schema, q.postgres_name)) end, "
         "o.kind is not null from expected e left join objects o on o.kind = e.kind and o.name = e.name "
-        "and o.queue_id is not distinct from e.queue_id left join servicebroker.queues q on q.queue_id = e.queue_id "
+        # = and not is: who joins by equality alone does not compare each queue with each other one
+        "and coalesce(o.queue_id, 0) = coalesce(e.queue_id, 0) "
+        "left join servicebroker.queues q on q.queue_id = e.queue_id "
         "where md5(o.definition) is distinct from e.definition order by 1, 2 limit $1",
         (most,),
         prepared=False,

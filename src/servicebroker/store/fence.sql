@@ -788,6 +788,108 @@ begin
             pg_notify('{delivery_channel}', '');
 end $$;
 
+-- ---------------------------------------------------------------- servicebroker doctor: what a role may see of its own
+
+-- The queues that the caller may receive from; of each the messages are counted up to `most`.
+create or replace function servicebroker_fence.own_queues(most integer, me uuid default servicebroker_fence.me())
+returns table (
+    name text, is_on boolean, messages bigint, oldest timestamptz, readers bigint, holders bigint, is_activated boolean,
+    procedure text, max_readers integer, hosted boolean, is_piped boolean, failing bigint
+) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+declare
+    one record;
+begin
+    for one in
+        select q.*, d.name as database_name from servicebroker.queues q join servicebroker.databases d using (database_id)
+         where q.queue_id >= {first_user_id} and servicebroker.receive_refusal(me, q.queue_id) is null
+         order by d.name, q.schema_name, q.name
+    loop
+        name := one.database_name || '.' || one.schema_name || '.' || one.name;
+        is_on := one.is_receive_enabled;
+        is_activated := one.is_activation_enabled;
+        procedure := one.activation_procedure;
+        max_readers := one.max_readers;
+        hosted := true;  -- who runs a procedure, and which pipeline reads, is not the caller's to see
+        is_piped := false;
+        execute format(
+            'select count(*), min(message_enqueue_time) from (select message_enqueue_time from servicebroker.queue_%s '
+            'order by priority desc, queuing_order limit $1) q', one.queue_id)
+           into messages, oldest using most;
+        readers := (select count(*)
+            from servicebroker.rows_here(null::servicebroker.waiting_readers) w
+            where w.queue_id = one.queue_id and not w.is_monitor);
+        holders := (
+            select count(distinct l.pid) from pg_locks l
+             where l.locktype = 'relation' and l.granted and l.mode = 'RowExclusiveLock'
+               and l.database = (select oid from pg_database where datname = current_database())
+               and l.relation = to_regclass('servicebroker.queue_' || one.queue_id));
+        failing := (select count(*) from servicebroker.failed_messages f where f.queue_id = one.queue_id);
+        return next;
+    end loop;
+end $$;
+
+-- What waits of the conversations of services whose queue the caller may receive from.
+create or replace function servicebroker_fence.own_waits(most integer, me uuid default servicebroker_fence.me())
+returns table (to_service text, status text, messages bigint, oldest timestamptz)
+language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+declare
+    own integer[] := array(
+        select q.queue_id from servicebroker.queues q where servicebroker.receive_refusal(me, q.queue_id) is null);
+begin
+    return query
+        select e.far_service::text, t.transmission_status, count(*), min(t.enqueue_time)
+          from (select w.* from servicebroker.transmission_queue w limit most) t
+          join servicebroker.conversation_endpoints e using (conversation_handle)
+         where e.queue_id = any (own) group by 1, 2 order by 4 limit 100;
+end $$;
+
+-- One of those conversations; no row for one that is not the caller's. `error` is that of an Error that nobody has received.
+create or replace function servicebroker_fence.own_conversation(
+    database integer, handle uuid, most integer, me uuid default servicebroker_fence.me()
+) returns table (
+    state text, far_service text, lifetime timestamptz, queue text, is_on boolean, messages bigint, oldest timestamptz,
+    waits bigint, status text, failures integer, last_error text, held_until timestamptz, error bytea, readers bigint,
+    is_activated boolean, sent timestamptz
+) language plpgsql stable security definer {pinned} as $$
+#variable_conflict use_column
+declare
+    one record;
+begin
+    if servicebroker.own_refusal(me, 'SEND', database, handle) is not null then
+        return;
+    end if;
+    select e.state, e.far_service, e.lifetime, e.queue_id, e.priority, e.conversation_group_id,
+           d.name || '.' || q.schema_name || '.' || q.name as queue, q.is_receive_enabled, q.is_activation_enabled
+      into one
+      from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id)
+      join servicebroker.databases d on d.database_id = e.database_id
+     where e.conversation_handle = handle;
+    state := one.state;
+    far_service := one.far_service;
+    lifetime := one.lifetime;
+    queue := one.queue;
+    is_on := one.is_receive_enabled;
+    is_activated := one.is_activation_enabled;
+    execute format(
+        'select count(*), min(message_enqueue_time), (array_agg(message_body) filter (where message_type_id = {error_id}))[1] '
+        'from (select * from servicebroker.queue_%s where priority = $1 and conversation_group_id = $2 '
+        'and conversation_handle = $3 limit $4) m', one.queue_id)
+       into messages, oldest, error using one.priority, one.conversation_group_id, handle, most;
+    select count(*), coalesce((array_agg(t.transmission_status order by t.message_sequence_number))[1], ''), min(t.enqueue_time)
+      into waits, status, sent
+      from (select w.* from servicebroker.transmission_queue w where w.conversation_handle = handle limit most) t;
+    select f.failures, f.last_error, f.held_until into failures, last_error, held_until
+      from servicebroker.failed_messages f where f.conversation_handle = handle;
+    failures := coalesce(failures, 0);
+    last_error := coalesce(last_error, '');
+    readers := (select count(*)
+            from servicebroker.rows_here(null::servicebroker.waiting_readers) w
+            where w.queue_id = one.queue_id and not w.is_monitor);
+    return next;
+end $$;
+
 -- ---------------------------------------------------------------- rights
 
 -- Nobody but the owner and who was let in may execute anything: whoever called an inner function itself could make it

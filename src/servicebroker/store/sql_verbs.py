@@ -93,6 +93,7 @@ def _values() -> dict[str, object]:
         "takes_error": _quoted(state for state, event in TRANSITIONS if event is Event.ERROR_ARRIVED),
         "replay_protection": f"interval '{REPLAY_PROTECTION.total_seconds()} s'",
         "error": names.ERROR,
+        "error_id": names.ERROR_ID,
         "end_dialog": names.END_DIALOG,
         "error_namespace": ERROR_NAMESPACE,
         "trace_bytes": TRACE_BYTES,

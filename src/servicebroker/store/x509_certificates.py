@@ -232,6 +232,14 @@ def read_identity(pem: bytes) -> PrivateKey:
     return checked_key(serialization.load_pem_private_key(pem, None))
 
 
+def certificate_in(pem: bytes) -> Facts | None:
+    """What the certificate behind such a key says of itself; None where there is none."""
+    try:
+        return facts_of(x509.load_pem_x509_certificate(pem))
+    except ValueError:
+        return None
+
+
 def checked_key(key: object) -> PrivateKey:
     """Refuse what is no elliptic curve key, nor an RSA key of at least 2048 bits.
 

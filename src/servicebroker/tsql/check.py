@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import fields
 from enum import StrEnum
@@ -22,6 +23,7 @@ from servicebroker.tsql.scope import Scope, UserType
 from servicebroker.tsql.session import Session
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
+    Declarations,
     DeclareTable,
     DeclareVariable,
     Definition,
@@ -81,7 +83,7 @@ def check(script: str) -> Iterator[Finding]:
 
 def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
     try:
-        statements = parse(batch.tokens)
+        statements = parse(batch.tokens, ())
     except TsqlError as error:
         yield _refused(error, "batch")
         return
@@ -101,6 +103,11 @@ def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
     elif isinstance(statement, Trigger):
         tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
         declared = Declared({}, tables, declared.types)
+    if isinstance(statement, Declarations):
+        for one in statement.made:
+            with contextlib.suppress(BrokerError, UnknownColumns):  # which its DECLARE says
+                _judged(one, declared)
+        return
     title = title_of(statement)
     try:
         verdict, note = _judged(statement, declared)

@@ -57,7 +57,8 @@ union select name from servicebroker.tsql_modules where database_id = $1
 """
 _KEPT = 2000
 _LONG = 20_000  # characters; longer batches are hardly run twice
-_parsed: dict[tuple[str, int], tuple[Statement, ...]] = {}  # by text and first line
+# by text, first line and the variables that are given
+_parsed: dict[tuple[str, int, frozenset[str]], tuple[Statement, ...]] = {}
 
 
 class Session:
@@ -184,7 +185,7 @@ class Session:
 
     def _run_batch(self, batch: Batch, parameters: Mapping[str, object]) -> None:
         with self._batch(parameters):
-            self.machine.run(statements_of(batch))
+            self.machine.run(statements_of(batch, frozenset(self.machine.frame.types)))
         transactions = self.machine.transactions
         if transactions.doomed:
             if not transactions.outer:
@@ -223,17 +224,17 @@ class Session:
             machine.unwind(0, machine.context.depth)  # EXECUTE AS and USE outlive the batch
 
 
-def statements_of(batch: Batch) -> tuple[Statement, ...]:
-    """The statements of a batch, remembered by its text."""
+def statements_of(batch: Batch, known: frozenset[str]) -> tuple[Statement, ...]:
+    """The statements of a batch that is given the variables `known`, remembered by its text."""
     tokens = batch.tokens
     text = tokens.source[tokens.starts[0] : tokens.starts[-1]]
     if len(text) > _LONG:
-        return parse(tokens)
-    key = (text, tokens.line(0))
+        return parse(tokens, known)
+    key = (text, tokens.line(0), known)
     if key not in _parsed:
         if len(_parsed) >= _KEPT:
             del _parsed[next(iter(_parsed))]  # the oldest
-        _parsed[key] = parse(tokens)
+        _parsed[key] = parse(tokens, known)
     return _parsed[key]
 
 

@@ -161,6 +161,13 @@ class DeclareTable(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class Declarations(Statement):
+    """What blocks of a batch or module declare, without its values: it counts whether or not the block is entered."""
+
+    made: tuple[DeclareVariable | DeclareTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SetVariable(Statement):
     """SET @name = value; of a compound assignment the whole value: @name + (...) for +=."""
 

@@ -174,9 +174,11 @@ def create_queue(
         "catalog.create_queue.find_queues",
         "select relname::text, exists (select from servicebroker.queues q where q.postgres_schema = $1 "
         "and q.postgres_name = relname) from pg_class where relnamespace = to_regnamespace(quote_ident($1)) "
+        # only what begins as it does: a schema may have thousands of queues
+        "and relname >= $6::text::name and relname < ($6::text || chr(1114111))::name "
         "union all select $2, false from servicebroker.tsql_modules "
         "where database_id = $3 and lower(schema_name) = lower($4) and lower(name) = lower($5)",
-        (postgres_schema, names.postgres_name(queue), database_id, schema, queue),
+        (postgres_schema, names.postgres_name(queue), database_id, schema, queue, names.postgres_stem(queue)),
     )
     if (names.postgres_name(queue), False) in [tuple(row) for row in taken]:  # a table, a view or a procedure
         raise BrokerError(2714, queue)

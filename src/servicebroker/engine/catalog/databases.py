@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from servicebroker.engine.catalog.alter import lock_catalog, ring
@@ -240,22 +239,6 @@ _OBJECTS = (
     "principals",
     "databases",
 )
-
-_NOT_FOUND = {8423, 8425, 8426, 8436, 15151}
-
-
-def in_broker(steps: Steps[T], check: Callable[[], Steps[None]]) -> Steps[T]:
-    """A verb in a database. What it does not find there is no answer when the database itself has gone: `check` looks.
-
-    Raises:
-        BrokerError: 8442 the database was dropped, and what the verb raises.
-    """
-    try:
-        return (yield from steps)
-    except BrokerError as refused:
-        if refused.number in _NOT_FOUND:
-            yield from check()
-        raise
 
 
 def check_database(database_id: int) -> Steps[None]:

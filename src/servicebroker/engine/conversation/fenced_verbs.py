@@ -52,7 +52,7 @@ class Fenced(Direct):
     @staticmethod
     def find_database(name: str, *, create: bool) -> Steps[int]:
         """The id of the database of that name; a restricted role makes none."""
-        rows = yield _call("database", names.checked("database", name))
+        rows = yield call("database", names.checked("database", name))
         _refuse(rows[0][1])
         return int(rows[0][0])
 
@@ -63,7 +63,7 @@ class Fenced(Direct):
         Raises:
             BrokerError: 916 without CONNECT, 15517 for the name of another.
         """
-        rows = yield _call("principal", database_id)
+        rows = yield call("principal", database_id)
         database, principal_id, principal, refusal = rows[0]
         _refuse(refusal)
         if name is not None and names.checked("user", name).lower() != principal.lower():
@@ -73,26 +73,26 @@ class Fenced(Direct):
     @staticmethod
     def disable_queue(queue_id: int, now: datetime) -> Steps[Disabled | None]:
         """The queue is switched off; an open instance of the owner's posts the event."""
-        rows = yield _call("disable_queue", queue_id)
+        rows = yield call("disable_queue", queue_id)
         database_id, name = rows[0]
         return None if database_id is None else Disabled(database_id, name, [])
 
     @staticmethod
     def wait_for(queue_ids: list[int]) -> Steps[None]:
         """Those of the queues that the role may receive from."""
-        yield _call("wait_for", queue_ids)
+        yield call("wait_for", queue_ids)
 
     @staticmethod
     def drawn(queue_id: int) -> Steps[int | None]:
         """The last number of arrival that a message of the queue has drawn."""
-        rows = yield _call("drawn", queue_id)
+        rows = yield call("drawn", queue_id)
         return None if rows[0][0] is None else int(rows[0][0])
 
     # ------------------------------------------------------------ finding
 
     def check_database(self) -> Steps[None]:
         """Refuse what is asked of a database that was dropped."""
-        rows = yield _call("is_there", self.user.database_id)
+        rows = yield call("is_there", self.user.database_id)
         if not rows[0][0]:
             raise BrokerError(8442)
 
@@ -102,7 +102,7 @@ class Fenced(Direct):
         known = self.catalog.queues.get(key) if isinstance(name, str) else None
         if known is not None:
             return known
-        rows = yield _call("queue", self.user.database_id, *names.split_queue_name(name))
+        rows = yield call("queue", self.user.database_id, *names.split_queue_name(name))
         queue_id, spelled, refusal = rows[0]
         _refuse(refusal)
         if queue_id is None:
@@ -115,7 +115,7 @@ class Fenced(Direct):
         known = self.catalog.labels.get(self.user.database_id)
         if known is not None and not anew:
             return known
-        rows = yield _call("labels", self.user.database_id)
+        rows = yield call("labels", self.user.database_id)
         kinds: tuple[dict[int, str], ...] = ({}, {}, {})
         for kind, number, name in rows:
             kinds[kind - 1][number] = name
@@ -141,7 +141,7 @@ class Fenced(Direct):
         arguments.expiry(lifetime, self.settings.clock())
         arguments.check_switch("ENCRYPTION", encryption)
         arguments.check_relation(related_conversation, related_conversation_group)
-        rows = yield _call(
+        rows = yield call(
             "begin_conversation",
             self.user.database_id,
             names.checked("service", from_service),
@@ -190,7 +190,7 @@ class Fenced(Direct):
         return numbers[0]
 
     def _send(self, handles: list[UUID], message_type: str, contents: Sequence[bytes | None]) -> Steps[list[int]]:
-        rows = yield _call(
+        rows = yield call(
             "send_all", self.user.database_id, handles, message_type, Bodies(content or b"" for content in contents)
         )
         numbers, refusal = rows[0]
@@ -204,7 +204,7 @@ class Fenced(Direct):
         check_receive(top, conversation_handle, conversation_group_id)
         there = yield from self.find_queue(queue)
         yield from self.find_labels()  # first: what was taken only needs names then
-        rows = yield _call(
+        rows = yield call(
             "receive",
             there.queue_id,
             ALL if top is None else min(top, ALL),
@@ -221,7 +221,7 @@ class Fenced(Direct):
     def get_conversation_group(self, queue: str) -> Steps[UUID | None]:
         """GET CONVERSATION GROUP."""
         there = yield from self.find_queue(queue)
-        rows = yield _call("get_conversation_group", there.queue_id, locks=True)
+        rows = yield call("get_conversation_group", there.queue_id, locks=True)
         if not rows:
             yield from self._check(there, None, None)
             return None
@@ -231,11 +231,11 @@ class Fenced(Direct):
         return found
 
     def _check(self, queue: Queue, handle: UUID | None, group: UUID | None) -> Steps[None]:
-        receive.judge((yield _call("receivable", queue.queue_id, handle, group)), queue, handle, group)
+        receive.judge((yield call("receivable", queue.queue_id, handle, group)), queue, handle, group)
 
     def service_changes(self, queue: Queue) -> Steps[int]:
         """How often a service of the queue was altered or dropped."""
-        return receive.counted_changes((yield _call("service_changes", queue.queue_id)), queue)
+        return receive.counted_changes((yield call("service_changes", queue.queue_id)), queue)
 
     def move_conversation(self, handle: UUID, group: UUID) -> Steps[None]:
         """MOVE CONVERSATION."""
@@ -250,11 +250,11 @@ class Fenced(Direct):
     def get_transmission_status(self, handle: UUID) -> Steps[str]:
         """GET_TRANSMISSION_STATUS; '' for a conversation that is not the role's own, too."""
         check_handle(handle)
-        rows = yield _call("transmission_status", self.user.database_id, handle)
+        rows = yield call("transmission_status", self.user.database_id, handle)
         return str(rows[0][0])
 
     def _locking(self, function: str, handle: UUID, *given: object) -> Statement:
-        return _call(function, self.user.database_id, handle, *given, locks=True)
+        return call(function, self.user.database_id, handle, *given, locks=True)
 
     # ------------------------------------------------------------ beside the verbs
 
@@ -269,12 +269,12 @@ class Fenced(Direct):
         )  # what follows is one transaction: nobody receives the message before its context
         result = yield from steps
         numbers = result if isinstance(result, list) else [result]
-        yield _call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
+        yield call("leave_traces", self.user.database_id, list(handles), numbers, many, context)
         return result
 
     def take_traces(self, messages: Sequence[tuple[UUID, int]]) -> Steps[list[bytes]]:
         """The trace contexts of received messages."""
-        rows = yield _call(
+        rows = yield call(
             "take_traces",
             self.user.database_id,
             [handle for handle, _ in messages],
@@ -284,24 +284,24 @@ class Fenced(Direct):
 
     def find_failures(self, message: Message) -> Steps[Tracked | None]:
         """How often this message has failed."""
-        rows = yield _call("failures", *self._failed(message))
+        rows = yield call("failures", *self._failed(message))
         return Tracked(*rows[0]) if rows else None
 
     def track_failure(self, queue_id: int, message: Message, known: Tracked, error: str, after: float) -> Steps[None]:
         """The message has failed, and is to be tried again in `after` seconds."""
-        yield _call("track_failure", *self._failed(message), *known, error, float(after))
+        yield call("track_failure", *self._failed(message), *known, error, float(after))
 
     def forget_failures(self, handles: list[UUID]) -> Steps[None]:
         """What has failed on these conversations has been dealt with."""
-        yield _call("forget_failures", self.user.database_id, handles)
+        yield call("forget_failures", self.user.database_id, handles)
 
     def sweep_failures(self, queue_id: int) -> Steps[None]:
         """Forget messages of the queue that are not in it any more."""
-        yield _call("sweep_failures", queue_id)
+        yield call("sweep_failures", queue_id)
 
     def set_aside(self, queue_id: int, message: Message, known: Tracked, error: str, traceback: str) -> Steps[None]:
         """Keep a received message for an operator."""
-        yield _call(
+        yield call(
             "set_aside",
             *self._failed(message),
             message.message_body,
@@ -322,10 +322,11 @@ class Fenced(Direct):
 
 def applied_migrations() -> Statement:
     """The numbers of the migrations that the schema has."""
-    return _call("migrations")
+    return call("migrations")
 
 
-def _call(function: str, *given: object, locks: bool = False) -> Statement:
+def call(function: str, *given: object, locks: bool = False) -> Statement:
+    """A call of a function of the fence."""
     places = "".join(f"${place}, " for place in range(1, len(given) + 1))
     return Statement(
         "fenced_verbs.call", f"select * from servicebroker_fence.{function}({places}{_ME})", given, locks=locks

@@ -30,12 +30,16 @@ from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization, principals
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted
+from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 T = TypeVar("T")
 Sent = TypeVar("Sent", int, list[int])
+
+
+_NOT_FOUND = {8423, 8425, 8426, 8436, 15151}  # what a verb says of something that is not there
 
 
 class Settings(Protocol):
@@ -110,8 +114,17 @@ class Direct:
     # ------------------------------------------------------------ finding
 
     def in_broker(self, steps: Steps[T]) -> Steps[T]:
-        """A verb in the database, which may have gone."""
-        return databases.in_broker(steps, self.check_database)
+        """A verb in the database. What it does not find there is no answer when the database itself has gone.
+
+        Raises:
+            BrokerError: 8442 the database was dropped, and what the verb raises.
+        """
+        try:
+            return (yield from steps)
+        except BrokerError as refused:
+            if refused.number in _NOT_FOUND:
+                yield from self.check_database()
+            raise
 
     def check_database(self) -> Steps[None]:
         """Refuse what is asked of a database that was dropped."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from servicebroker.engine.activation.clause import OWNER_ID
 from servicebroker.engine.catalog.alter import dropped_queues
 from servicebroker.engine.delivery.transmission import WAY_IS_FREE
+from servicebroker.engine.diagnosis.queue_counts import in_parts, stored_queues
 from servicebroker.model.errors import BrokerError
 from servicebroker.store.expected_objects import changed
 from servicebroker.store.statements import Statement, Steps
@@ -56,6 +57,11 @@ _CHECKS = {
     9683: (
         "select conversation_group_id, service_id from servicebroker.conversation_groups g where not exists "
         "(select from servicebroker.services s where s.service_id = g.service_id)"
+    ),
+    9707: (
+        "select queue_id, execute_as_principal_id from servicebroker.queues q "
+        f"where q.execute_as_principal_id <> {OWNER_ID} and not exists (select from servicebroker.principals p "
+        "where p.database_id = q.database_id and p.principal_id = q.execute_as_principal_id)"
     ),
     9711: (
         "select distinct conversation_handle from servicebroker.transmission_queue t where not exists "
@@ -100,11 +106,6 @@ _OF_A_QUEUE = {
         "(select from servicebroker.conversation_endpoints e "
         "where e.conversation_handle = m.conversation_handle and e.queue_id = {id})"
     ),
-    9707: (
-        "select {id}, q.execute_as_principal_id from servicebroker.queues q where q.queue_id = {id} "
-        f"and q.execute_as_principal_id <> {OWNER_ID} and not exists (select from servicebroker.principals p "
-        "where p.database_id = q.database_id and p.principal_id = q.execute_as_principal_id)"
-    ),
     9708: (
         "select distinct {id}, m.conversation_group_id from servicebroker.queue_{id} m "
         "join servicebroker.conversation_endpoints e using (conversation_handle) "
@@ -145,14 +146,13 @@ def check(now: datetime) -> Steps[Report]:
         "and to_regclass(format('%I.%I', postgres_schema, postgres_name)) is not null from servicebroker.queues "
         "order by queue_id",
     )
-    for queue_id, is_whole in rows:
-        if not is_whole:
-            findings += _findings(8444, [(queue_id,)])
-            continue
+    findings += _findings(8444, [(queue_id,) for queue_id, is_whole in rows if not is_whole])
+    whole = [queue_id for queue_id, is_whole in rows if is_whole]
+    kept = yield from stored_queues(whole, "retained")
+    for some in in_parts(sorted({*(yield from stored_queues(whole)), *kept})):
         for number, text in _OF_A_QUEUE.items():
-            found = yield Statement(
-                "consistency.check.queue", f"{text.format(id=queue_id)} limit {MOST}", prepared=False
-            )
+            texts = (f"({text.format(id=queue_id)} limit {MOST})" for queue_id in some)
+            found = yield Statement("consistency.check.queues", " union all ".join(texts), prepared=False)
             findings += _findings(number, found)
     findings += _findings(8444, [(queue_id,) for queue_id in (yield from dropped_queues())])
     findings += _findings(3859, [(changes_of(*one),) for one in (yield from changed(MOST))])

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.engine.diagnosis.findings import (
+    HOUR,
     LONG,
     BlockerFacts,
     ConnectionFacts,
@@ -21,8 +22,9 @@ from servicebroker.engine.diagnosis.findings import (
     SnapshotFacts,
     WaitFacts,
 )
-from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_depths
 from servicebroker.engine.remote.domain_state import find_membership
+from servicebroker.engine.remote.refusals import find_refusals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
 from servicebroker.engine.security.logins import find_connect
 from servicebroker.engine.security.role_rights import rights_of
@@ -36,6 +38,10 @@ from servicebroker.store.statements import Statement, Steps
 _MOST = 100
 _OLD = 10_000  # transactions that a snapshot is behind
 _HERE = "l.database = (select oid from pg_database where datname = current_database())"
+# of an unlogged table, which a standby does not have
+_WITH_READERS = (
+    "with readers as materialized (select * from servicebroker.rows_here(null::servicebroker.waiting_readers))"
+)
 _SESSIONS = (
     "select a.pid, a.application_name, a.state, a.xact_start, left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200), "
     f"(select count(distinct l.objid) from pg_locks l where l.pid = a.pid and l.locktype = 'advisory' and l.granted "
@@ -124,6 +130,7 @@ def gather(now: datetime) -> Steps[Facts]:
         [PeerFacts(*row) for row in peers],
         [DisputeFacts(*row) for row in disputes],
         [OldCopyFacts(*row) for row in copies],
+        (yield from find_refusals(now - HOUR)),
     )
 
 
@@ -186,11 +193,12 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     """
     rows = yield Statement(
         "facts.gather_conversation.find_endpoint",
+        f"{_WITH_READERS} "
         "select e.state, e.far_service, e.lifetime, q.queue_id, d.name || '.' || q.schema_name || '.' || q.name, "
         "q.is_receive_enabled, q.is_activation_enabled, e.priority, e.conversation_group_id, "
         "p.queue_id, p.conversation_handle, coalesce(p.priority, 0), p.conversation_group_id, "
         "coalesce(dp.name || '.' || qp.schema_name || '.' || qp.name, ''), "
-        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = e.queue_id and not w.is_monitor) "
+        "(select count(*) from readers w where w.queue_id = e.queue_id and not w.is_monitor) "
         "from servicebroker.conversation_endpoints e join servicebroker.queues q using (queue_id) "
         "join servicebroker.databases d on d.database_id = e.database_id "
         "left join servicebroker.conversation_endpoints p on p.conversation_handle = e.far_handle "
@@ -213,7 +221,8 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
     )
     waits = yield Statement(
         "facts.gather_conversation.find_transmission_queue",
-        "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], '') "
+        "select count(*), coalesce((array_agg(transmission_status order by message_sequence_number))[1], ''), "
+        "min(enqueue_time) "
         f"from (select * from servicebroker.transmission_queue where conversation_handle = $1 limit {COUNT_LIMIT}) t",
         (handle,),
     )
@@ -229,7 +238,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         "select failures, last_error, held_until from servicebroker.failed_messages where conversation_handle = $1",
         (handle,),
     )
-    (messages, oldest), (waiting, status) = own[0], waits[0]
+    (messages, oldest), (waiting, status, sent) = own[0], waits[0]
     count, last_error, held_until = failures[0] if failures else (0, "", None)
     return ConversationFacts(
         now,
@@ -252,6 +261,7 @@ def gather_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[
         read_error(failed[0][0]) if failed else None,
         readers,
         is_activated,
+        sent,
     )
 
 
@@ -271,26 +281,23 @@ def _queued(queue_id: int | None, priority: int, group: UUID | None, handle: UUI
 def _queues() -> Steps[list[QueueFacts]]:
     rows = yield Statement(
         "facts.queues.find_queues",
+        f"{_WITH_READERS}, "
+        "locked as materialized (select l.pid, l.locktype, l.mode, l.relation, l.classid::bigint as kind, "
+        f"l.objid::bigint as number from pg_locks l where l.granted and {_HERE} and (l.mode = 'RowExclusiveLock' "
+        f"or l.locktype = 'advisory' and l.classid::bigint in ({locks.ACTIVATION}, {locks.PIPELINE}))), "
+        "writers as materialized (select relation, count(distinct pid) as many from locked "
+        "where locktype = 'relation' and mode = 'RowExclusiveLock' group by 1) "
         "select d.name || '.' || q.schema_name || '.' || q.name, q.is_receive_enabled, q.queue_id, "
-        "(select count(*) from servicebroker.waiting_readers w where w.queue_id = q.queue_id and not w.is_monitor), "
-        f"(select count(distinct l.pid) from pg_locks l where l.locktype = 'relation' and l.granted and {_HERE} "
-        "  and l.mode = 'RowExclusiveLock' and l.relation = to_regclass('servicebroker.queue_' || q.queue_id)), "
-        "q.is_activation_enabled, q.activation_procedure, q.max_readers, "
-        f"exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
-        f"  and l.classid::bigint = {locks.ACTIVATION} and l.objid::bigint = q.queue_id), "
-        f"exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
-        f"  and l.mode = 'ExclusiveLock' and l.classid::bigint = {locks.PIPELINE} and l.objid::bigint = q.queue_id), "
+        "(select count(*) from readers w where w.queue_id = q.queue_id and not w.is_monitor), "
+        "coalesce(w.many, 0), q.is_activation_enabled, q.activation_procedure, q.max_readers, "
+        f"q.queue_id in (select number from locked where locktype = 'advisory' and kind = {locks.ACTIVATION}), "
+        "q.queue_id in (select number from locked "
+        f"  where locktype = 'advisory' and mode = 'ExclusiveLock' and kind = {locks.PIPELINE}), "
         "(select count(*) from servicebroker.failed_messages f where f.queue_id = q.queue_id) "
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
+        "left join writers w on w.relation = to_regclass('servicebroker.queue_' || q.queue_id) "
         "where q.queue_id >= $1 order by 1",
         (names.FIRST_USER_ID,),
     )
-    found = []
-    for name, is_on, queue_id, *rest in rows:
-        counted = yield Statement(
-            "facts.queues.count",
-            "select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
-        )
-        found.append(QueueFacts(name, is_on, *counted[0], *rest))
-    return found
+    depths = yield from queue_depths(row[2] for row in rows)
+    return [QueueFacts(name, is_on, *depths[queue_id], *rest) for name, is_on, queue_id, *rest in rows]

@@ -8,44 +8,21 @@ from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.remote.domain_state import ToldMembership
+from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.security.certificate_ages import InUse
+from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
+from servicebroker.model.remedies import REMEDIES, after_refusal, after_status
 from servicebroker.model.wording import counted
 
 RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
 
-# what `transmission_status` says, in part, and what to do about it
-_WAITS = (
-    (
-        "acknowledges nothing",
-        "See servicebroker doctor and the log at the other instance. If it was restored and lacks the conversation: "
-        "END CONVERSATION WITH ERROR here, or WITH CLEANUP, and begin anew.",
-    ),
-    ("no service by that name", "Create the service there, or create a route to the instance that has it."),
-    ("queue", "Switch the target's queue on: ALTER QUEUE ... STATUS = ON, or servicebroker poison retry."),
-    ("disabled", "Enable the broker: Database.alter(enable_broker=True)."),
-    ("route", "Look where the route leads: servicebroker route explain; create or alter it."),
-    ("certificate", "Exchange certificates: servicebroker certificate export and import, at both instances."),
-    ("ertificate", "Exchange certificates: servicebroker certificate export and import, at both instances."),
-    ("permission", "Grant the permission: Database.grant('SEND', ..., service=...)."),
-    ("transport", "Start the daemon with an endpoint: CREATE ENDPOINT, servicebroker serve."),
-    ("connect", "See that servicebroker serve runs at the address of the route, and that nothing is between."),
-    ("master key", "Create the master key of the database, or open it."),
-)
-_ELSE = "Read the status; servicebroker route explain says where the conversation should go."
+HOUR = timedelta(hours=1)  # so long a refusal is told
+ENOUGH = 2**30  # bytes that a disk has left; a twentieth of a small one
+REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
 
-# what a broker error on a conversation means
-_ERRORS = {
-    -8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT at the target, then begin anew.",
-    -8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin anew.",
-    -8489: "Its lifetime is over: begin dialogs with a longer one, or see why nobody has answered.",
-    -8462: "The other side has gone without saying so: begin anew.",
-    -8470: "The other side's service was dropped.",
-    -8428: "The receiver does not know the message type: create it there under the same name.",
-    -9719: "This database was restored: ERROR_BROKER_CONVERSATIONS has ended it, or both sides disagreed. Begin anew.",
-    -9720: "The other side's database was restored: what it has taken since that copy is lost there. Begin anew.",
-}
+NO_REASON = "nobody has said why."
 
 
 class Finding(NamedTuple):
@@ -192,6 +169,7 @@ class Facts(NamedTuple):
     peers: Sequence[PeerFacts] = ()
     disputes: Sequence[DisputeFacts] = ()
     old_copies: Sequence[OldCopyFacts] = ()
+    refusals: Sequence[Refused] = ()  # of the last hour
 
 
 class ConversationFacts(NamedTuple):
@@ -217,6 +195,7 @@ class ConversationFacts(NamedTuple):
     error: tuple[int, str] | None  # of an Error message that nobody has received
     readers: int
     is_activated: bool
+    sent: datetime | None = None  # the oldest of what waits
 
 
 def judge(facts: Facts) -> list[Finding]:
@@ -226,14 +205,33 @@ def judge(facts: Facts) -> list[Finding]:
         *_definitions(facts),
         *(_disabled(name) for name in facts.disabled),
         *(finding for queue in facts.queues for finding in _queue(queue, facts.now)),
-        *(_waiting(wait) for wait in facts.waits),
+        *(_waiting(wait) for wait in facts.waits if wait.status or facts.now - wait.oldest > REASONLESS),
         *_network(facts),
+        *(_refusal(one) for one in facts.refusals),
         *(_dispute(one) for one in facts.disputes),
         *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
         *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < RECENTLY),
         *(_certificate(one, facts.now) for one in facts.certificates if one.is_expiring(facts.now)),
         *(_session(one, facts.now) for one in facts.sessions if facts.now - one.since > LONG),
         *_neighbours(facts.neighbours, facts.now),
+    ]
+
+
+def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
+    """What can be said while the database is down: that it is, and what lies in files."""
+    said = f"It is down, so that most cannot be known: {problem}"
+    found = [Finding("PostgreSQL", said, "Start the server; what waits goes on by itself then. Ask doctor again.")]
+    own = [InUse("", "", one.subject, True, one.expiry_date) for one in certificates]
+    return [*found, *(_certificate(one, now) for one in own if one.is_expiring(now))]
+
+
+def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
+    """Whether the disk of a data folder has room, in bytes: a full one stores nothing and acknowledges nothing."""
+    if free >= min(size // 20, ENOUGH):
+        return []
+    said = f"Its disk is full but for {free // 2**20} MB."
+    return [
+        Finding(f"folder {folder}", said, "Make room, or move the folder to a larger disk; what waits goes on then.")
     ]
 
 
@@ -303,17 +301,22 @@ def _queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
 
 
 def _waiting(wait: WaitFacts) -> Finding:
-    said = wait.status or "it was not tried yet."
+    said = wait.status or NO_REASON
     return Finding(
         f"service {wait.to_service}",
         f"{counted(wait.messages, 'message to it waits', 'messages to it wait')}, "
         f"the oldest since {wait.oldest:%Y-%m-%d %H:%M:%S} UTC: {said}",
-        _advice(wait.status),
+        after_status(wait.status),
     )
 
 
-def _advice(status: str) -> str:
-    return next((advice for words, advice in _WAITS if words in status), _ELSE)
+def _refusal(one: Refused) -> Finding:
+    """A connection or a message that one of both sides has refused."""
+    what = "Refused here" if one.is_ours else "It refuses us"
+    often = f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
+    return Finding(
+        f"peer {one.peer}", f"{what}, {often}: {one.number} {one.text}", after_refusal(one.number, is_ours=one.is_ours)
+    )
 
 
 def _network(facts: Facts) -> Iterator[Finding]:
@@ -508,7 +511,7 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         code, text = facts.error
         yield (
             f"It has failed with {code}: {text} The Error message waits in {facts.queue}.",
-            _ERRORS.get(code, "Receive the Error and END CONVERSATION; begin anew when the cause is mended."),
+            REMEDIES.get(-code, "Receive the Error and END CONVERSATION; begin anew when the cause is mended."),
         )
     elif facts.state == "ER":
         yield "It has failed, and its Error was received.", "END CONVERSATION; begin anew when the cause is mended."
@@ -523,11 +526,11 @@ def _conversation(facts: ConversationFacts) -> Iterable[tuple[str, str]]:
         )
     if facts.state not in ("ER", "CD") and facts.lifetime <= facts.now:
         yield "Its lifetime is over.", "Somebody receives the Error -8489 at the next look; begin anew."
-    if facts.waits:
-        said = facts.status or "it was not tried yet."
+    if facts.waits and (facts.status or facts.sent is None or facts.now - facts.sent > REASONLESS):
+        said = facts.status or NO_REASON
         far = facts.far_service
         what = counted(facts.waits, f"message to {far} waits", f"messages to {far} wait")
-        yield f"{what}: {said}", _advice(facts.status)
+        yield f"{what}: {said}", after_status(facts.status)
     if not facts.is_on:
         yield (
             f"Its queue {facts.queue} is OFF.",

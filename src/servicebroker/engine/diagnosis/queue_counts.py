@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from servicebroker.model import names
 from servicebroker.store.statements import Statement, Steps
 
 COUNT_LIMIT = 100_000
+AT_ONCE = 100  # queues that one statement reads
 
 
 class QueueStatus(NamedTuple):
@@ -51,23 +53,55 @@ def queue_statuses() -> Steps[list[QueueStatus]]:
         "from servicebroker.queues q join servicebroker.databases d using (database_id) "
         "order by d.name, q.schema_name, q.name",
     )
-    found = []
-    for database, queue, queue_id, services in queues:
-        rows = yield Statement(
-            "queue_counts.queue_statuses.count_messages",
-            f"select count(*), min(message_enqueue_time) from (select message_enqueue_time "
-            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q",
+    depths = yield from queue_depths(queue_id for _, _, queue_id, _ in queues)
+    states = yield Statement(
+        "queue_counts.queue_statuses.count_endpoints",
+        "select queue_id, state, count(*) from servicebroker.conversation_endpoints group by 1, 2 order by 2",
+    )
+    conversations: dict[int, dict[str, int]] = {}
+    for queue_id, state, many in states:
+        conversations.setdefault(queue_id, {})[state] = many
+    return [
+        QueueStatus(database, queue, list(services), *depths[queue_id], conversations.get(queue_id, {}))
+        for database, queue, queue_id, services in queues
+        if queue_id >= names.FIRST_USER_ID or depths[queue_id].messages
+    ]
+
+
+class Depth(NamedTuple):
+    """How many messages a queue has, up to COUNT_LIMIT, and since when it has the oldest."""
+
+    messages: int
+    oldest: datetime | None
+
+
+def queue_depths(queue_ids: Iterable[int]) -> Steps[dict[int, Depth]]:
+    """The depth of each of these queues: one statement for many of them, and none for those that have no file."""
+    depths = dict.fromkeys(queue_ids, Depth(0, None))
+    for some in in_parts((yield from stored_queues(depths))):
+        text = " union all ".join(
+            f"select {queue_id}, count(*), min(message_enqueue_time) from (select message_enqueue_time "
+            f"from servicebroker.queue_{queue_id} order by priority desc, queuing_order limit {COUNT_LIMIT}) q"
+            for queue_id in some
         )
-        if queue_id < names.FIRST_USER_ID and not rows[0][0]:
-            continue
-        states = yield Statement(
-            "queue_counts.queue_statuses.count_endpoints",
-            "select state, count(*) from (select state from servicebroker.conversation_endpoints "
-            f"where queue_id = $1 limit {COUNT_LIMIT}) e group by state order by state",
-            (queue_id,),
-        )
-        found.append(QueueStatus(database, queue, list(services), rows[0][0], rows[0][1], dict(states)))
-    return found
+        rows = yield Statement("queue_counts.queue_depths", text, prepared=False)
+        depths |= {queue_id: Depth(*depth) for queue_id, *depth in rows}
+    return depths
+
+
+def stored_queues(queue_ids: Iterable[int], table: str = "queue") -> Steps[list[int]]:
+    """Those of the queues whose table has anything in its file: many queues are empty, and need no look."""
+    rows = yield Statement(
+        "queue_counts.stored_queues",
+        f"select q from unnest($1::int[]) as q where pg_relation_size(to_regclass('servicebroker.{table}_' || q)) > 0",
+        (list(queue_ids),),
+    )
+    return [queue_id for (queue_id,) in rows]
+
+
+def in_parts(queue_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """So many at a time as one statement is to read: it locks the table and the indexes of each."""
+    return (queue_ids[start : start + AT_ONCE] for start in range(0, len(queue_ids), AT_ONCE))
 
 
 class ConnectionStatus(NamedTuple):
@@ -80,11 +114,12 @@ class ConnectionStatus(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """How many peers the daemon has refused with an error's number, and which one lately."""
+    """How many peers the daemon has refused with an error's number, which one lately, and in which words."""
 
     number: int
     times: int
     last_peer: str
+    text: str
 
 
 def is_standby() -> Steps[bool]:
@@ -107,7 +142,8 @@ def refusals() -> Steps[list[Refusal]]:
     """The peers that were refused."""
     rows = yield Statement(
         "queue_counts.refusals",
-        "select number, refused, last_peer "
-        "from servicebroker.rows_here(null::servicebroker.refused_connections) order by number",
+        "select number, refused, last_peer, coalesce((select last_text from servicebroker.refusals r "
+        "  where r.is_ours and r.number = c.number order by r.last_time desc limit 1), '') "
+        "from servicebroker.rows_here(null::servicebroker.refused_connections) c order by number",
     )
     return [Refusal(*row) for row in rows]

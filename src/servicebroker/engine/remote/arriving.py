@@ -22,9 +22,11 @@ from servicebroker.engine.conversation.failure import Failed, drop_waiting, fail
 from servicebroker.engine.conversation.validation import Sender, rejection
 from servicebroker.engine.remote.remote_endpoints import find_gone, lock_alone
 from servicebroker.model import names
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.messages import error_body, read_error
 from servicebroker.model.rejection import Rejection
 from servicebroker.model.states import REMOVED, TRANSITIONS, EndpointState, Event
+from servicebroker.model.wording import cleaned
 from servicebroker.protocol.envelope import Content, Part
 from servicebroker.protocol.incoming import Batch, Complete, Deliver, Discard, Keep
 from servicebroker.store import locks
@@ -110,6 +112,7 @@ _LIVE = (
     EndpointState.CONVERSING,
     EndpointState.DISCONNECTED_INBOUND,
 )  # the application reads what arrives
+_ERROR_FRAGMENTS = 4  # that an Error of ours can have at most; what is longer is none
 _CONTROL = {
     Content.END: (names.END_DIALOG_ID, "E", RANK_DATA),
     Content.ERROR: (names.ERROR_ID, "X", RANK_ERROR),
@@ -195,6 +198,7 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[
     taken: list[Arrived] = []
     for alike in (yield from _in_order(endpoint, batch, usages)):
         if alike.content is not Content.DATA:
+            alike = _readable(sender, alike)
             event = Event.END_DIALOG_ARRIVED if alike.content is Content.END else Event.ERROR_ARRIVED
             if endpoint.state in _LIVE:
                 taken.append(Arrived(endpoint.conversation_handle, alike, *_CONTROL[alike.content]))
@@ -211,6 +215,20 @@ def _plan(catalog: Catalog, endpoint: ReceivingEndpoint, batch: Batch) -> Steps[
             if failure is not None:
                 return Plan(endpoint, batch, taken, None, failure, alike.message_type)
     return Plan(endpoint, batch, taken)
+
+
+def _readable(sender: Sender, end: Alike) -> Alike:
+    """What ends a conversation, in the form that every reader takes it in; an Error that is none says so itself."""
+    if end.content is Content.END:
+        return end._replace(message_type=names.END_DIALOG, bodies=[None], is_fragmented=False)
+    (body,) = end.bodies
+    try:
+        read_error(body)
+    except ValueError as problem:
+        where = sender.conversation_id, int(sender.is_initiator), end.first
+        error = BrokerError(9616, names.ERROR, cleaned(str(problem)), *where)
+        body = error_body(-error.number, error.text)
+    return end._replace(message_type=names.ERROR, bodies=[body], is_fragmented=False)
 
 
 def _in_order(endpoint: ReceivingEndpoint, batch: Batch, usages: Usages) -> Steps[list[Alike]]:
@@ -253,10 +271,11 @@ def _put_together(endpoint: ReceivingEndpoint, batch: Batch, number: int, usages
     usage = usages.get(message_type)
     if content == Content.DATA and usage is not None and usage.validation == "N":
         return Part(message_type, Content(content), None)
+    most = "" if content == Content.DATA else f" order by fragment limit {_ERROR_FRAGMENTS}"
     rows = yield Statement(
         "arriving.put_together.find_bodies",
         "select fragment, message_body from servicebroker.arrived_fragments "
-        "where conversation_handle = $1 and message_sequence_number = $2",
+        f"where conversation_handle = $1 and message_sequence_number = $2{most}",
         (endpoint.conversation_handle, number),
     )
     pieces = dict(rows) | {fragment: part.body for fragment, part in new.items()}
@@ -377,7 +396,8 @@ def _deliver(plans: list[Plan]) -> Steps[None]:
 def _not_kept(plan: Plan) -> set[int]:
     """Messages of the batch whose fragments go: they are in the queue now, or nobody takes them."""
     complete = {step.number for step in plan.batch.steps if isinstance(step, Complete)}
-    return complete - {arrived.alike.first for arrived in plan.messages if plan.endpoint.waits}
+    waits = {one.alike.first for one in plan.messages if plan.endpoint.waits and one.alike.is_fragmented}
+    return complete - waits
 
 
 def _runs(messages: list[Arrived]) -> list[tuple[object, ...]]:

@@ -14,6 +14,7 @@ from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.statements import Statement, Steps
 
 MOST = 10_000  # addresses that are kept
+MOST_CLAIMS = 1_000  # of those that are not theirs
 
 
 def find_answers() -> Steps[dict[Address, Answer]]:
@@ -48,9 +49,9 @@ def save_answers(answers: Mapping[Address, Answer], now: datetime) -> Steps[None
     )
 
 
-def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Statement:
-    """Add these, with how often and lately what, to those of before."""
-    return Statement(
+def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) -> Steps[None]:
+    """Add these, with how often and lately what, to those of before; the oldest are forgotten when there are many."""
+    yield Statement(
         "known_peers.save_mistrusted",
         "insert into servicebroker.mistrusted as m (owner, claim, subject, times, last_time, last_detail) "
         "select owner, claim, subject, times, $6, detail "
@@ -66,6 +67,11 @@ def save_mistrusted(found: Mapping[Mistrust, tuple[int, str]], now: datetime) ->
             [detail for _, detail in found.values()],
             now,
         ),
+    )
+    yield Statement(
+        "known_peers.save_mistrusted.forget",
+        "delete from servicebroker.mistrusted where (owner, claim, subject) in "
+        f"(select owner, claim, subject from servicebroker.mistrusted order by last_time desc offset {MOST_CLAIMS})",
     )
 
 
@@ -93,7 +99,7 @@ def accept(name: str, now: datetime) -> Steps[Accepted]:
         "where instance_id is not null and not is_own "
         "union select owner, instance_id from servicebroker.peers "
         "union select owner, instance_id from servicebroker.accepted_peers "
-        "union select owner, subject::uuid from servicebroker.mistrusted where claim = $2) "
+        "union select owner, subject::uuid from servicebroker.mistrusted where claim = $2 and subject <> '') "
         "insert into servicebroker.accepted_peers (instance_id, owner) select instance_id, $1 from claims "
         "group by instance_id having bool_or(owner = $1) and bool_or(owner <> $1) "
         "on conflict (instance_id) do update set owner = excluded.owner returning instance_id",

@@ -25,6 +25,6 @@ def note(
             is_here,
             endpoint.far_service,
             now,
-            own.description,
+            "".join(c if c.isprintable() else " " for c in own.description),  # a peer may have made it
         ),
     )

@@ -218,7 +218,7 @@ def _execute_text(machine: Machine, statement: ExecuteText) -> None:
 def run_text(machine: Machine, script: str, frame: Frame, work_as: Callable[[], None] | None = None) -> None:
     """Statements of a text, with variables of their own; temporary tables of the caller are there."""
     check_nesting(machine)
-    body = parse_text(script)
+    body = parse_text(script, {*frame.types, *frame.tables})
     with machine.inside(frame, machine.context.database, work_as):
         _run(machine, body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
@@ -22,6 +23,7 @@ from servicebroker.tsql.syntax import (
     Break,
     CommitTransaction,
     Continue,
+    Declarations,
     DeclareTable,
     DeclareVariable,
     ExecuteAs,
@@ -144,6 +146,17 @@ def _declare(machine: Machine, statement: DeclareVariable) -> None:
         value = evaluate(machine, statement.value)
         frame.assign(statement.name, value.value, value.type)
         machine.done(1)
+
+
+@runs(Declarations)
+def _declare_early(machine: Machine, statement: Declarations) -> None:
+    """A type that is not there yet is left to its DECLARE, which says so when its turn comes."""
+    for one in statement.made:
+        with contextlib.suppress(TsqlError):
+            if isinstance(one, DeclareTable):
+                _declare_table(machine, one)
+            else:
+                _declare(machine, one)
 
 
 @runs(DeclareTable)

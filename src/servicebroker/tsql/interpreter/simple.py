@@ -1,6 +1,7 @@
 """Expressions that need no database: constants, variables, their comparison and sums.
 
-What is not simple, or becomes so by the values' types, is left to the translation to SQL; both give the same answer.
+An expression with a function, a subquery or an operator that is not here is translated to SQL and run by PostgreSQL; so
+is one whose values turn out to have types that this file does not compute with. Both ways give the same answer.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ class Value(NamedTuple):
 
 Compiled = Callable[["Machine"], Value]
 _SIZE = 400  # tokens; longer expressions go to the translation
-_INTEGERS = ("tinyint", "smallint", "int")
+_INTEGERS = {"tinyint": (0, 255), "smallint": (-(2**15), 2**15 - 1), "int": (-(2**31) + 1, 2**31 - 1)}  # by rank
+_RANKS = list(_INTEGERS)
+_COMPARED = ("nvarchar", "varchar", "nchar", "char")  # sysname has an order of its own
 _STRINGS = ("nvarchar", "varchar", "sysname")
-_HIGHEST = 2**31 - 1
 _COMPARISONS: dict[str, Callable[[object, object], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -201,9 +203,14 @@ def _constant(value: Value) -> Compiled:
 
 def _number(text: str) -> Value:
     value = number(text)
-    if not isinstance(value, int) or not -_HIGHEST <= value <= _HIGHEST:
+    if not isinstance(value, int) or not _fits(value, "int"):
         raise NotSimple
     return Value(value, INT)
+
+
+def _fits(value: int, integer: str) -> bool:
+    low, high = _INTEGERS[integer]
+    return low <= value <= high
 
 
 def _known(name: str) -> Compiled:
@@ -276,10 +283,12 @@ def _compared(left: Compiled, right: Compiled, compare: Callable[[object, object
 
 def _check_alike(first: Value, second: Value) -> None:
     """Both integers, both strings, or both identifiers; of equal order here and in SQL."""
-    for kind in (int, str, UUID):
-        if isinstance(first.value, kind) and isinstance(second.value, kind) and first.type and second.type:
-            return
-    raise NotSimple
+    if not (first.type and second.type):
+        raise NotSimple
+    if isinstance(first.value, str) and not (first.type.name in _COMPARED and second.type.name in _COMPARED):
+        raise NotSimple
+    if not any(isinstance(first.value, kind) and isinstance(second.value, kind) for kind in (int, str, UUID)):
+        raise NotSimple
 
 
 def _added(left: Compiled, right: Compiled) -> Compiled:
@@ -302,11 +311,12 @@ def _calculated(left: Compiled, right: Compiled, calculate: Callable[[int, int],
         first, second = left(machine), right(machine)
         if not (first.type and second.type and first.type.name in _INTEGERS and second.type.name in _INTEGERS):
             raise NotSimple
+        of = max(first.type, second.type, key=lambda one: _RANKS.index(one.name))
         if not isinstance(first.value, int) or not isinstance(second.value, int):
-            return Value(None, INT)
+            return Value(None, of)
         value = calculate(first.value, second.value)
-        if not -_HIGHEST <= value <= _HIGHEST:
-            raise NotSimple
-        return Value(value, INT)
+        if not _fits(value, of.name):
+            raise NotSimple  # PostgreSQL says what overflows
+        return Value(value, of)
 
     return result

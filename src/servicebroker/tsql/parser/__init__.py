@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from servicebroker.tsql.parser.extent import statement_end
-from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.parser.objects import Objects
+from servicebroker.tsql.parser.variables import check_variables
 from servicebroker.tsql.syntax import Block, Definition, Label, Name, Relational, Statement, Unsupported
 from servicebroker.tsql.tokens import Tokens, tokenize
 
 
-def parse(tokens: Tokens) -> tuple[Statement, ...]:
+def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Statement, ...]:
     """The statements of a batch.
 
+    `known` are the variables that it is given; when it is None, as for a module that was looked at when it was made,
+    nobody asks whether each variable is declared.
+
     Raises:
-        TsqlError: 102 and others of level 15 where the text cannot be read; 40515 for what is read and not done.
+        TsqlError: 102 and others of level 15 where the text cannot be read; 137 and 1087 for a variable that nothing
+            has declared before it; 40515 for what is read and not done.
     """
-    made = Parser(tokens).statements()
-    check_labels(made)
+    parser = Parser(tokens)
+    made = parser.body()
+    if known is not None:
+        check_variables(tokens, parser.declared, parser.arguments, known)
     return made
 
 
-def parse_text(text: str) -> tuple[Statement, ...]:
+def parse_text(text: str, known: Collection[str] | None = None) -> tuple[Statement, ...]:
     """The statements of a text without GO."""
-    return parse(tokenize(text))
+    return parse(tokenize(text), known)
 
 
 _RELATIONAL = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE", "STATISTICS")

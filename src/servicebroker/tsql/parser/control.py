@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from servicebroker.tsql.parser.dialogs import Dialogs
 from servicebroker.tsql.parser.extent import expression_end, statement_end
+from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.syntax import (
@@ -15,6 +16,7 @@ from servicebroker.tsql.syntax import (
     Constant,
     Continue,
     CursorStep,
+    Declarations,
     DeclareCursor,
     DeclareTable,
     DeclareVariable,
@@ -55,10 +57,13 @@ class Control(Dialogs):
     """Statements around the verbs."""
 
     depth = 0
+    jumps = False  # whether there is a GOTO
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
-        self.declared: set[str] = set()  # a batch or procedure has each variable once, whatever block declares it
+        self.declared: dict[str, int] = {}  # the place where a batch or module declares a variable, whatever the block
+        self.arguments: set[int] = set()  # the places where EXEC names a parameter, which is no variable
+        self._declarations: list[tuple[int, DeclareVariable | DeclareTable]] = []  # with their depth
 
     def statement(self) -> Statement:
         """One statement; implemented where all kinds are known."""
@@ -76,6 +81,18 @@ class Control(Dialogs):
             found += self.several()
             if self.at == first:
                 self.fail()
+
+    def body(self) -> tuple[Statement, ...]:
+        """The statements of a batch or a module, to the end of the text.
+
+        Raises:
+            TsqlError: 132, 133 of labels.
+        """
+        line, made = self.line, self.statements()
+        check_labels(made)
+        early = tuple(one for depth, one in self._declarations if depth or self.jumps)
+        self._declarations.clear()
+        return (Declarations(line, early), *made) if early else made
 
     def _is_end(self) -> bool:
         return self.word != "END" or self.peek() != "CONVERSATION"
@@ -170,6 +187,7 @@ class Control(Dialogs):
 
     def goto(self, line: int) -> Statement:
         """GOTO label."""
+        self.jumps = True
         return Goto(line, self.identifier().lower())
 
     def return_(self, line: int) -> Statement:
@@ -196,12 +214,15 @@ class Control(Dialogs):
             self.take("AS")
             if self.word == "TABLE":
                 self.at += 1
-                made.append(DeclareTable(line, name, self.parenthesized()))
+                table = DeclareTable(line, name, self.parenthesized())
+                self._declarations.append((self.depth, table))
+                made.append(table)
             elif self.word == "CURSOR":
                 self.at += 1  # a variable for SET @name = CURSOR FOR
             else:
                 kind = self.type_name()
                 value = self.expression() if self.take("=") else None
+                self._declarations.append((self.depth, DeclareVariable(line, name, kind, None)))
                 made.append(DeclareVariable(line, name, kind, value))
             if not self.take(","):
                 return made
@@ -212,13 +233,14 @@ class Control(Dialogs):
         Raises:
             TsqlError: 134.
         """
-        line, name = self.line, self.variable()
+        line, place, name = self.line, self.at, self.variable()
         if name in self.declared:
             text = (
-                f"The variable name '{name}' has already been declared. Variable names must be unique within a batch."
+                f"The variable name '{self.tokens.text(place)}' has already been declared. "
+                "Variable names must be unique within a query batch or stored procedure."
             )
             raise TsqlError(134, text, severity=15, line=line)
-        self.declared.add(name)
+        self.declared[name] = place
         return name
 
     def _cursor(self, line: int) -> Statement:

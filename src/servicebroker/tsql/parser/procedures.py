@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from servicebroker.tsql.parser.control import Control
 from servicebroker.tsql.parser.extent import statement_end
-from servicebroker.tsql.parser.labels import check_labels
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import (
     Argument,
@@ -40,8 +39,7 @@ class Procedures(Control):
         self.expect("AS")
         if self.word == "EXTERNAL":
             self.refuse("A .NET procedure (EXTERNAL NAME)", "Write it in T-SQL, or in Python with the package's API.")
-        body = self.statements()
-        check_labels(body)
+        body = self.body()
         text = self.slice(begin, self.at) if self.at > begin else ""
         return Procedure(line, action, name, parameters, execute_as, body, text)
 
@@ -109,8 +107,7 @@ class Procedures(Control):
             events.append(self.expect_any("INSERT", "UPDATE", "DELETE"))
         self.take("NOT", "FOR", "REPLICATION")
         self.expect("AS")
-        body = self.statements()
-        check_labels(body)
+        body = self.body()
         text = self.slice(begin, self.at)
         return Trigger(line, action, name, table, execute_as, instead_of, tuple(events), body, text)
 
@@ -179,6 +176,7 @@ class Procedures(Control):
     def _argument(self) -> Argument:
         name = ""
         if self.tokens.kinds[self.at] == VARIABLE and self.peek() == "=":
+            self.arguments.add(self.at)
             name = self.variable()
             self.expect("=")
         if self.take("DEFAULT"):

@@ -133,14 +133,14 @@ def _add(writer: Writer, node: exp.Add) -> Sql:
     if kinds <= {"string"} or kinds == {"binary"}:
         return Sql(f"({closed_text(left)} || {closed_text(right)})", _joined(left, right))
     if kinds == {"number"}:
-        return Sql(f"({left.text} + {right.text})", wider(left.type, right.type))
+        return _calculated(f"({left.text} + {right.text})", wider(left.type, right.type))
     if None in kinds or "date" in kinds:
         kind = left.type if left.kind == "date" else right.type if right.kind == "date" else None
         return Sql(f"tsql.plus({closed_text(left)}, {closed_text(right)})", kind)
     if kinds == {"string", "number"}:
         number = left if left.kind == "number" else right
         assert number.type is not None
-        return Sql(f"({_numeric(left, number.type)} + {_numeric(right, number.type)})", number.type)
+        return _calculated(f"({_numeric(left, number.type)} + {_numeric(right, number.type)})", number.type)
     raise _incompatible(left, right, "add")
 
 
@@ -185,7 +185,12 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
         return Sql(f"round({texts[0]} / {texts[1]}, {number.scale})", number)
     if sign == "%" and number is not None and number.name in ("float", "real"):
         texts = [f"{text}::numeric" for text in texts]
-    return Sql(f"({texts[0]} {sign} {texts[1]})", number)
+    return _calculated(f"({texts[0]} {sign} {texts[1]})", number)
+
+
+def _calculated(text: str, of: SqlType | None) -> Sql:
+    """A result with the bounds of its type: tinyint is a smallint of PostgreSQL, which would let 300 pass."""
+    return Sql(f"tsql.to_tinyint({text})" if of is not None and of.name == "tinyint" else text, of)
 
 
 def operator_name(sign: str) -> str:
@@ -209,7 +214,8 @@ def _bit_not(writer: Writer, node: exp.BitwiseNot) -> Sql:
 @value_of(exp.Neg)
 def _negative(writer: Writer, node: exp.Neg) -> Sql:
     inside = write_value(writer, node.this)
-    return Sql(f"(- {inside.text})", inside.type)
+    is_tiny = inside.type is not None and inside.type.name == "tinyint"  # which has no negative numbers
+    return Sql(f"(- {inside.text})", SqlType("smallint") if is_tiny else inside.type)
 
 
 def _incompatible(left: Sql, right: Sql, operator: str) -> TsqlError:

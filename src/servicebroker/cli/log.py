@@ -1,0 +1,122 @@
+"""The log of a process that serves, on standard error: its form, and how much of it peers can cause.
+
+Of what peers cause (the records of broker/journal.py) a line that is repeated is told once a minute; so is one that
+differs, from the twenty-first of its kind and host on. The others are counted, and how many they were is told.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import threading
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from servicebroker.model.wording import cleaned, counted
+
+AGAIN = 60.0  # seconds until the same is told again
+DIFFERENT = 20  # lines of a kind in that time
+KINDS = 500  # that are told apart in that time
+_LONGEST = 10_000  # characters of a line
+
+
+def log_to_standard_error(*, as_json: bool) -> None:
+    """Say what the broker does, and what anybody else warns of."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Json() if as_json else _Lines())
+    repeats = Repeats(handler)
+    handler.addFilter(repeats)
+    atexit.register(repeats.sum_up)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("servicebroker").setLevel(logging.INFO)
+
+
+class Kind(NamedTuple):
+    """What is alike: the event, and the host that it came from."""
+
+    event: str
+    subclass: str
+    host: str
+
+
+class _Lately:
+    """What was told of a kind since the last sum, and what was not."""
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+        self.left_out = 0
+
+
+class Repeats(logging.Filter):
+    """Lets through what is news; the rest is counted, and summed up each minute in one line of each kind."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        super().__init__()
+        self._handler = handler
+        self._lock = threading.Lock()
+        self._kinds: dict[Kind, _Lately] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is told now."""
+        fields = getattr(record, "fields", None)
+        if fields is None:
+            return True
+        kind = Kind(fields["event"], fields.get("subclass", ""), fields.get("peer", "").rpartition(":")[0])
+        text = record.getMessage()
+        with self._lock:
+            if not self._kinds:
+                timer = threading.Timer(AGAIN, self.sum_up)
+                timer.daemon = True
+                timer.start()
+            if kind not in self._kinds and len(self._kinds) >= KINDS:
+                kind = Kind("Broker", "", "")
+            lately = self._kinds.setdefault(kind, _Lately())
+            if text in lately.told or len(lately.told) >= DIFFERENT:
+                lately.left_out += 1
+                return False
+            lately.told.add(text)
+            return True
+
+    def sum_up(self) -> None:
+        """Tell how many were not told, and begin anew."""
+        with self._lock:
+            kinds, self._kinds = self._kinds, {}
+        for kind, lately in kinds.items():
+            if lately.left_out:
+                self._handler.emit(_summed_up(kind, lately.left_out))
+
+
+def _summed_up(kind: Kind, times: int) -> logging.LogRecord:
+    whose = f" from {kind.host}" if kind.host else ""
+    many = counted(times, "line like these was", "lines like these were")
+    text = f"{' '.join(filter(None, (kind.event, kind.subclass)))}: {many} left out{whose} in {AGAIN:g} seconds."
+    record = logging.LogRecord("servicebroker.broker", logging.WARNING, __file__, 0, text, None, None)
+    record.fields = {"event": kind.event, "subclass": kind.subclass, "peer": kind.host, "times": str(times)}
+    return record
+
+
+class _Lines(logging.Formatter):
+    """One line for each record: time, level, text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = cleaned(" ".join(record.getMessage().split()), _LONGEST)
+        return f"{_time(record)} {record.levelname} {text}{self._trace(record)}"
+
+    def _trace(self, record: logging.LogRecord) -> str:
+        return "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+
+
+class _Json(logging.Formatter):
+    """One JSON object for each record, with the fields of an event beside its text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {"time": _time(record), "level": record.levelname, "message": record.getMessage()}
+        told |= getattr(record, "fields", {})
+        if record.exc_info:
+            told["trace"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,56 @@
+"""What `servicebroker doctor` sees as a restricted role: its own queues and conversations (store/fence.sql)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from servicebroker.engine.conversation.fenced_verbs import call
+from servicebroker.engine.diagnosis.findings import ConversationFacts, Facts, QueueFacts, WaitFacts
+from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT
+from servicebroker.model.errors import BrokerError
+from servicebroker.model.messages import read_error
+from servicebroker.store.statements import Steps
+
+
+def gather_own(now: datetime) -> Steps[Facts]:
+    """The facts about the queues that the role may receive from, and about what its services have sent."""
+    queues, waits = (yield call("own_queues", COUNT_LIMIT)), (yield call("own_waits", COUNT_LIMIT))
+    shown = [QueueFacts(*row) for row in queues]
+    return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, True, None, 0, False)
+
+
+def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:
+    """The facts about an endpoint of the role's own.
+
+    Raises:
+        BrokerError: 8426 it has no such conversation in the database.
+    """
+    rows = yield call("own_conversation", database_id, handle, COUNT_LIMIT)
+    if not rows:
+        raise BrokerError(8426, handle)
+    state, far_service, lifetime, queue, is_on, messages, oldest, waits, status = rows[0][:9]
+    failures, last_error, held_until, error, readers, is_activated, sent = rows[0][9:]
+    return ConversationFacts(
+        now,
+        handle,
+        state,
+        far_service,
+        lifetime,
+        queue,
+        is_on,
+        messages,
+        oldest,
+        waits,
+        status,
+        peer_queue="",  # the other side, and sessions, are not the role's to see
+        peer_messages=0,
+        holders=[],
+        failures=failures,
+        last_error=last_error,
+        held_until=held_until,
+        error=read_error(error) if error else None,
+        readers=readers,
+        is_activated=is_activated,
+        sent=sent,
+    )

@@ -1,0 +1,72 @@
+"""What was refused between this instance and its peers: one row for each peer and reason, for doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from servicebroker.store.statements import Statement, Steps
+
+MOST = 200  # rows: the latest
+KEPT = timedelta(days=1)
+
+
+class Refusal(NamedTuple):
+    """Who was refused by whom, and why: `is_ours` when this side has refused. `number` is that of the reason."""
+
+    is_ours: bool
+    peer: str
+    number: int
+
+
+class Refused(NamedTuple):
+    """A refusal, how often there was one in a row, since when and lately when, and its latest text."""
+
+    is_ours: bool
+    peer: str
+    number: int
+    times: int
+    first: datetime
+    last: datetime
+    text: str
+
+
+def save_refusals(found: Mapping[Refusal, tuple[int, str]], now: datetime) -> Steps[None]:
+    """Add these, with how often and lately in which words, to those of before; what is old, or too much, goes."""
+    yield Statement(
+        "refusals.save_refusals",
+        "insert into servicebroker.refusals as r "
+        "select is_ours, peer, number, times, $6, $6, text "
+        "from unnest($1::boolean[], $2::text[], $3::int[], $4::bigint[], $5::text[]) "
+        "  n (is_ours, peer, number, times, text) "
+        "on conflict (is_ours, peer, number) do update set times = r.times + excluded.times, "
+        "last_time = excluded.last_time, last_text = excluded.last_text",
+        (
+            [one.is_ours for one in found],
+            [one.peer for one in found],
+            [one.number for one in found],
+            [times for times, _ in found.values()],
+            [text for _, text in found.values()],
+            now,
+        ),
+    )
+    yield Statement(
+        "refusals.save_refusals.forget",
+        "delete from servicebroker.refusals where last_time < $1 or (is_ours, peer, number) in "
+        f"(select is_ours, peer, number from servicebroker.refusals order by last_time desc offset {MOST})",
+        (now - KEPT,),
+    )
+
+
+def find_refusals(since: datetime) -> Steps[list[Refused]]:
+    """Those of which there was one since then, the latest first; not of who is let in no more, as `facts.gather`."""
+    rows = yield Statement(
+        "refusals.find_refusals",
+        "select is_ours, peer, number, times, first_time, last_time, last_text from servicebroker.refusals "
+        "where last_time >= $1 and (peer !~ '^(certificate|login) ' or exists (select "
+        "from servicebroker.transport_certificates where owner = peer and not is_own)) "
+        "order by last_time desc, peer, number",
+        (since,),
+    )
+    return [Refused(*row) for row in rows]

@@ -1,0 +1,128 @@
+"""What mends what the broker refuses, or waits for, by the number of the text that says so (model/errors.py).
+
+Log, events and `transmission_status` show the texts; doctor shows them with what is written here. A number that is not
+here asks nobody to do anything.
+"""
+
+from __future__ import annotations
+
+import re
+
+from servicebroker.model.errors import RULES
+from servicebroker.model.waiting import UNANSWERED
+
+_EXCHANGE = "Exchange certificates: servicebroker certificate export here and certificate import at the peer, and back."
+_TRUST = (
+    "If the peer may connect, import its certificate of today: servicebroker certificate import NAME FILE. A member of "
+    "the domain that was revoked joins anew: servicebroker domain join."
+)
+_ENABLE = "Enable the broker: Database.alter(enable_broker=True)."
+_MASTER_KEY = "Create the master key of the database, or open it: CREATE MASTER KEY, servicebroker serve --keys."
+_ROUTE = "Look where the route leads: servicebroker route explain; create or alter it."
+_SERVICE = "Create the service there, or create a route to the instance that has it."
+_DIALOG_CERTIFICATES = (
+    "Exchange the certificates of the users again (Database.backup_certificate, create_certificate): both sides need "
+    "those of today, and the private key of their own."
+)
+_BROKEN = "See what is between the two instances, and that both run a version of today; the sender sends it again."
+_MEND_KEY = "Make a certificate with a private key under the master key: Database.create_certificate."
+_ONE_BEGINS_PLAIN = (
+    "One side begins without security: see the remote service bindings and certificates of both, then begin anew."
+)
+
+REMEDIES: dict[int, str] = {
+    # conversations that have failed, on either side
+    8408: "The target does not accept the contract: ALTER SERVICE ... ADD CONTRACT at the target, then begin anew.",
+    8428: "The receiver does not know the message type: create it there under the same name.",
+    8462: "The other side has gone without saying so: begin anew.",
+    8470: "The other side's service was dropped.",
+    8489: "Its lifetime is over: begin dialogs with a longer one, or see why nobody has answered.",
+    8494: "The owner of the initiating service lacks SEND on the target service: GRANT SEND, then begin anew.",
+    9616: "The peer's program has sent what its own broker refuses: see what runs there.",
+    9719: "This database was restored: ERROR_BROKER_CONVERSATIONS has ended it, or both sides disagreed. Begin anew.",
+    9720: "The other side's database was restored: what it has taken since that copy is lost there. Begin anew.",
+    # messages that wait
+    9727: "CREATE REMOTE SERVICE BINDING for the service, or begin with encryption=False.",
+    9731: _MEND_KEY,
+    9733: _MEND_KEY,
+    9735: _DIALOG_CERTIFICATES,
+    9737: _MEND_KEY,
+    9748: "Start the daemon with an endpoint: CREATE ENDPOINT, servicebroker serve.",
+    9749: "Switch the target's queue on: ALTER QUEUE ... STATUS = ON, or servicebroker poison retry.",
+    9750: _ROUTE,
+    9753: (
+        "See that servicebroker serve runs at the address of the route, and that nothing is between. Where the "
+        "peer has moved: servicebroker route alter NAME --address TCP://host:port."
+    ),
+    9762: "Make one: servicebroker certificate create NAME, export it, and import it at each peer.",
+    9763: "Make a new one: servicebroker certificate create NAME, export it, and import it at each peer.",
+    9767: "Allow it: ALTER CERTIFICATE ... WITH ACTIVE FOR BEGIN_DIALOG = ON, or make another one.",
+    9770: "See that the dynamic routing service answers: its queue, its procedure, its permissions.",
+    9779: "END CONVERSATION: the other side has ended it.",
+    9784: "Receive the Error, END CONVERSATION, and begin anew when the cause is mended.",
+    9791: _ENABLE,
+    9793: _ROUTE,
+    9795: _ROUTE,
+    9796: _SERVICE,
+    9797: _ROUTE,
+    28012: f"{_ENABLE} Of a mirrored pair, see servicebroker doctor at both halves.",
+    28050: _MASTER_KEY,
+    28051: _MASTER_KEY,
+    28054: _MASTER_KEY,
+    # connections that are refused
+    9751: _EXCHANGE,
+    9758: "See that the address is that of a broker, and that ENCRYPTION of both endpoints goes together.",
+    28027: "ENCRYPTION, AUTHENTICATION or the versions of both do not go together: ALTER ENDPOINT at one of them.",
+    28028: "See the log and servicebroker doctor at the peer: it has closed the connection without saying why.",
+    28029: "See that the peer is a broker, and that nothing is between.",
+    28034: "Let its login in: GRANT CONNECT ON ENDPOINT::broker TO its login.",
+    28035: _TRUST,
+    28036: "Make a certificate: servicebroker certificate create NAME, export it, and import it at each peer.",
+    28038: _EXCHANGE,
+    28080: "CREATE ENDPOINT, or servicebroker serve --listen.",
+    # messages that are not taken
+    8401: "GRANT RECEIVE on the queue TO the owner of the target service, or take back its DENY.",
+    11210: _SERVICE,
+    11214: "ALTER SERVICE ... ADD CONTRACT at the target, with a contract of the same name; then begin anew.",
+    11215: "GRANT SEND on the service TO the user whose certificate the sender shows, or to public; then begin anew.",
+    11220: _BROKEN,
+    11221: _BROKEN,
+    11230: _DIALOG_CERTIFICATES,
+    11231: _ONE_BEGINS_PLAIN,
+    11232: _ONE_BEGINS_PLAIN,
+    11233: _DIALOG_CERTIFICATES,
+    11235: _BROKEN,
+    11251: _BROKEN,
+    11254: _DIALOG_CERTIFICATES,
+    28056: "GRANT CONTROL on the service TO the owner of the certificate that the sender uses for it.",
+}
+
+
+_PATTERNS = {
+    number: re.compile(re.sub(r"\\\{\d\\\}", ".*", re.escape(RULES[number].text)), re.DOTALL) for number in REMEDIES
+}
+
+
+_EITHER_SIDE = (_EXCHANGE, _BROKEN, REMEDIES[9758], REMEDIES[28027], REMEDIES[28029])
+
+
+def after_refusal(number: int, *, is_ours: bool) -> str:
+    """What mends a refusal, to the side that has refused, or to the one that was refused."""
+    if number == 28035 and not is_ours:
+        return _EXCHANGE
+    remedy = REMEDIES[number]
+    return remedy if is_ours or remedy in _EITHER_SIDE else f"At the peer: {remedy}"
+
+
+_UNANSWERED = (
+    "See servicebroker doctor and the log at the other instance. If it was restored and lacks the conversation: "
+    "END CONVERSATION WITH ERROR here, or WITH CLEANUP, and begin anew."
+)
+_ELSE = "servicebroker route explain says where it should go; servicebroker doctor there, what was refused."
+
+
+def after_status(text: str) -> str:
+    """What mends what a `transmission_status` says, or that it says nothing."""
+    if text == UNANSWERED:
+        return _UNANSWERED
+    return next((REMEDIES[number] for number, pattern in _PATTERNS.items() if pattern.match(text)), _ELSE)

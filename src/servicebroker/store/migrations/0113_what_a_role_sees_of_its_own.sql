@@ -1,0 +1,1 @@
+-- The functions of the fence for doctor (store/fence.sql) are made anew.

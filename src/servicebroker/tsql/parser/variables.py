@@ -1,0 +1,38 @@
+"""Whether each variable is declared before it is used, in the order of the text and not of what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.tokens import VARIABLE, Tokens
+
+_BEFORE_TABLES = frozenset({"FROM", "JOIN", "INTO", "UPDATE", "INSERT", "DELETE", "MERGE", "USING"})
+
+
+def check_variables(
+    tokens: Tokens, declared: Mapping[str, int], arguments: Collection[int], known: Collection[str]
+) -> None:
+    """Look at the variables of a batch.
+
+    `declared` is where each begins to count; at the places `arguments` EXEC names a parameter, which is no variable.
+
+    Raises:
+        TsqlError: 137, 1087 one is not declared.
+    """
+    for place, kind in enumerate(tokens.kinds):
+        if kind != VARIABLE or place in arguments:
+            continue
+        written = tokens.text(place)
+        name = written.lower()
+        if name.startswith("@@") or name in known or declared.get(name, place + 1) <= place:
+            continue
+        number, what = (1087, "table") if _is_table(tokens, place) else (137, "scalar")
+        text = f'Must declare the {what} variable "{written}".'
+        raise TsqlError(number, text, severity=15, line=tokens.line(place))
+
+
+def _is_table(tokens: Tokens, place: int) -> bool:
+    """Whether a table stands there, and no cursor, value or cookie."""
+    before = tokens.words[max(place - 6, 0) : place]
+    return bool(before) and before[-1] in _BEFORE_TABLES and "FETCH" not in before and before[-2:-1] != ["COOKIE"]

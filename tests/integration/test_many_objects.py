@@ -1,0 +1,121 @@
+"""Many queues: what looks at all of them asks set by set, and an idle one costs a part of one statement."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+import servicebroker as sb
+from servicebroker.activation import procedures
+from servicebroker.cli.main import app
+from servicebroker.engine.diagnosis.facts import gather
+from servicebroker.store import running
+from servicebroker.store.running import run
+from servicebroker.store.statements import Rows, Statement
+from support import CONTRACT, ORDER, ORDERS, begin, define_standard_set, eventually
+
+MANY = 25
+
+
+@pytest.fixture
+def database(make_instance_url: Callable[..., str]) -> Iterator[sb.Database]:
+    """MANY queues, each with a service, and one of them with a message."""
+    with sb.open(make_instance_url(), upkeep=None) as instance:
+        made = define_standard_set(instance.database("Many", create=True))
+        for number in range(MANY):
+            made.create_queue(f"Queue{number}")
+            made.create_service(f"//test/{number}", f"Queue{number}", [CONTRACT])
+        made.send(begin(made, "//test/7"), ORDER, b"seventh")
+        yield made
+    procedures._registered.clear()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each statement was executed, by its name."""
+    count: Counter[str] = Counter()
+    fetched = running._fetched
+
+    def counting(connection: object, statement: Statement) -> Rows:
+        count[statement.name] += 1
+        return fetched(connection, statement)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running, "_fetched", counting)
+    return count
+
+
+def test_who_looks_at_all_queues_does_not_ask_for_each(database: sb.Database, asked: Counter[str]) -> None:
+    queues, _ = database.instance.status()
+    counts = {queue.queue: queue.messages for queue in queues}
+    assert counts["dbo.Queue7"] == 1
+    assert counts["dbo.Queue8"] == 0
+    analyzed, findings = database.instance.check()
+    assert analyzed["Service Queues"] > MANY
+    assert not findings
+    with database.instance.connection() as connection:
+        facts = run(connection, gather(database.instance.clock()))
+    assert [queue.messages for queue in facts.queues if queue.name.endswith("Queue7")] == [1]
+    often = {name: times for name, times in asked.items() if times > MANY / 2}
+    assert not often
+
+
+def test_the_status_shows_the_first_services_of_a_queue(database: sb.Database) -> None:
+    for number in range(5):
+        database.create_service(f"//test/more/{number}", "Queue1")
+    done = CliRunner().invoke(app, ["status"], env={"SERVICEBROKER_INSTANCE": database.instance.url, "COLUMNS": "200"})
+    assert done.exit_code == 0, done.exception
+    assert "//test/more/1" in done.stdout
+    assert "//test/more/2" not in done.stdout
+    assert "and 3 more" in done.stdout
+
+
+def test_an_idle_activated_queue_is_not_looked_at(database: sb.Database, asked: Counter[str]) -> None:
+    """Until something comes to it, however that is done."""
+    taken: list[bytes | None] = []
+
+    @sb.procedure("usp_Many")
+    def many(transaction: sb.Transaction, message: sb.Message) -> None:
+        taken.append(message.message_body)
+
+    database.receive("Queue7")
+    for number in range(MANY):
+        activation = sb.Activation("usp_Many", 1, "SELF", status=True)
+        database.alter_queue(f"Queue{number}", activation=activation)
+    with sb.activate(database.instance, interval=0.4):
+
+        def looks() -> int:
+            before, ticks = asked["monitors.look"], asked["monitors.glance"]
+            eventually(lambda: asked["monitors.glance"] >= ticks + 5)
+            return asked["monitors.look"] - before
+
+        eventually(lambda: looks() == 0, 30)
+        database.send(begin(database, "//test/9"), ORDER, b"ninth")
+        eventually(lambda: taken == [b"ninth"], 5)
+        with database.instance.connection() as connection:  # as for a SEND that began before it could see who listens
+            connection.execute("delete from servicebroker.waiting_readers where is_monitor")
+        with database.transaction() as transaction:
+            transaction.send(transaction.begin_dialog(ORDERS, "//test/3", contract=CONTRACT), ORDER, b"third")
+            looks()
+        eventually(lambda: taken == [b"ninth", b"third"], 5)
+        eventually(lambda: looks() == 0, 30)
+
+
+@pytest.mark.full
+def test_five_hundred_queues(make_instance_url: Callable[..., str]) -> None:
+    """Definitions do not slow down with their number, and looks at all of them take a moment."""
+    with sb.open(make_instance_url(), upkeep=None) as instance:
+        made = instance.database("Many", create=True)
+        times = []
+        for number in range(500):
+            begins = time.perf_counter()
+            made.create_queue(f"Queue{number}")
+            times.append(time.perf_counter() - begins)
+        assert sorted(times[400:])[50] < 3 * sorted(times[:100])[50]
+        for look in (instance.status, instance.check):
+            begins = time.perf_counter()
+            look()
+            assert time.perf_counter() - begins < 3

@@ -1,0 +1,167 @@
+"""What one instance refuses another, `servicebroker doctor` finds on both sides: who, why, and what mends it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from daemons import Site, Two, two_sites
+from hostile import Hostile
+from servicebroker.broker.refusals import Refusals
+from servicebroker.cli.main import app
+from servicebroker.engine.diagnosis import findings
+from servicebroker.engine.remote.refusals import KEPT, MOST, Refusal, find_refusals, save_refusals
+from servicebroker.store import x509_certificates
+from servicebroker.store.connection import connect
+from servicebroker.store.running import run, run_alone
+from support import CONTRACT, ORDER, ORDERS, STOCK, eventually
+
+KEEPER, KEPT_SERVICE = "Keeper", "//test/Kept"
+
+
+@pytest.fixture(scope="module")
+def two(make_instance_url: Callable[[], str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    """Each has imported the certificate of the other; the daemons run."""
+    folder = tmp_path_factory.mktemp("refusals")
+    with two_sites(make_instance_url, folder) as found:
+        found.introduce(folder)
+        for site in (found.west, found.east):
+            site.endpoint()
+            site.serve()
+        found.send("they are connected")
+        found.arrives("they are connected")
+        yield found
+
+
+def doctor(site: Site) -> list[dict[str, str]]:
+    """What it finds of peers and of messages that wait."""
+    done = CliRunner().invoke(app, ["doctor", "--instance", site.url, "--json"])
+    found: list[dict[str, str]] = json.loads(done.stdout)
+    assert done.exit_code == (1 if found else 0)
+    return [one for one in found if one["subject"].startswith(("peer", "service"))]
+
+
+def finds(site: Site, *words: str) -> dict[str, str]:
+    """Wait until one finding holds all of these."""
+    found: list[dict[str, str]] = []
+
+    def is_there() -> bool:
+        found[:] = [one for one in doctor(site) if all(word in " ".join(one.values()) for word in words)]
+        return bool(found)
+
+    try:
+        eventually(is_there)
+    except AssertionError:
+        raise AssertionError(f"not found: {words}\n{doctor(site)}\n{site.daemon.lines}") from None
+    return found[0]
+
+
+def test_a_refusal_at_the_target_is_found_there_and_the_wait_here(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "REASONLESS", timedelta(seconds=1))
+    east = two.east.database
+    east.create_user(KEEPER)
+    east.create_queue("Kept")
+    east.create_service(KEPT_SERVICE, "Kept", [CONTRACT], authorization=KEEPER)
+    east.grant("SEND", "public", service=KEPT_SERVICE)
+    east.deny("RECEIVE", KEEPER, queue="Kept")
+    two.west.database.create_route(KEPT_SERVICE, service_name=KEPT_SERVICE, address=two.east.address)
+    handle = two.west.database.begin_dialog(ORDERS, KEPT_SERVICE, contract=CONTRACT, encryption=False)
+    two.west.database.send(handle, ORDER, b"x")
+    found = finds(two.east, "Refused here", "8401", "does not have permission to receive", KEPT_SERVICE)
+    assert found["subject"] == "peer certificate west"
+    assert "GRANT RECEIVE on the queue" in found["advice"]
+    waits = finds(two.west, f"service {KEPT_SERVICE}", "nobody has said why")
+    assert "servicebroker doctor there" in waits["advice"]
+    two.west.database.end_conversation(handle, cleanup=True)
+
+
+def test_what_is_on_its_way_is_no_finding(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message without a status, younger than 10 seconds; older ones are one, also of the conversation."""
+    two.west.database.create_route("Mute", service_name="//test/Mute", address=two.east.address)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        two.west.database.alter_route("Mute", address=f"TCP://127.0.0.1:{mute.getsockname()[1]}")
+        handle = two.west.database.begin_dialog(ORDERS, "//test/Mute", contract=CONTRACT, encryption=False)
+        two.west.database.send(handle, ORDER, b"x")
+        asked = ["doctor", "--instance", two.west.url, "--database", "Test", "--conversation", str(handle)]
+        assert not [one for one in doctor(two.west) if one["subject"] == "service //test/Mute"]
+        assert CliRunner().invoke(app, asked).exit_code == 0
+        monkeypatch.setattr(findings, "REASONLESS", timedelta(0))
+        finds(two.west, "service //test/Mute", "1 message to it waits", "nobody has said why")
+        assert "nobody has said why" in CliRunner().invoke(app, asked).output
+    found = finds(two.west, "service //test/Mute", "The target service broker is unreachable", "Connection refused")
+    assert "servicebroker route alter" in found["advice"]
+    two.west.database.end_conversation(handle, cleanup=True)
+
+
+def test_who_is_no_broker_is_found(two: Two) -> None:
+    with socket.create_connection(("127.0.0.1", two.east.port), 10) as stream:
+        stream.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert stream.recv(1000)
+    found = finds(two.east, "peer TCP://127.0.0.1", "Refused here", "encryption algorithm")
+    assert found["problem"].count("28027") == 1
+    assert "ALTER ENDPOINT" in found["advice"]
+    said = CliRunner().invoke(app, ["status", "--instance", two.east.url], env={"COLUMNS": "300"}).output
+    assert re.search(
+        r"1 connection refused with 28027, the last from TCP://127.0.0.1:\d+: Connection handshake failed", said
+    )
+
+
+def test_who_may_not_connect_learns_that_and_no_names(two: Two, tmp_path: Path) -> None:
+    facts, key = x509_certificates.make("mallory", datetime.now(UTC))
+    identity, file = tmp_path / "mallory.key", tmp_path / "mallory.pem"
+    identity.write_bytes(x509_certificates.key_pem(key) + x509_certificates.as_pem(facts.der))
+    file.write_bytes(x509_certificates.as_pem(facts.der))
+    east = two.east
+    east.instance.create_login("mallorys_login")
+    east.certificate("import", "mallory", str(file), "--login", "mallorys_login")
+
+    def told() -> tuple[int, str] | None:
+        peer = Hostile.connect(east.port, identity, uuid4()).hear()
+        peer.close()
+        return None if peer.closed is None else peer.closed[:2]
+
+    eventually(lambda: (told() or (0, ""))[0] == 28034)
+    number, text = told() or (0, "")
+    assert (number, "CONNECT permission" in text, "mallorys_login" in text) == (28034, True, False)
+    assert "mallorys_login" in finds(east, "28034", "GRANT CONNECT")["problem"]
+
+
+def test_a_dropped_certificate_is_found_on_both_sides(two: Two) -> None:
+    two.east.certificate("drop", "west")
+    handle = two.send()
+    eventually(
+        lambda: "unknown ca" in two.west.status() or not two.send("x", handle=handle)
+    )  # some of it still arrives
+    found = finds(two.west, "It refuses us", "9751", f"peer {two.east.address}")
+    assert "certificate export here and certificate import at the peer" in found["advice"]
+    finds(two.west, f"service {STOCK}", "unknown ca")
+    found = finds(two.east, "peer TCP://127.0.0.1", "Refused here", "28035", "none of those that were imported here")
+    assert "servicebroker certificate import" in found["advice"]
+    two.west.database.end_conversation(handle, cleanup=True)
+
+
+def test_refusals_are_bounded(two: Two) -> None:
+    noted = Refusals()
+    for number in range(10_000):
+        noted.note(Refusal(True, f"10.0.0.{number}", 28035), "no\0\x1b")
+    noted.note(Refusal(True, "a", 11218), "duplicates are the ordinary life of messages")
+    taken = noted.take()
+    assert len(taken) == MOST + 1
+    assert noted.take() == {}
+    now = datetime.now(UTC)
+    with connect(two.west.url) as connection:
+        for late in (KEPT * 2, timedelta(0), timedelta(0)):
+            run_alone(connection, save_refusals(taken, now - late))
+        kept = run(connection, find_refusals(now - KEPT))
+        assert len(kept) == MOST
+        assert {one.times for one in kept if one.peer != "others"} <= {1, 2, 3}
+        connection.execute("delete from servicebroker.refusals")
+        connection.commit()

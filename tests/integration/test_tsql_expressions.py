@@ -1,0 +1,99 @@
+"""Expressions that are evaluated without PostgreSQL mean what PostgreSQL makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+import servicebroker as sb
+
+VARIABLES = """
+DECLARE @t TINYINT = 200, @s SMALLINT = 30000, @i INT = 2147480000, @b BIGINT = 5
+DECLARE @o BIT = 1, @none INT, @nothing NVARCHAR(9)
+DECLARE @v VARCHAR(10) = 'ab', @n NVARCHAR(10) = N'Ab', @name SYSNAME = N'aB', @c CHAR(3) = 'ab', @d DECIMAL(9,2) = 2.50
+DECLARE @one NVARCHAR(200), @other NVARCHAR(200)
+"""
+NUMBERS = ("@t", "@s", "@i", "@b", "@o", "@none", "@d", "1", "200", "-7", "32767", "2147483647", "NULL", "1.5")
+STRINGS = ("@v", "@n", "@name", "@c", "'ab'", "N'AB'", "''", "'7'", "@nothing")
+COUNT = 150
+
+
+def number(made: random.Random, depth: int = 0, leaves: Sequence[str] = ()) -> str:
+    """Of few different leaves, so that many are of one type throughout."""
+    leaves = leaves or made.sample(NUMBERS, made.randint(1, 3))
+    if depth > 2 or made.random() < 0.3:
+        return made.choice(leaves)
+    left, right = number(made, depth + 1, leaves), number(made, depth + 1, leaves)
+    shape = "{} {} {}" if made.random() < 0.5 else "({} {} {})"
+    return shape.format(left, made.choice("+-*/%+-*"), right)
+
+
+def string(made: random.Random) -> str:
+    return " + ".join(made.choice(STRINGS) for _ in range(made.randint(1, 3)))
+
+
+def condition(made: random.Random, depth: int = 0) -> str:
+    if depth < 2 and made.random() < 0.5:
+        left, right = condition(made, depth + 1), condition(made, depth + 1)
+        return f"{made.choice(['', 'NOT '])}({left} {made.choice(['AND', 'OR'])} {right})"
+    kind = made.choice([number, string])
+    if made.random() < 0.2:
+        return f"{kind(made)} IS {made.choice(['', 'NOT '])}NULL"
+    return f"{kind(made)} {made.choice(['=', '<>', '<', '>', '<=', '>='])} {kind(made)}"
+
+
+def beside(values: list[str], conditions: list[str]) -> str:
+    """Each expression as it is, and inside of a query, which is PostgreSQL's."""
+    caught = "END TRY BEGIN CATCH SET @{} = CONCAT('error ', ERROR_NUMBER()) END CATCH"
+    told = "PRINT CONCAT(@one, '|', @other)"
+    script = [VARIABLES]
+    for one in values:
+        for side, text in (("one", one), ("other", f"(SELECT {one})")):
+            script.append(f"BEGIN TRY SET @{side} = {text} {caught.format(side)}")
+        script.append(told)
+    for one in conditions:
+        for side, text in (("one", one), ("other", f"EXISTS (SELECT 1 WHERE {one})")):
+            script.append(f"SET @{side} = 0 BEGIN TRY IF {text} SET @{side} = 1 {caught.format(side)}")
+        script.append(told)
+    return "\n".join(script)
+
+
+@pytest.fixture(scope="module")
+def db(instance: sb.Instance) -> sb.Database:
+    return instance.database("Expressions", create=True)
+
+
+def test_an_expression_is_what_postgresql_makes_of_it(db: sb.Database, seeded_random: random.Random) -> None:
+    made = seeded_random
+    values = [made.choice([number, number, string])(made) for _ in range(COUNT)]
+    conditions = [condition(made) for _ in range(COUNT)]
+    told = [message.text for message in db.execute_tsql(beside(values, conditions)).messages]
+    wrong = [
+        (text, said) for text, said in zip(values + conditions, told, strict=True) if len(set(said.split("|"))) != 1
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "DECLARE @a SMALLINT = 30000 IF @a + @a > 32767 PRINT 'passes'",
+        "DECLARE @a SMALLINT = 30000 DECLARE @r INT = @a + @a",
+        "DECLARE @a SMALLINT = 30000 SELECT @a + @a",
+        "DECLARE @a TINYINT = 200, @b TINYINT = 100 IF @a + @b = 300 PRINT 'passes'",
+        "DECLARE @a TINYINT = 200, @b TINYINT = 100 SELECT @a + @b",
+        "DECLARE @a TINYINT = 100, @b TINYINT = 200 DECLARE @r INT = @a - @b",
+        "DECLARE @a INT = 2147483647 SET @a += 1",
+    ],
+)
+def test_what_does_not_fit_its_type_overflows(db: sb.Database, script: str) -> None:
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql(script)
+    assert caught.value.number == 8115
+
+
+def test_the_wider_type_rules(db: sb.Database) -> None:
+    script = "DECLARE @t TINYINT = 200, @s SMALLINT = 300 SELECT @t + 100, @t + @s, -@t, @t - @s"
+    assert db.execute_tsql(script).rows == [(300, 500, -200, -100)]

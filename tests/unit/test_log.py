@@ -1,0 +1,70 @@
+"""What `servicebroker serve` logs of what peers do: once, then a count; and nothing in it steers a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from servicebroker.broker import journal
+from servicebroker.cli import log as process_log
+from support import eventually
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What a process says on standard error, a minute being a moment."""
+    stream = io.StringIO()
+    monkeypatch.setattr(process_log, "AGAIN", 1.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    process_log.log_to_standard_error(as_json=False)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(said: io.StringIO) -> list[str]:
+    return said.getvalue().splitlines()
+
+
+def test_a_repeated_line_is_told_once_and_counted(said: io.StringIO) -> None:
+    for _ in range(1_000):
+        journal.connection("Closed", "127.0.0.1:4022", "100 bytes")
+    journal.connection("Closed", "10.0.0.7:4022", "100 bytes")  # of another host
+    assert len(lines(said)) == 2
+    eventually(lambda: "999 lines like these were left out from 127.0.0.1" in said.getvalue())
+    journal.connection("Closed", "127.0.0.1:4022", "100 bytes")
+    assert len(lines(said)) == 4
+
+
+def test_lines_that_differ_are_bounded_too(said: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_log, "AGAIN", 60)
+    (repeats,) = logging.getLogger().handlers[0].filters
+    assert isinstance(repeats, process_log.Repeats)
+    for number in range(2_000):
+        journal.connection("Closed", f"127.0.0.1:{number}", f"{number} bytes")
+    for number in range(2_000):  # from as many hosts
+        journal.login("Authentication Failure", f"10.0.{number // 250}.{number % 250}:1", "", "no")
+    assert len(lines(said)) <= 2 * process_log.DIFFERENT + process_log.KINDS
+    repeats.sum_up()
+    assert "1,980 lines like these were left out" in said.getvalue()
+
+
+def test_what_peers_have_not_caused_is_told_each_time(said: io.StringIO) -> None:
+    for _ in range(3):
+        logging.getLogger("servicebroker.broker").info("This process serves the instance.")
+    assert len(lines(said)) == 3
+
+
+def test_no_peer_steers_the_terminal(said: io.StringIO, caplog: pytest.LogCaptureFixture) -> None:
+    journal.connection("Closed", "127.0.0.1:1", "gone\0\x1b[2J\u202e\r\nINFO forged")
+    logging.getLogger("servicebroker.broker").error("of %s", "others \x1b[31m")
+    assert not set("\0\x1b\u202e\r") & set(said.getvalue())
+    assert len(lines(said)) == 2
+    fields = caplog.records[0].fields  # type: ignore[attr-defined]  # for whoever logs otherwise
+    assert "\\u0000" not in json.dumps(fields)
