@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 import servicebroker as sb
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
+from servicebroker.protocol.envelope import Kind, parse
 from servicebroker.protocol.routing import Address, parse_address
 from servicebroker.store.connection import connect
 from support import CONTRACT, ORDER, ORDERS, STOCK, Clock, query, standard_database
@@ -25,11 +27,15 @@ WEST, EAST = "TCP://west:4022", "TCP://east:4022"
 
 @dataclass(eq=False)
 class Wire:
-    """One direction: what was sent and has not arrived."""
+    """One direction: what was sent and has not arrived.
+
+    Before the transaction of a round is over nothing is sent that acknowledges or that was claimed in it.
+    """
 
     frames: deque[bytes] = field(default_factory=deque)
     room: int = 2**40
     owner: str = ""
+    connection: psycopg.Connection[Any] | None = None
 
     def refused(self, number: int, text: str) -> None:
         """Nobody asks why."""
@@ -42,6 +48,10 @@ class Wire:
 
     def send(self, body: bytes, *, is_forwarded: bool = False) -> None:
         assert not is_forwarded
+        if self.connection is not None and self.connection.info.transaction_status != TransactionStatus.IDLE:
+            header = parse(body).header
+            assert header.kind == Kind.FAILURE
+            assert header.acknowledgement is None
         self.frames.append(body)
 
 
@@ -57,6 +67,7 @@ class Site:
         self.out = Wire()
         self.is_connected = True
         self.connection: psycopg.Connection[Any] = connect(url)
+        self.out.connection = self.connection
         self.relay = self.new_relay()
 
     def new_relay(self) -> Relay:

@@ -118,4 +118,4 @@ def test_five_hundred_queues(make_instance_url: Callable[..., str]) -> None:
         for look in (instance.status, instance.check):
             begins = time.perf_counter()
             look()
-            assert time.perf_counter() - begins < 3
+            assert time.perf_counter() - begins < 10  # 0.1 s and 1.5 s on a machine that does nothing else

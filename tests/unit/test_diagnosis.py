@@ -18,6 +18,7 @@ from servicebroker.engine.diagnosis.findings import (
     WaitFacts,
     judge,
     judge_conversation,
+    judge_disk,
 )
 from servicebroker.engine.remote.domain_state import ToldMembership
 from servicebroker.engine.security.certificate_ages import InUse
@@ -200,3 +201,11 @@ def test_why_messages_wait(status: str, advice: str) -> None:
 def test_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
     (text,) = of_talk(**changes)
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "is_told"), [(30, 500, False), (20, 500, True), (2_000, 10**6, False), (900, 10**6, True)]
+)
+def test_a_full_disk_is_told(free: int, size: int, is_told: bool) -> None:
+    found = judge_disk("data", free * 2**20, size * 2**20)
+    assert [finding.problem for finding in found] == [f"Its disk is full but for {free} MB."] * is_told

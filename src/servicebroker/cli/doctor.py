@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -15,9 +16,10 @@ from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOpti
 from servicebroker.cli.texts import printable
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis.facts import gather, gather_conversation
-from servicebroker.engine.diagnosis.findings import Finding, judge, judge_conversation, judge_down
+from servicebroker.engine.diagnosis.findings import Finding, judge, judge_conversation, judge_disk, judge_down
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.model.errors import InstanceError
+from servicebroker.store.connection import is_url
 from servicebroker.store.running import run
 
 
@@ -41,6 +43,9 @@ def doctor(
         if not is_down(instance, problem):
             raise
         findings = judge_down(str(problem), kept_certificates(instance), datetime.now(UTC))
+    if not is_url(instance):
+        used = shutil.disk_usage(instance)
+        findings += judge_disk(instance, used.free, used.total)
     if as_json:
         typer.echo(json.dumps([finding._asdict() for finding in findings]))
     else:

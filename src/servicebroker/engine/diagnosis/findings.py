@@ -19,6 +19,7 @@ RECENTLY = timedelta(days=1)  # what a peer has done before is not told any more
 LONG = timedelta(minutes=1)  # a transaction older than this, or a message that waits longer, is worth a word
 
 HOUR = timedelta(hours=1)  # so long a refusal is told
+ENOUGH = 2**30  # bytes that a disk has left; a twentieth of a small one
 REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
 
 NO_REASON = "nobody has said why."
@@ -222,6 +223,16 @@ def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: date
     found = [Finding("PostgreSQL", said, "Start the server; what waits goes on by itself then. Ask doctor again.")]
     own = [InUse("", "", one.subject, True, one.expiry_date) for one in certificates]
     return [*found, *(_certificate(one, now) for one in own if one.is_expiring(now))]
+
+
+def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
+    """Whether the disk of a data folder has room, in bytes: a full one stores nothing and acknowledges nothing."""
+    if free >= min(size // 20, ENOUGH):
+        return []
+    said = f"Its disk is full but for {free // 2**20} MB."
+    return [
+        Finding(f"folder {folder}", said, "Make room, or move the folder to a larger disk; what waits goes on then.")
+    ]
 
 
 def judge_conversation(facts: ConversationFacts) -> list[Finding]:

@@ -6,6 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
+from servicebroker.model.wording import cleaned
 from servicebroker.protocol.envelope import BrokerFailure
 from servicebroker.store.statements import Statement
 
@@ -25,6 +26,6 @@ def note(
             is_here,
             endpoint.far_service,
             now,
-            "".join(c if c.isprintable() else " " for c in own.description),  # a peer may have made it
+            cleaned(own.description),  # a peer may have made it
         ),
     )
