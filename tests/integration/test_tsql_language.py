@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import servicebroker as sb
+from servicebroker.cli.main import app
 from servicebroker.tsql.check import Verdict, check
 
 
@@ -129,3 +133,55 @@ def test_names_of_parameters_are_no_variables(db: sb.Database) -> None:
     db.execute_tsql("CREATE PROCEDURE Named @p INT AS PRINT @p")
     assert said(db, "EXEC Named @p = 3 EXEC sp_executesql N'PRINT @x', N'@x INT', @x = 4") == ["3", "4"]
     assert db.execute_tsql("SELECT @given + 1", {"given": 4}).rows == [(5,)]
+
+
+REFUSED_BY_ITS_TEXT = [
+    "CREATE EVENT NOTIFICATION n ON SERVER FOR QUEUE_ACTIVATION TO SERVICE 's', 'current database'",
+    "CREATE EVENT NOTIFICATION n ON DATABASE FOR CREATE_TABLE TO SERVICE 's', 'current database'",
+    "ALTER DATABASE Language SET READ_ONLY",
+    "ALTER DATABASE Language SET PARTNER = 'x'",
+    "ALTER MASTER KEY REGENERATE WITH ENCRYPTION BY PASSWORD = 'x'",
+    "ALTER LOGIN nobody DISABLE",
+    "CREATE USER somebody FOR CERTIFICATE c",
+    "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    "SET ROWCOUNT 5",
+    "SET NOEXEC ON",
+    "SET FOO ON",
+]
+
+
+@pytest.mark.parametrize("script", REFUSED_BY_ITS_TEXT)
+def test_check_refuses_what_the_run_refuses(db: sb.Database, script: str) -> None:
+    wanted = number(db, script)
+    assert [(one.verdict, one.note.split(":")[0]) for one in check(script)] == [(Verdict.REFUSED, str(wanted))]
+
+
+def test_check_goes_on_behind_what_cannot_be_read() -> None:
+    script = """
+PRINT 'a'
+IF 1 = 1
+BEGIN
+    PRINT 'b';
+    FLY ME TO 'the moon'
+    SELECT 1
+END
+ELSE PRINT 'c'
+ALTER INDEX ALL ON Somewhere BOIL
+PRINT 'd'
+"""
+    found = [(one.line, one.statement, one.verdict is Verdict.REFUSED) for one in check(script)]
+    assert [line for line, _, refused in found if refused] == [6, 10]
+    assert [(line, name) for line, name, refused in found if not refused] == [
+        (2, "PRINT"), (5, "PRINT"), (7, "SELECT"), (9, "PRINT"), (11, "PRINT"),
+    ]  # fmt: skip
+
+
+def test_check_does_the_directives_of_sqlcmd(tmp_path: Path) -> None:
+    script = tmp_path / "deploy.sql"
+    script.write_text(":on error exit\nPRINT '$(Town)'\n")
+    run = functools.partial(CliRunner().invoke, app)
+    assert run(["tsql", "check", "-v", "Town=Rome", str(script)]).output == (
+        "1 statements: 100.0 % runs (1), 0.0 % differs (0), 0.0 % does not run (0).\n"
+    )
+    missing = run(["tsql", "check", str(script)])
+    assert (missing.exit_code, "'Town' scripting variable not defined" in missing.output) == (1, True)

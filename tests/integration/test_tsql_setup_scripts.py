@@ -235,7 +235,7 @@ def test_one_procedure_for_many_queues_finds_its_own(instance: sb.Instance, data
         assert told(database, script) == []
         eventually(lambda: len(database.execute_tsql("SELECT * FROM Found").rows) == 2)
     finally:
-        host.stop(5.0)
+        host.stop()
     found = database.execute_tsql("SELECT Queue, Body FROM Found ORDER BY Queue").rows
     assert found == [("Left_", "left"), ("Right_", "right")]
 

@@ -291,7 +291,7 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
 }
 # what moves inside the session alone: its variables, its transaction, its temporary tables, what it says
 OF_THE_SESSION = """
-Block Break Continue Goto Label Return While TryCatch Throw Print Raiserror DeclareVariable DeclareTable
+Block Break Continue Goto Label Return While TryCatch Throw Print Raiserror DeclareVariable DeclareTable Declarations
 CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTransaction WaitForTime Revert
 """.split()  # noqa: SIM905 # a list of so many strings is harder to read
 # procedures that show something, lock a name, or say that they change nothing

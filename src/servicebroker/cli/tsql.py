@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +27,21 @@ def check_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Scripts.")],
     as_json: Annotated[bool, typer.Option("--json", help="One object for each statement, then the sums.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Also the statements that run as they are.")] = False,
+    variables: Annotated[
+        list[str], typer.Option("--variable", "-v", metavar="NAME=VALUE", help="For $(NAME); may be repeated.")
+    ] = [],  # noqa: B006 # typer reads it
 ) -> None:
     """Say of each statement whether it runs, differs, or does not run. Exit code 1 when one does not run."""
-    from servicebroker.cli.sql import decoded  # the translation takes its time to import
-    from servicebroker.tsql.check import Verdict, check
+    from servicebroker.cli.sqlcmd import variables_of
+    from servicebroker.tsql.check import Verdict  # the translation takes its time to import
 
+    try:
+        given = variables_of(variables)
+    except ValueError as wrong:
+        raise typer.BadParameter(str(wrong)) from None
     counts: Counter[Verdict] = Counter()
     for file in files:
-        for found in check(decoded(file.read_bytes())):
+        for found in _findings(file, given):
             counts[found.verdict] += 1
             if as_json:
                 typer.echo(json.dumps({"file": str(file), **found._asdict()}))
@@ -49,6 +57,21 @@ def check_files(
         typer.echo(f"{total} statements: {said}.")
     if counts[Verdict.REFUSED]:
         raise typer.Exit(1)
+
+
+def _findings(file: Path, variables: dict[str, str]) -> Iterator[Finding]:
+    """Of what is left of the file when the directives of sqlcmd are done, as `servicebroker sql` does them."""
+    from servicebroker.cli.sql import decoded
+    from servicebroker.cli.sqlcmd import Sqlcmd
+    from servicebroker.tsql.check import Finding, Verdict, check
+    from servicebroker.tsql.statement_errors import TsqlError
+
+    try:
+        script = Sqlcmd(variables).expand(decoded(file.read_bytes()), file.parent)
+    except TsqlError as error:
+        yield Finding(error.line, "directive", Verdict.REFUSED, f"{error.number}: {error.text}")
+        return
+    yield from check(script.text)
 
 
 def _sentence(found: Finding) -> str:

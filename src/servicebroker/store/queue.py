@@ -54,9 +54,9 @@ def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
         }
     return [
         # what a template says is right or wrong for all queues alike: the server need not look at each
-        Statement("queue.queue_functions", "set local check_function_bodies = off", prepared=False),
+        Statement("queue.queue_functions.unchecked", "set local check_function_bodies = off", prepared=False),
         *(_statement(part, queue_id, **slots) for part in _FUNCTIONS),
-        Statement("queue.queue_functions", "set local check_function_bodies to default", prepared=False),
+        Statement("queue.queue_functions.checked", "set local check_function_bodies to default", prepared=False),
         _statement("close", queue_id),
     ]
 

@@ -12,12 +12,12 @@ from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.tsql.interpreter.machine import RUNNERS
-from servicebroker.tsql.interpreter.objects import DEFINERS, OPTIONS
+from servicebroker.tsql.interpreter.objects import OPTIONS, check_definition
 from servicebroker.tsql.interpreter.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.interpreter.session_functions import KNOWN
-from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
-from servicebroker.tsql.parser import parse
+from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT, check_options
+from servicebroker.tsql.parser import parse, parse_apart
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
 from servicebroker.tsql.session import Session
@@ -85,11 +85,26 @@ def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
-        yield _refused(error, "batch")
+        yield from _check_apart(batch, error, types)
         return
     declared = Declared({}, {}, types)
     for statement in statements:
         yield from _check(statement, declared)
+
+
+def _check_apart(batch: Batch, error: TsqlError, types: dict[str, UserType]) -> Iterator[Finding]:
+    """A batch that does not run: statement by statement, unless it is wrong as a whole."""
+    parts = list(parse_apart(batch.tokens))
+    if not any(isinstance(found, TsqlError) for _, found in parts):
+        yield _refused(error, "batch")
+        return
+    declared = Declared({}, {}, types)
+    for words, found in parts:
+        if isinstance(found, TsqlError):
+            yield _refused(found, words or "statement")
+        else:
+            for statement in found:
+                yield from _check(statement, declared)
 
 
 def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
@@ -123,8 +138,10 @@ def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
 def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
     if isinstance(statement, Unsupported):
         return Verdict.REFUSED, f"{statement.what} is not supported here. {statement.instead}"
-    if isinstance(statement, Definition) and (statement.verb, statement.kind) not in DEFINERS:
-        return Verdict.REFUSED, "There is nothing like it here."
+    if isinstance(statement, Definition):
+        check_definition(statement)
+    elif isinstance(statement, SetOption):
+        check_options(statement)
     if type(statement) not in RUNNERS:
         return Verdict.REFUSED, "There is nothing like it here."
     _check_schema(statement)

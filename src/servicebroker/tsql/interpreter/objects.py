@@ -20,6 +20,8 @@ from servicebroker.tsql.types import NVARCHAR
 
 Definer = Callable[[Machine, Definition], None]
 DEFINERS: dict[tuple[str, str], Definer] = {}
+Refusal = Callable[[Definition], None]
+_REFUSALS: dict[tuple[str, str], Refusal] = {}
 
 
 def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
@@ -32,14 +34,35 @@ def defines(verb: str, kind: str) -> Callable[[Definer], Definer]:
     return register
 
 
-@runs(Definition)
-def _define(machine: Machine, statement: Definition) -> None:
-    definer = DEFINERS.get((statement.verb, statement.kind))
-    if definer is None:
+def refuses(verb: str, kind: str) -> Callable[[Refusal], Refusal]:
+    """Registers what refuses, by the text alone, clauses of a statement that are read and not done."""
+
+    def register(refusal: Refusal) -> Refusal:
+        _REFUSALS[verb, kind] = refusal
+        return refusal
+
+    return register
+
+
+def check_definition(statement: Definition) -> None:
+    """Refuse what never runs, whoever says it and wherever; `tsql check` asks this too.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if (statement.verb, statement.kind) not in DEFINERS:
         raise unsupported(
             f"{statement.verb} {statement.kind}", "See the table of statements in the reference.", statement.line
         )
-    definer(machine, statement)
+    refusal = _REFUSALS.get((statement.verb, statement.kind))
+    if refusal is not None:
+        refusal(statement)
+
+
+@runs(Definition)
+def _define(machine: Machine, statement: Definition) -> None:
+    check_definition(statement)
+    DEFINERS[statement.verb, statement.kind](machine, statement)
     machine.done(0)
 
 
@@ -241,7 +264,7 @@ def _drop_priority(machine: Machine, statement: Definition) -> None:
 @defines("CREATE", "EVENT NOTIFICATION")
 def _create_notification(machine: Machine, statement: Definition) -> None:
     clauses = statement.clauses
-    queue = _of_queue(statement)
+    queue: Name = clauses["queue"]
     database_of(machine, queue).create_event_notification(
         statement.name.own,
         on_queue=written(queue),
@@ -254,18 +277,18 @@ def _create_notification(machine: Machine, statement: Definition) -> None:
 
 @defines("DROP", "EVENT NOTIFICATION")
 def _drop_notification(machine: Machine, statement: Definition) -> None:
-    queue = _of_queue(statement)
+    queue: Name = statement.clauses["queue"]
     for name in statement.clauses["names"]:
         database_of(machine, queue).drop_event_notification(name, on_queue=written(queue))
 
 
-def _of_queue(statement: Definition) -> Name:
+@refuses("CREATE", "EVENT NOTIFICATION")
+@refuses("DROP", "EVENT NOTIFICATION")
+def _only_of_queues(statement: Definition) -> None:
     if statement.clauses["on"] != "QUEUE":
         raise unsupported(
             f"EVENT NOTIFICATION ON {statement.clauses['on']}", "Only queues have events here.", statement.line
         )
-    queue: Name = statement.clauses["queue"]
-    return queue
 
 
 # ---------------------------------------------------------------- endpoints and databases
@@ -326,8 +349,7 @@ def _create_database(machine: Machine, statement: Definition) -> None:
 def _alter_database(machine: Machine, statement: Definition) -> None:
     check_alone(machine, "ALTER DATABASE")
     clauses = dict(statement.clauses)
-    for option in clauses.pop("ignored", ()):
-        _check_option(option, statement)
+    clauses.pop("ignored", None)
     database = _altered(machine, statement.name.own)
     if "trustworthy" in clauses:
         machine.context.demand("SET TRUSTWORTHY")
@@ -361,9 +383,11 @@ OPTIONS = words(
 )
 
 
-def _check_option(option: str, statement: Definition) -> None:
-    if option.split()[0] not in OPTIONS:
-        raise unsupported(f"ALTER DATABASE SET {option}", "Set what PostgreSQL has for it.", statement.line)
+@refuses("ALTER", "DATABASE")
+def _check_options(statement: Definition) -> None:
+    for option in statement.clauses.get("ignored", ()):
+        if option.split()[0] not in OPTIONS:
+            raise unsupported(f"ALTER DATABASE SET {option}", "Set what PostgreSQL has for it.", statement.line)
 
 
 @defines("DROP", "DATABASE")

@@ -14,7 +14,7 @@ from servicebroker.store.running import fetch
 from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.objects import defines, drop
+from servicebroker.tsql.interpreter.objects import defines, drop, refuses
 from servicebroker.tsql.interpreter.transport import connect_on_endpoint
 from servicebroker.tsql.statement_errors import Message, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
@@ -60,6 +60,10 @@ def _alter_login(machine: Machine, statement: Definition) -> None:
     """A password, a default database, ENABLE: nothing of it lets anybody in here."""
     name = statement.name.own
     machine.context.ask(authorize_on_login(machine.context.person, "ALTER LOGIN", name))
+
+
+@refuses("ALTER", "LOGIN")
+def _only_what_lets_nobody_in(statement: Definition) -> None:
     if statement.clauses.get("state") == "DISABLE":
         raise unsupported("ALTER LOGIN DISABLE", "Drop the login, or its users.", statement.line)
     if "name" in statement.clauses:
@@ -77,16 +81,20 @@ def _drop_login(machine: Machine, statement: Definition) -> None:
 def _create_user(machine: Machine, statement: Definition) -> None:
     """FOR LOGIN; WITHOUT LOGIN; without either, for the login of the same name when there is one."""
     clauses, name = statement.clauses, statement.name.own
-    if "certificate" in clauses:
+    login = clauses.get("login")
+    if login is None and "without_login" not in clauses and machine.is_login(name):
+        login = name
+    machine.database.create_user(name, for_login=login)
+
+
+@refuses("CREATE", "USER")
+def _for_no_certificate(statement: Definition) -> None:
+    if "certificate" in statement.clauses:
         raise unsupported(
             "CREATE USER FOR CERTIFICATE",
             "Write CREATE USER WITHOUT LOGIN, and CREATE CERTIFICATE with its AUTHORIZATION.",
             statement.line,
         )
-    login = clauses.get("login")
-    if login is None and "without_login" not in clauses and machine.is_login(name):
-        login = name
-    machine.database.create_user(name, for_login=login)
 
 
 @defines("ALTER", "USER")

@@ -10,7 +10,7 @@ from typing import Any
 from servicebroker.tsql.interpreter import transport
 from servicebroker.tsql.interpreter.evaluation import text
 from servicebroker.tsql.interpreter.machine import Machine
-from servicebroker.tsql.interpreter.objects import defines, drop
+from servicebroker.tsql.interpreter.objects import defines, drop, refuses
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition
 
@@ -23,15 +23,19 @@ def _create_master_key(machine: Machine, statement: Definition) -> None:
     machine.database.create_master_key(password)
 
 
-@defines("ALTER", "MASTER KEY")
-def _alter_master_key(machine: Machine, statement: Definition) -> None:
+@refuses("ALTER", "MASTER KEY")
+def _only_the_service_master_key(statement: Definition) -> None:
     clauses = statement.clauses
     if "service_master_key" not in clauses:
         raise unsupported(
             f"ALTER MASTER KEY {clauses['action']}", "Drop the certificates and the master key, and create them again.",
             statement.line,
         )  # fmt: skip
-    machine.database.alter_master_key(service_master_key=clauses["action"] == "ADD")
+
+
+@defines("ALTER", "MASTER KEY")
+def _alter_master_key(machine: Machine, statement: Definition) -> None:
+    machine.database.alter_master_key(service_master_key=statement.clauses["action"] == "ADD")
 
 
 @defines("OPEN", "MASTER KEY")

@@ -26,10 +26,8 @@ WITHOUT_EFFECT |= {
     "CONTEXT_INFO",
     "ANSI_PADDING",
 }
-_LEVELS = {
-    "READ UNCOMMITTED": "read committed",
-    "READ COMMITTED": "read committed",
-}
+_DONE = frozenset({"NOCOUNT", "XACT_ABORT", "IDENTITY_INSERT", "LOCK_TIMEOUT"})
+_LEVELS = ("READ UNCOMMITTED", "READ COMMITTED")
 
 
 def set_option(machine: Machine, statement: SetOption) -> None:
@@ -38,8 +36,15 @@ def set_option(machine: Machine, statement: SetOption) -> None:
     Raises:
         TsqlError: 40515 for what would change something that cannot be changed here, 195 for a word that is no option.
     """
+    check_options(statement)
     for option in statement.options:
         _set_one(machine, option, statement.value.upper(), statement)
+
+
+def check_options(statement: SetOption) -> None:
+    """Refuse what never runs; `tsql check` asks this too. Raises as `set_option`."""
+    for option in statement.options:
+        _check_one(option, statement.value.upper(), statement)
 
 
 def _set_one(machine: Machine, option: str, value: str, statement: SetOption) -> None:
@@ -49,7 +54,12 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
         machine.xact_abort = value == "ON"
     elif option == "IDENTITY_INSERT":
         machine.queries.identity_insert(statement.value)
-    elif option == "TRANSACTION ISOLATION LEVEL":
+    elif option == "LOCK_TIMEOUT":
+        _lock_timeout(machine, value)
+
+
+def _check_one(option: str, value: str, statement: SetOption) -> None:
+    if option == "TRANSACTION ISOLATION LEVEL":
         if value not in _LEVELS:
             raise unsupported(
                 f"SET TRANSACTION ISOLATION LEVEL {value}", "Use READ COMMITTED, with UPDLOCK or HOLDLOCK where rows "
@@ -58,12 +68,10 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
     elif option == "ROWCOUNT":
         if value != "0":
             raise unsupported("SET ROWCOUNT", "Write SELECT TOP (n).", statement.line)
-    elif option == "LOCK_TIMEOUT":
-        _lock_timeout(machine, value)
     elif option in ALWAYS_ON | ALWAYS_OFF:
         if value != ("ON" if option in ALWAYS_ON else "OFF"):
             raise unsupported(f"SET {option} {value}", "Leave it out.", statement.line)
-    elif option not in WITHOUT_EFFECT:
+    elif option not in WITHOUT_EFFECT | _DONE:
         raise TsqlError(195, f"'{option}' is not a recognized SET option.", severity=15)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-from servicebroker.tsql.parser.extent import statement_end
+from servicebroker.tsql.parser.extent import expression_end, statement_end
 from servicebroker.tsql.parser.objects import Objects
 from servicebroker.tsql.parser.variables import check_variables
+from servicebroker.tsql.parser.words import STARTERS, begins_statement
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Block, Definition, Label, Name, Relational, Statement, Unsupported
 from servicebroker.tsql.tokens import Tokens, tokenize
 
@@ -26,6 +28,31 @@ def parse(tokens: Tokens, known: Collection[str] | None = None) -> tuple[Stateme
     if known is not None:
         check_variables(tokens, parser.declared, parser.arguments, known)
     return made
+
+
+def parse_apart(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | TsqlError]]:
+    """The statements of a batch that cannot be read as a whole, each with its first words, or what is wrong with it.
+
+    A block is opened, and what stands in it comes one by one.
+    """
+    parser = Parser(tokens)
+    while parser.word:
+        begin = parser.at
+        parser.depth = 0
+        try:
+            made = parser.several()
+        except TsqlError as error:
+            if not parser.open_block(begin):
+                yield " ".join(word for word in tokens.words[begin : begin + 2] if word[:1].isalpha()), error
+                parser.at = max(parser.at, begin + 1)
+                while parser.word not in ("", ";") and not (
+                    parser.word in STARTERS and begins_statement(tokens, parser.at)
+                ):
+                    parser.at += 1
+        else:
+            yield "", made
+        while parser.take_any(";", "END", "ELSE", "TRY", "CATCH"):
+            pass
 
 
 def parse_text(text: str, known: Collection[str] | None = None) -> tuple[Statement, ...]:
@@ -105,6 +132,18 @@ class Parser(Objects):
         if self.at == 0 and self.is_identifier():  # the first statement of a batch may call a procedure without EXEC
             return self._execute_procedure(line)
         raise self.failure()
+
+    def open_block(self, begin: int) -> bool:
+        """Go behind the words that open the block at `begin`; False where there is none."""
+        self.at = begin
+        if self.take_any("IF", "WHILE"):
+            self.at = expression_end(self.tokens, self.at)
+            return self.at > begin + 1
+        if self.take("BEGIN") and self.word not in ("DIALOG", "CONVERSATION", "TRAN", "TRANSACTION", "DISTRIBUTED"):
+            self.take_any("TRY", "CATCH")
+            return True
+        self.at = begin
+        return False
 
     def _create(self, line: int) -> Statement:
         begin = self.at
