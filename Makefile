@@ -23,8 +23,8 @@ OUT ?= demo-data
 SEEDS ?= 0:100000
 # a change is judged by the same random cases each time; simulate and soak look for new ones
 SEED ?= 1
-# test files go to two processes, each with a server of its own: where one waits, the other works
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --seed $(SEED)
+# test files go to three processes, each with a server of its own: tests wait half of their time (vmstat, two processes)
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --seed $(SEED)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all coverage check sync lint types unit conformance simulate soak chaos bench docs clean
