@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
@@ -72,6 +73,9 @@ def _work_in_memory() -> None:
 
 
 _work_in_memory()
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Java compiles what it runs a second time, at length: that pays after minutes, and a test of Spark takes seconds
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):

@@ -13,8 +13,10 @@ import prometheus_client
 import pytest
 
 import servicebroker as sb
+from remote_support import Wire
 from servicebroker.broker import journal, metrics
 from servicebroker.model.events import ACTIVATION, QUEUE_DISABLED, Events
+from servicebroker.protocol.wire_errors import CorruptedMessage
 from support import CONTRACT, ORDER, ORDERS, STOCK_QUEUE, begin, eventually, refused, undone
 
 
@@ -97,7 +99,7 @@ def test_what_the_daemon_counts() -> None:
     corrupted = value("servicebroker_corrupted_messages_total")
     journal.connection("Connected", "there")
     journal.login("Login Success", "there")
-    journal.corrupted(ValueError("a bit"))  # type: ignore[arg-type]
+    journal.corrupted(CorruptedMessage(11251), Wire())
     assert value("servicebroker_connection_events_total", subclass="Connected") == connections + 1
     assert value("servicebroker_login_events_total", subclass="Login Success") == logins + 1
     assert value("servicebroker_corrupted_messages_total") == corrupted + 1

@@ -249,10 +249,10 @@ class Instance(Network, Rights):
         if self._upkeep is not None:
             self._upkeep.close()
         if self._pool is not None:
-            self.doorbell.close()
             if self.engine.has_upkeep:
                 self._tell(self._pool)
             self._pool.close()
+            self.doorbell.close()  # whoever it wakes is to find the instance closed
         if self._server is not None:
             in_thread(self._server.close)
 

@@ -220,7 +220,9 @@ def read_key(data: bytes, password: str | None, certificate: Facts) -> PrivateKe
     except TypeError:
         raise BrokerError(15465) from None
     except ValueError as problem:
-        raise BrokerError(15465 if password is not None and "ncorrect password" in str(problem) else 15208) from None
+        # what a wrong password has made of the bytes looks well padded once in 256 times, and is no key then
+        is_wrong = "ncorrect password" in str(problem) or b"-----BEGIN ENCRYPTED" in data
+        raise BrokerError(15465 if password is not None and is_wrong else 15208) from None
     public = x509.load_der_x509_certificate(certificate.der).public_key()
     if key.public_key() != public:
         raise BrokerError(15208, hint="The private key is not that of the certificate.")

@@ -248,10 +248,10 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         if self._upkeep is not None:
             await self._upkeep.close()
         if self._pool is not None:
-            await self.doorbell.close()
             if self.engine.has_upkeep:
                 await self._tell(self._pool)
             await self._pool.close()
+            await self.doorbell.close()  # whoever it wakes is to find the instance closed
         if self._server is not None:
             await in_thread(self._server.close)
 
