@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos import SCENARIOS
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 DECISIONS = {int(path.name[:3]): path.name for path in ROOT.glob("docs/decisions/[0-9]*.md")}
@@ -59,3 +61,8 @@ def test_every_decision_that_is_named_is_there() -> None:
     told = re.compile(r"\b[Dd]ecisions?[ /](\d{1,3})\b")
     named = {int(number) for path in [*DOCUMENTS, *sources] for number in told.findall(path.read_text())}
     assert named - DECISIONS.keys() == set()
+
+
+def test_the_page_of_what_breaks_has_every_scenario() -> None:
+    page = (ROOT / "docs/reliability.md").read_text()
+    assert [one.name for one in SCENARIOS if f"| {one.name} |" not in page] == []
