@@ -25,6 +25,7 @@ import servicebroker as sb
 from chaos_application import LEDGER
 from daemons import free_port
 from fault_proxy import FaultProxy
+from servicebroker.benchmarks.processes import held
 from support import ORDERS, STOCK, define_standard_set, eventually
 
 PATIENCE = 120.0  # seconds after the last fault, until everything has arrived
@@ -92,8 +93,8 @@ class Side:
         return found
 
     def megabytes(self) -> int:
-        pages = int(Path(f"/proc/{self.daemon.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+        """What its daemon holds in memory."""
+        return held(self.daemon.pid) // 2**20
 
     def doctor(self) -> str:
         """What an administrator reads while it lasts."""
@@ -160,31 +161,35 @@ class World:
 # ---------------------------------------------------------------- what goes wrong
 
 
-@contextmanager
-def _killed_daemon(world: World) -> Iterator[Side]:
-    side = world.either
-    side.daemon.kill()
-    side.daemon.wait()
-    try:
-        yield side
-    finally:
-        side.start_daemon()
+def _killed(part: str) -> Callable[[World], Any]:
+    """A side's `daemon` or `application`, which is started again when it is over."""
+
+    @contextmanager
+    def fault(world: World) -> Iterator[Side]:
+        side = world.either
+        process = getattr(side, part)
+        process.kill()
+        process.wait()
+        try:
+            yield side
+        finally:
+            getattr(side, f"start_{part}")()
+
+    return fault
 
 
-@contextmanager
-def _frozen(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
+def _frozen(part: str) -> Callable[[World], Any]:
+    @contextmanager
+    def fault(world: World) -> Iterator[Side]:
+        side = world.either
+        process = getattr(side, part)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield side
+        finally:
+            process.send_signal(signal.SIGCONT)
 
-
-@contextmanager
-def _frozen_daemon(world: World) -> Iterator[Side]:
-    side = world.either
-    with _frozen(side.daemon):
-        yield side
+    return fault
 
 
 @contextmanager
@@ -199,24 +204,6 @@ def _second_daemon(world: World) -> Iterator[Side]:
         yield side
     finally:
         side.daemon = second
-
-
-@contextmanager
-def _killed_application(world: World) -> Iterator[Side]:
-    side = world.either
-    side.application.kill()
-    side.application.wait()
-    try:
-        yield side
-    finally:
-        side.start_application()
-
-
-@contextmanager
-def _frozen_application(world: World) -> Iterator[Side]:
-    side = world.either
-    with _frozen(side.application):
-        yield side
 
 
 @contextmanager
@@ -284,8 +271,6 @@ def _no_connections_left(world: World) -> Iterator[Side]:
         with suppress(psycopg.Error):
             while True:
                 held.enter_context(psycopg.connect(side.instance.url))
-        with suppress(psycopg.Error):
-            held.enter_context(psycopg.connect(side.instance.url))
         yield side
 
 
@@ -349,11 +334,11 @@ class Scenario(NamedTuple):
 
 
 SCENARIOS = (
-    Scenario("a daemon is killed", _killed_daemon, "no servicebroker serve runs here"),
-    Scenario("a daemon is frozen", _frozen_daemon, "wait"),
+    Scenario("a daemon is killed", _killed("daemon"), "no servicebroker serve runs here"),
+    Scenario("a daemon is frozen", _frozen("daemon"), "wait"),
     Scenario("a daemon is killed beside another one", _second_daemon),
-    Scenario("an application is killed", _killed_application),
-    Scenario("an application is frozen", _frozen_application),
+    Scenario("an application is killed", _killed("application")),
+    Scenario("an application is frozen", _frozen("application")),
     Scenario("PostgreSQL is killed", _killed_server),
     Scenario("PostgreSQL stops at once and recovers", _restarted_server),
     Scenario("all sessions are terminated, three times", _killed_backends),
