@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import servicebroker as sb
 from remote_support import EAST, WEST, Pair, Wire, begin, leftovers
-from servicebroker.broker import reception, round_transaction
+from servicebroker.broker import postgres_store, reception
 from servicebroker.broker.relay import Relay
 from servicebroker.engine.remote.departing import look
 from servicebroker.protocol.envelope import encode, open_payload, parse
@@ -68,7 +68,7 @@ def test_only_what_a_peer_relies_on_waits_for_the_disk(pair: Pair, monkeypatch: 
         lazy.append(b"synchronous_commit = off" in command)
         run_command(connection, command)
 
-    monkeypatch.setattr(round_transaction, "run_command", noted)
+    monkeypatch.setattr(postgres_store, "run_command", noted)
 
     def carried() -> list[bool]:
         """West sends, east stores, west removes, and nothing is left to do."""
