@@ -162,10 +162,8 @@ class Relay:
                 journal.not_taken(problem, arrival.link)
                 arrival.link.complain()
         unknown = [key for key in {one.key for one in came} if self._memory.find(*key) is None]
-        if unknown:
-            for endpoint in store.endpoints_of(unknown):
-                self._memory.enter(endpoint)
-        touched = set()
+        # also whose message is not taken: what it sends itself is found by no page while it is in memory
+        touched = {self._memory.enter(endpoint) for endpoint in (store.endpoints_of(unknown) if unknown else ())}
         for one in self._pass_on(store, came):
             try:
                 received = self._reception.open(store, one)

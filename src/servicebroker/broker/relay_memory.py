@@ -12,7 +12,7 @@ from servicebroker.broker.links import Link
 from servicebroker.engine.remote.remote_endpoints import RemoteEndpoint
 from servicebroker.model.dialog_security import Security
 from servicebroker.model.states import EndpointState
-from servicebroker.protocol.dialog import Dialog, Identity, Sending, TransmissionState
+from servicebroker.protocol.dialog import SENDS, Dialog, Identity, Sending, TransmissionState
 from servicebroker.protocol.dialog_keys import SessionKeys
 from servicebroker.protocol.envelope import BrokerFailure, Part, unpack_exchange
 from servicebroker.protocol.limits import Limits
@@ -61,7 +61,8 @@ class Entry:
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is lost or delayed when it is forgotten."""
-        return self.dialog.is_idle and not self.wants_more
+        is_unacknowledged = self.dialog.load > 0 and self.dialog.sending in SENDS  # and is tried again
+        return self.dialog.is_idle and not self.wants_more and not is_unacknowledged
 
 
 class Memory:

@@ -97,8 +97,8 @@ class Network:
             self._break(stream)
             return
         if self.loop.happens(self.faults.noise):
-            data = flip(data, self.loop.random.randrange(8 * len(data)))
-        middle = self.loop.random.randrange(len(data) + 1) if len(data) > 40 else 0
+            data = flip(data, self.loop.below(8 * len(data)))
+        middle = self.loop.below(len(data) + 1) if len(data) > 40 else 0
         for portion in (data[:middle], data[middle:]):
             if portion:
                 self._deliver(stream, portion)
