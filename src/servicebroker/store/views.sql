@@ -46,12 +46,12 @@ create or replace function servicebroker.approximate_count(queue_id integer) ret
 return pg_stat_get_live_tuples(to_regclass(format('servicebroker.queue_%s', queue_id)));
 
 -- The number under which a database is shown: that of SQL Server for its own, and from 5 for the others.
-create or replace function servicebroker.shown_database_id(id integer, name text) returns integer language sql immutable parallel safe
+create or replace function sys.shown_database_id(id integer, name text) returns integer language sql immutable parallel safe
 return case lower(name) when 'master' then 1 when 'tempdb' then 2 when 'model' then 3 when 'msdb' then 4 else id + 4 end;
 
 create or replace view sys.databases with (security_invoker = true) as
 select d.name,
-       servicebroker.shown_database_id(d.database_id, d.name) as database_id,
+       sys.shown_database_id(d.database_id, d.name) as database_id,
        d.service_broker_guid,
        d.is_broker_enabled::integer::smallint as is_broker_enabled,
        d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on,
@@ -568,7 +568,7 @@ select c.connection_id,
 -- Activation. A row is there as long as the session that wrote it is: it holds the lease, or runs the task.
 
 create or replace view sys.dm_broker_queue_monitors with (security_invoker = true) as
-select servicebroker.shown_database_id(q.database_id, shown.broker_database) as database_id,
+select sys.shown_database_id(q.database_id, shown.broker_database) as database_id,
        m.queue_id,
        m.state,
        m.last_empty_rowset_time,
@@ -585,7 +585,7 @@ select servicebroker.shown_database_id(q.database_id, shown.broker_database) as 
 
 create or replace view sys.dm_broker_activated_tasks with (security_invoker = true) as
 select t.spid,
-       servicebroker.shown_database_id(q.database_id, shown.broker_database) as database_id,
+       sys.shown_database_id(q.database_id, shown.broker_database) as database_id,
        t.queue_id,
        t.procedure_name,
        t.execute_as,

@@ -167,7 +167,7 @@ begin
 end $$;
 
 create or replace view tsql.databases with (security_invoker = true) as
-select d.name, servicebroker.shown_database_id(d.database_id, d.name) as database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
+select d.name, sys.shown_database_id(d.database_id, d.name) as database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
        'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
        0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
        d.service_broker_guid, d.is_broker_enabled::integer::smallint as is_broker_enabled,
