@@ -39,7 +39,7 @@ def _caught(attribute: str) -> Callable[[Machine], object]:
     return value
 
 
-def _shown_database_id(machine: Machine) -> object:
+def _db_id(machine: Machine) -> object:
     rows = fetch(machine.connection, "session_functions.db_id", "select tsql.db_id($1)", (machine.database.name,))
     return rows[0][0]
 
@@ -67,7 +67,7 @@ KNOWN: dict[str, Known] = {
     "error_state": (_caught("state"), INT),
     "error_line": (_caught("line"), INT),
     "error_procedure": (_caught("procedure"), _NAME),
-    "db_id": (lambda machine: _shown_database_id(machine), _SMALL),
+    "db_id": (_db_id, _SMALL),
     "db_name": (lambda machine: machine.database.name, _NAME),
     "user_name": (lambda machine: machine.database.user.name, _NAME),
     "current_user": (lambda machine: machine.database.user.name, _NAME),

@@ -182,6 +182,8 @@ def _respelled(piece: Slice) -> str:
             raise syntax_error(";", tokens.line(at))
         if word == "," and at + 1 < piece.last and words[at + 1] in _BEHIND:  # sqlglot would not mind
             raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
+        if word == "AS" and kinds[at] == WORD and (at + 1 >= piece.last or words[at + 1] in _BEHIND):
+            raise syntax_error("AS", 0)
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
