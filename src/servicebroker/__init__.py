@@ -27,6 +27,7 @@ from servicebroker.model.poison import (
     Verdict,
     give_up_after,
 )
+from servicebroker.model.workers import Worker
 
 if TYPE_CHECKING:
     from servicebroker.activation.activate import activate
@@ -76,6 +77,8 @@ __all__ = [
     "Transaction",
     "TsqlError",
     "Verdict",
+    "Worker",
+    "__version__",
     "activate",
     "give_up_after",
     "open",
