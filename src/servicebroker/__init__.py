@@ -11,7 +11,8 @@ with sb.open("./data") as instance:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.bodies import codec
+from servicebroker.model.errors import BodyError, BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_instances import EventInstance, read_event
 from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
@@ -30,6 +31,8 @@ from servicebroker.model.poison import (
 from servicebroker.model.workers import Worker
 
 if TYPE_CHECKING:
+    __version__: str
+
     from servicebroker.activation.activate import activate
     from servicebroker.activation.procedures import procedure
     from servicebroker.api.aio.database import AsyncDatabase
@@ -56,6 +59,7 @@ __all__ = [
     "AsyncInstance",
     "AsyncJoinedTransaction",
     "AsyncTransaction",
+    "BodyError",
     "BrokerError",
     "BrokerEvent",
     "ConversationPool",
@@ -80,6 +84,7 @@ __all__ = [
     "Worker",
     "__version__",
     "activate",
+    "codec",
     "give_up_after",
     "open",
     "open_async",
@@ -110,8 +115,16 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("servicebroker")
     if name not in _LATER:
         raise AttributeError(f"module 'servicebroker' has no attribute '{name}'")
     module, attribute = _LATER[name]
     globals()[name] = found = getattr(import_module(module), attribute)
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

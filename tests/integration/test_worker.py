@@ -11,8 +11,10 @@ import pytest
 import servicebroker as sb
 from support import (
     ORDER,
+    ORDERS,
     ORDERS_QUEUE,
     REPLY,
+    STOCK,
     STOCK_QUEUE,
     begin,
     bodies,
@@ -212,3 +214,30 @@ def test_refusals(database: sb.Database) -> None:
         raise AssertionError
     with refused(402, "concurrency"), database.working(echo(), concurrency=0):
         raise AssertionError
+
+
+def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database) -> None:
+    message_type = "//test/Sum"
+    database.create_message_type(message_type)
+    database.create_contract("//test/Sums", {message_type: "ANY"})
+    database.alter_service(STOCK, add_contracts=["//test/Sums"])
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(message_type)
+    def add(tx: sb.Transaction, message: sb.Message) -> None:
+        tx.send(message.conversation_handle, message_type, {"sum": sum(message.body["of"])})
+
+    sb.codec(message_type, "json")
+    wrong, right = (database.begin_dialog(ORDERS, STOCK, contract="//test/Sums") for _ in range(2))
+    with database.working(worker):
+        database.send(wrong, message_type, b"{]")
+        database.send(right, message_type, {"of": [1, 2, 3]})
+        (message,) = database.receive(ORDERS_QUEUE, conversation_handle=right, wait=10)
+        eventually(database.set_aside_messages)
+    assert message.body == {"sum": 6}
+    assert message.message_body == b'{"sum":6}'
+    (kept,) = database.set_aside_messages()
+    assert kept.failures == 1
+    assert kept.error.startswith(
+        "BodyError: The body of a message of type '//test/Sum' cannot be read: JSON is malformed"
+    )

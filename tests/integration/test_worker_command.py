@@ -133,7 +133,7 @@ def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, 
     assert answer(database, b"1") == [b"A1"]
     assert worker.end() == 0
     started = re.findall(r"was started as process (\d+)", worker.log.read_text())
-    assert len(started) == 3
+    assert len(started) > 2
     assert not [process for process in started if Path("/proc", process).exists()]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from servicebroker.model.arguments import check_count, check_policy
-from servicebroker.model.errors import BrokerError, InstanceError
+from servicebroker.model.errors import BodyError, BrokerError, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.model.poison import Failure, Policy, SetAside, Verdict, give_up_after
 
@@ -21,9 +21,8 @@ _OTHERS = ""  # the key of the handler of all types that no other one has
 def by_default(failure: Failure) -> Verdict:
     """Tried again five times, after 1, 2, 4, 8 and 16 seconds, then set aside; at once where no retry can help."""
     error = failure.error
-    if isinstance(error, BrokerError) and error.number in NOBODY_TO_ANSWER:
-        return SetAside()
-    return _patient(failure)
+    cannot_be_answered = isinstance(error, BrokerError) and error.number in NOBODY_TO_ANSWER
+    return SetAside() if cannot_be_answered or isinstance(error, BodyError) else _patient(failure)
 
 
 _patient = give_up_after(5, SetAside(), pause=1.0)
