@@ -247,6 +247,37 @@ def test_there_is_a_transmission_object_once_something_travels_and_as_long_as_it
     assert waiting_messages(west.database) == 0
 
 
+def test_what_waits_for_a_retry_is_not_forgotten(pair: Pair) -> None:
+    """Its link was lost, and its place in memory is given to another one."""
+    west = pair.west
+    west.relay = Relay(west, west.clock, lambda: west.seconds, random.Random(1), capacity=1)
+    begin(pair)
+    west.round([])
+    west.out.frames.clear()
+    west.is_connected = False
+    west.relay.lost(west.out, "The connection was lost.")
+    begin(pair)
+    west.round([])
+    west.is_connected = True
+    for _ in range(4):
+        pair.pass_time(8)
+        pair.rounds()
+    assert waiting_messages(west.database) == 0
+
+
+def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
+    """It comes right after a start, for a conversation that has something to send."""
+    handle, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, b"x")
+    pair.east.round([])
+    reply = pair.east.out.frames.pop()
+    pair.west.database.send(handle, ORDER, b"waits")
+    pair.west.relay = pair.west.new_relay()
+    pair.west.round([reply[:-1] + bytes([reply[-1] ^ 1])])
+    pair.rounds()
+    assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"waits"]
+
+
 @pytest.mark.feature(137)
 def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     """A peer that is down for long, and then comes back, also across a start of the daemon."""

@@ -1,6 +1,6 @@
 """What rounds ask of the store, and have it write: the relay knows neither SQL nor a driver.
 
-PostgreSQL carries it out (`broker/postgres_store.py`).
+PostgreSQL carries it out (`broker/postgres_store.py`), and memory for the simulator (`simulation/store.py`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Answered, Lost, Reached, Unreached
+from servicebroker.broker.sockets import FIRST_PAUSE, LAST_PAUSE, WANTED, Lost, Reached, Unreached
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import NOBODY, Peer
 from servicebroker.protocol import adjacent
@@ -23,7 +23,7 @@ OUTBOX = 4_000  # bytes that a link takes at a time
 CORRUPTED = (11230, 11235, 11251)  # why a message is refused that was changed on its way
 UNREACHABLE = RULES[9753].text
 
-Happening = Lost | Reached | Unreached | Answered
+Happening = Lost | Reached | Unreached
 
 
 class Attempt(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -25,6 +26,8 @@ FAULTY = 60.0  # seconds with faults
 ASKING = 200.0  # seconds after which all who are open send something, where an old copy was restored
 _ENDED = (EndpointState.DISCONNECTED_INBOUND, EndpointState.ERROR)  # whose peer has
 CALM = 900.0  # and without: retries are at most 64 seconds apart, connections are closed after 90
+
+logging.getLogger("servicebroker.broker").addHandler(logging.NullHandler())  # of all that is refused here nobody reads
 
 
 class Outcome(NamedTuple):
@@ -54,7 +57,7 @@ class Run:
         self._hops: dict[tuple[int, int], int] = {}  # where an instance sends what is for another one
         for index in range(random.choice((2, 2, 3, 3))):
             self._add(Instance(self.world, index, UUID(int=random.getrandbits(128))))
-        network.listeners = list(self.world.instances)
+        network.listeners += self.world.instances
         self._settle_routes(detours=False)
         self.sent: dict[Key, list[_Sent]] = {}
         self.endpoints: dict[Key, Endpoint] = {}  # also those that are gone

@@ -13,6 +13,8 @@ import psycopg
 
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.relay import Relay
+from servicebroker.broker.sockets import Lost as LinkLost
+from servicebroker.broker.sockets import Reached
 from servicebroker.engine.remote.departing import Settled
 from servicebroker.engine.remote.site import Here
 from servicebroker.model.dialog_security import Binding, Security
@@ -21,8 +23,7 @@ from servicebroker.protocol.adjacent import Arrived, Myself
 from servicebroker.protocol.dialog import Acknowledged
 from servicebroker.protocol.limits import Limits
 from servicebroker.protocol.outgoing import NEVER
-from servicebroker.simulation.links import Happening, Links, Reached, SimulatedLink, address_of
-from servicebroker.simulation.links import Lost as LinkLost
+from servicebroker.simulation.links import Happening, Links, SimulatedLink, address_of
 from servicebroker.simulation.simulated_keys import FIRST_USER, KEYS, identity, master_key
 from servicebroker.simulation.simulated_network import Network, Stream, flip
 from servicebroker.simulation.simulated_time import MIDNIGHT, Loop
@@ -63,6 +64,7 @@ class FaultyStore(MemoryStore):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
+        """The commit may fail, or it succeeds and nobody is told."""
         with super().transaction():
             yield
             self._seam("commit")
@@ -85,6 +87,7 @@ class FaultyStore(MemoryStore):
         self._instance.seam(self._daemon, self, name)
 
     def acknowledge(self, news: Mapping[UUID, Acknowledged]) -> Settled:
+        """What goes has arrived."""
         for handle, event in news.items():
             if (one := self._tables.endpoints.get(handle)) is not None:
                 self._instance.check(one, event)

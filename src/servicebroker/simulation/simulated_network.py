@@ -13,7 +13,11 @@ class Listener(Protocol):
     """An instance, as the network sees it."""
 
     index: int
-    is_up: bool
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it listens."""
+        ...
 
     def accept(self, stream: Stream) -> None:
         """Somebody has connected."""
