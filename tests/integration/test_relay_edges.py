@@ -278,6 +278,19 @@ def test_a_message_that_cannot_be_taken_hides_nobody(pair: Pair) -> None:
     assert bodies(pair.east.database.receive(STOCK_QUEUE)) == [b"waits"]
 
 
+def test_fragments_of_the_first_reply_outlive_a_start(pair: Pair) -> None:
+    """Nothing has arrived in order yet, so nothing was counted; what is kept was acknowledged all the same."""
+    _, message = opened(pair)
+    pair.east.database.send(message.conversation_handle, REPLY, bytes(100_000))
+    pair.east.round([])
+    pair.west.round([pair.east.out.frames.popleft()])
+    pair.west.relay = pair.west.new_relay()
+    for _ in range(3):
+        pair.rounds()
+        pair.pass_time(8)
+    assert bodies(pair.west.database.receive(ORDERS_QUEUE)) == [bytes(100_000)]
+
+
 @pytest.mark.feature(137)
 def test_more_conversations_wait_than_fit_in_memory(pair: Pair) -> None:
     """A peer that is down for long, and then comes back, also across a start of the daemon."""

@@ -271,7 +271,7 @@ class Both:
 
 
 def _comparable(one: RemoteEndpoint) -> list[str]:
-    shown = one._replace(database_id=0, honors_priority=False)._asdict()
+    shown = one._replace(database_id=0, honors_priority=False, kept=dict(sorted(one.kept.items())))._asdict()
     return [f"{name}: {value}" for name, value in shown.items()]
 
 
