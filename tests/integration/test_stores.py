@@ -72,6 +72,11 @@ class Both:
         gone = [one.handle for one in self.tables.removed[-1:]]
         return [handle for handle in [*self.handles, *gone] if self.chance.random() < 0.5]
 
+    def _sent(self) -> list[UUID]:
+        """Of those only what a peer knows of."""
+        found = self.tables.endpoints
+        return [handle for handle in self.some() if handle not in found or found[handle].is_remote]
+
     def same(self, do: Callable[[Store], Any]) -> Any:
         """Do it on both: the results are the same, or both fail."""
         results = []
@@ -148,27 +153,28 @@ class Both:
         self.same(lambda store: store.insert_target(header, place.home, "N"))  # it is there already
 
     def claim(self) -> None:
-        claims = {handle: Claimed(self.chance.choice((None, str(FAR))), "N") for handle in self.some()}
+        begun = [one for one in self.some() if one not in self.handles or self.tables.endpoints[one].send_sequence]
+        claims = {handle: Claimed(self.chance.choice((None, str(FAR))), "N") for handle in begun}
         self.same(lambda store: store.claim(claims))
 
     def acknowledge(self) -> None:
         news = {}
-        for handle in self.some():
+        for handle in self._sent():
             one = self.tables.endpoints.get(handle)
             news[handle] = Acknowledged(self.chance.randint(0, one.send_sequence if one else 0), FAR)
         settled = self.same(lambda store: store.acknowledge(news))
         assert set(settled[0]) == news.keys()
 
     def fail(self) -> None:
-        failures = {handle: BrokerFailure(-8462, "gone") for handle in self.some()[:1]}
+        failures = {handle: BrokerFailure(-8462, "gone") for handle in self._sent()[:1]}
         self.same(lambda store: store.fail(failures))
 
     def part(self) -> None:
-        partings = {handle: Apart(self.chance.random() < 0.5, "it differs") for handle in self.some()[:1]}
+        partings = {handle: Apart(self.chance.random() < 0.5, "it differs") for handle in self._sent()[:1]}
         self.same(lambda store: store.part(partings))
 
     def store(self) -> None:
-        batches = {handle: batch for handle in self.some() if (batch := self._batch(handle)) is not None}
+        batches = {handle: batch for handle in self._sent() if (batch := self._batch(handle)) is not None}
 
         def store_all(store: Store) -> Any:
             with store.transaction():

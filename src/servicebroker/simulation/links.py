@@ -50,6 +50,9 @@ class SimulatedLink:
         self._pending = 0  # bytes that wait to be written
         self._is_flushing = False
 
+    def __repr__(self) -> str:
+        return f"the link to {self.address}" if self.address else "an accepted link"
+
     @property
     def room(self) -> int:
         """How many bytes it takes now."""

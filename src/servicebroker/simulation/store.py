@@ -188,7 +188,7 @@ class Tables:
                 self.close(one)
                 return one.send_sequence
         number, one.send_sequence = one.send_sequence, one.send_sequence + 1
-        one.rows[number] = Waiting(Part(name, content, None if content is Content.END else body, token), xact)
+        one.rows[number] = Waiting(Part(name, content, body or None, token), xact)
         if content is Content.DATA:
             one.state = EndpointState.CONVERSING
         else:
@@ -510,8 +510,12 @@ class MemoryStore(Store):
             one.next, one.token = batch.reached, batch.token
         if one.state is not EndpointState.CLOSED:
             self._keep(one, batch)
-        is_new = False
-        for content, body in self._in_order(one, batch):
+        is_new, found = False, self._in_order(one, batch)
+        for step in batch.steps:
+            if isinstance(step, Discard):
+                for number in [number for number in one.kept if number < step.below]:
+                    del one.kept[number]
+        for content, body in found:
             takes = _BEGUN if content is Content.DATA else _LIVE
             if one.state in takes:
                 one.queue.append((content, body))
@@ -531,10 +535,6 @@ class MemoryStore(Store):
                 if step.fragment in fragments:
                     raise Lost(f"fragment {step.fragment} of message {step.number} is kept twice")
                 fragments[step.fragment] = step
-        for step in batch.steps:
-            if isinstance(step, Discard):
-                for number in [number for number in one.kept if number < step.below]:
-                    del one.kept[number]
 
     @staticmethod
     def _in_order(one: Endpoint, batch: Batch) -> list[tuple[Content, bytes]]:
