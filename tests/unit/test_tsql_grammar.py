@@ -12,7 +12,7 @@ from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
 from servicebroker.tsql.tokens import Batch, batches
 
 FOLDER = Path(__file__).parent.parent / "grammar"
-VALID = [FOLDER / f"{name}.sql" for name in ("definitions", "storage", "statements")]
+VALID = [FOLDER / f"{name}.sql" for name in ("definitions", "storage", "statements", "variants")]
 
 
 def sentences(file: Path) -> list[Batch]:
@@ -31,7 +31,7 @@ def told(text: str) -> list[str]:
 
 def text_of(batch: Batch) -> str:
     tokens = batch.tokens
-    return tokens.source[tokens.starts[0] : tokens.starts[-1]]
+    return tokens.source[tokens.starts[0] : tokens.ends[-2]]
 
 
 @pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)

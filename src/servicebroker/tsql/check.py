@@ -8,28 +8,36 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from servicebroker.engine.security.tsql_objects import Use, check_schemas
+from servicebroker.engine.security.tsql_objects import Use as SchemaUse
+from servicebroker.engine.security.tsql_objects import check_schemas
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.context import MASTER
+from servicebroker.tsql.interpreter.applocks import check_constants
 from servicebroker.tsql.interpreter.machine import RUNNERS
+from servicebroker.tsql.interpreter.modules import check_module
 from servicebroker.tsql.interpreter.objects import OPTIONS, check_definition
-from servicebroker.tsql.interpreter.principals import asked_by_nothing
+from servicebroker.tsql.interpreter.principals import asked_by_nothing, check_permission
 from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT, check_options
+from servicebroker.tsql.interpreter.transport import check_alteration
 from servicebroker.tsql.parser import parse, parse_apart
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
 from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
     DeclareTable,
     DeclareVariable,
     Definition,
+    Execute,
+    ExecuteText,
     Expression,
     Function,
     InsertExecute,
+    NoEffect,
     Permission,
     Procedure,
     Relational,
@@ -37,8 +45,9 @@ from servicebroker.tsql.syntax import (
     Statement,
     Trigger,
     Unsupported,
+    Use,
 )
-from servicebroker.tsql.tokens import Batch, batches
+from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.types import SqlType, parse_type, type_key
@@ -69,36 +78,39 @@ class Declared(NamedTuple):
     variables: dict[str, SqlType]
     tables: dict[str, str]
     types: dict[str, UserType]  # of the whole script
+    used: list[str]  # the databases that the script has named with USE
 
 
 def check(script: str) -> Iterator[Finding]:
     """Judge each statement of a script without a database; names of tables and columns are not looked up."""
-    types: dict[str, UserType] = {}
+    known = Declared({}, {}, {}, [])
     try:
         for batch in batches(script):
-            yield from _check_batch(batch, types)
+            yield from _check_batch(batch, known)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
+def _check_batch(batch: Batch, known: Declared) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
-        yield from _check_apart(batch, error, types)
+        yield from _check_apart(batch, error, known)
         return
-    declared = Declared({}, {}, types)
+    declared = known._replace(variables={}, tables={})
     for statement in statements:
         yield from _check(statement, declared)
 
 
-def _check_apart(batch: Batch, error: TsqlError, types: dict[str, UserType]) -> Iterator[Finding]:
+def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Finding]:
     """A batch that does not run: statement by statement, unless it is wrong as a whole."""
     parts = list(parse_apart(batch.tokens))
-    if not any(isinstance(found, TsqlError) for _, found in parts):
+    numbers = {found.number for _, found in parts if isinstance(found, TsqlError)}
+    if error.number not in numbers:
         yield _refused(error, "batch")
+    if not numbers:
         return
-    declared = Declared({}, {}, types)
+    declared = known._replace(variables={}, tables={})
     for words, found in parts:
         if isinstance(found, TsqlError):
             yield _refused(found, words or "statement")
@@ -114,10 +126,10 @@ def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
 def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
     """The statement, then those inside it."""
     if isinstance(statement, Procedure | Function):
-        declared = Declared({}, {}, declared.types)
+        declared = declared._replace(variables={}, tables={})
     elif isinstance(statement, Trigger):
         tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
-        declared = Declared({}, tables, declared.types)
+        declared = declared._replace(variables={}, tables=tables)
     if isinstance(statement, Declarations):
         for one in statement.made:
             with contextlib.suppress(BrokerError, UnknownColumns):  # which its DECLARE says
@@ -131,15 +143,38 @@ def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
         yield Finding(statement.line, title, Verdict.RUNS)
     except BrokerError as error:
         yield _refused(error, title, statement.line)
+    if isinstance(statement, ExecuteText):
+        yield from _check_text(statement, declared)
     for inner in _inside(statement):
         yield from _check(inner, declared)
 
 
+def _check_text(statement: ExecuteText, declared: Declared) -> Iterator[Finding]:
+    """What a text that stands there as it is says."""
+    tokens = tokenize(statement.text.text)
+    if tokens.kinds == [STRING, END]:
+        inner = tokenize(string_value(tokens.text(0)))
+        for found in _check_batch(Batch(inner), declared):
+            yield found._replace(line=statement.line)
+
+
 def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
     if isinstance(statement, Unsupported):
-        return Verdict.REFUSED, f"{statement.what} is not supported here. {statement.instead}"
+        raise unsupported(statement.what, statement.instead, statement.line)
+    if isinstance(statement, NoEffect):
+        return Verdict.DIFFERS, f"{statement.what} changes nothing here."
     if isinstance(statement, Definition):
         check_definition(statement)
+        if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used[-1:] == [MASTER]:
+            check_alteration(statement)
+    elif isinstance(statement, Use):
+        declared.used.append(statement.database.lower())
+    elif isinstance(statement, Execute) and str(statement.procedure).lower() == "sp_getapplock":
+        check_constants(statement)
+    elif isinstance(statement, Permission):
+        check_permission(statement)
+    elif isinstance(statement, Procedure | Trigger):
+        check_module(statement)
     elif isinstance(statement, SetOption):
         check_options(statement)
     if type(statement) not in RUNNERS:
@@ -182,9 +217,9 @@ def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
 def _check_schema(statement: Statement) -> None:
     """Raises: BrokerError: 2760, 3701 or 1088 what it names is in a schema of the system."""
     if isinstance(statement, Procedure | Function | Trigger):
-        check_schemas([Use(f"CREATE {title_of(statement)}", statement.name.schema or "dbo", statement.name.own)])
+        check_schemas([SchemaUse(f"CREATE {title_of(statement)}", statement.name.schema or "dbo", statement.name.own)])
     elif isinstance(statement, Definition) and statement.kind in ("QUEUE", "TYPE") and statement.verb == "CREATE":
-        check_schemas([Use(f"CREATE {statement.kind}", statement.name.schema or "dbo", statement.name.own)])
+        check_schemas([SchemaUse(f"CREATE {statement.kind}", statement.name.schema or "dbo", statement.name.own)])
 
 
 def _difference(statement: Statement) -> tuple[Verdict, str]:
@@ -217,8 +252,6 @@ def _permission(statement: Permission) -> tuple[Verdict, str]:
     nothing = [one for one in statement.permissions if asked_by_nothing(statement.kind, one)]
     if not nothing:
         return Verdict.RUNS, ""
-    if statement.verb == "DENY":
-        return Verdict.REFUSED, f"40515: Nothing here asks for {', '.join(nothing)}: leave it out."
     return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept."
 
 
@@ -267,7 +300,7 @@ def title_of(statement: Statement) -> str:
         return f"{statement.verb} {statement.kind}"
     if isinstance(statement, Relational | Permission):
         return statement.verb
-    if isinstance(statement, Unsupported):
+    if isinstance(statement, Unsupported | NoEffect):
         return statement.what
     name = type(statement).__name__
     return "".join(" " + letter if letter.isupper() else letter for letter in name).strip().upper()

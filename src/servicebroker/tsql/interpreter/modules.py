@@ -19,7 +19,7 @@ from servicebroker.tsql.interpreter import triggers, user_types
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
 
 _FIND = (
@@ -76,19 +76,29 @@ def parsed(text: str) -> Procedure:
 # ---------------------------------------------------------------- CREATE, ALTER, DROP
 
 
+def check_module(statement: Procedure | Trigger) -> None:
+    """Refuse what never runs; `tsql check` asks this too.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if isinstance(statement, Trigger) and statement.instead_of:
+        raise unsupported("INSTEAD OF", "Write an AFTER trigger.", statement.line)
+    if statement.name.own.startswith("#"):
+        raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
+
+
 @runs(Procedure)
 def _procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
-    if statement.name.own.startswith("#"):
-        raise TsqlError(40515, "A temporary procedure is not supported here. Give it a name without #.")
+    check_module(statement)
     store(machine, statement, "P")
 
 
 @runs(Trigger)
 def _trigger(machine: Machine, statement: Trigger) -> None:
-    if statement.instead_of:
-        raise TsqlError(40515, "INSTEAD OF is not supported here. Write an AFTER trigger.")
+    check_module(statement)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
     table = machine.queries.table_named(statement.table)

@@ -80,6 +80,8 @@ def _check_one(option: str, value: str, statement: SetOption) -> None:
     elif option in ("NOCOUNT", "XACT_ABORT"):
         if value not in ("ON", "OFF"):
             raise syntax_error(statement.value, statement.line)
+    elif option == "LOCK_TIMEOUT":
+        _milliseconds(value)
     elif option in WITHOUT_EFFECT | _DONE:
         pass
     elif option in SET_OPTIONS:
@@ -88,10 +90,15 @@ def _check_one(option: str, value: str, statement: SetOption) -> None:
         raise TsqlError(195, f"'{option}' is not a recognized SET option.", severity=15)
 
 
-def _lock_timeout(machine: Machine, value: str) -> None:
-    """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
+def _milliseconds(value: str) -> int:
     number = int(value) if value.lstrip("-").isdecimal() else None
     if number is None or number < -1 or number > 2**31 - 1:
-        raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
+        raise syntax_error(value, 0)
+    return number
+
+
+def _lock_timeout(machine: Machine, value: str) -> None:
+    """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
+    number = _milliseconds(value)
     limit = 0 if number == -1 else max(number, 1)
     machine.set_server_option("lock_timeout", str(limit))

@@ -184,7 +184,7 @@ class Parser(Objects):
         """A statement that nothing stands behind."""
         behind = self.at + feature.length
         self.at = feature_end(self.tokens, behind)
-        if self.at == behind and not feature.is_whole:
+        if not feature.may_be(self.words[behind : self.at]):
             self.fail()
         if not feature.instead:
             return NoEffect(line, feature.name)
@@ -205,6 +205,8 @@ class Parser(Objects):
         names = [self.name()]
         while self.take(","):
             names.append(self.name())
+        if self.take(";", "0"):
+            self.refuse("A numbered procedure", "Give each procedure its own name.")
         if kind == "TRIGGER" and self.take("ON"):
             self.refuse_ddl_trigger()
             self.fail()

@@ -312,13 +312,15 @@ class Control(Dialogs):
             if self.take("CURSOR"):
                 return self._cursor_query(line, name, is_variable=True)
             return _set_variable(line, name, operator, self.expression())
-        if self.take("TRANSACTION", "ISOLATION", "LEVEL"):
+        if self.take("TRANSACTION", "ISOLATION", "LEVEL") or self.take("TRAN", "ISOLATION", "LEVEL"):
             first = self.own_name().own.upper()
             if first in ("READ", "REPEATABLE"):
                 first += " " + self.own_name().own.upper()
             return SetOption(line, ("TRANSACTION ISOLATION LEVEL",), first)
         if self.take("IDENTITY_INSERT"):
-            table = self.name()
+            begin = self.at
+            self.name()
+            table = self.slice(begin, self.at)
             return SetOption(line, ("IDENTITY_INSERT",), f"{table} {self.expect_any('ON', 'OFF')}")
         if self.take("OFFSETS"):
             while self.word not in ("ON", "OFF"):

@@ -90,6 +90,8 @@ def statement_end(tokens: Tokens, at: int) -> int:
             awaits_set = word == "UPDATE"
         elif awaits_query and word in ("EXEC", "EXECUTE"):
             return at
+        elif awaits_query and word == "WITH":
+            pass
         elif awaits_set and word == "SET":
             awaits_set = False
         elif _goes_on(words, at, is_table=is_table):
@@ -119,8 +121,6 @@ def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
         return before in ("DELETE", "UPDATE")
     if word == "MERGE":
         return words[at + 1] in ("JOIN", "UNION")
-    if word == "WITH":
-        return before == "AS"  # of a view
     if word == "IF":
-        return before in ("TABLE", "VIEW", "INDEX", "COLUMN", "CONSTRAINT")
+        return before in ("TABLE", "VIEW", "INDEX", "COLUMN", "CONSTRAINT", "SEQUENCE", "SCHEMA")
     return is_table and word in ("DROP", "ALTER", "SET", "CHECK") and words[at + 1] in _ALTERED

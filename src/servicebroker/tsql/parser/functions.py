@@ -94,6 +94,8 @@ class Functions(Procedures):
                     self.expect("AS")
                     if not self.take("CALLER"):
                         self.refuse("EXECUTE AS of a function", "It works as its caller; write a procedure.")
+                elif self.word == "NATIVE_COMPILATION":
+                    self.refuse_native()
                 elif self.take("INLINE", "="):  # whether its body becomes a part of the query: how it is done
                     self.expect_any("ON", "OFF")
                 elif not (

@@ -5,6 +5,7 @@ What only tunes SQL Server has no effect. What a script relies on, such as an au
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
@@ -21,6 +22,13 @@ class Feature(NamedTuple):
     def length(self) -> int:
         """How many words its name has."""
         return self.name.count(" ") + 1
+
+    def may_be(self, said: Collection[str]) -> bool:
+        """Whether the words behind its name hold one that it demands."""
+        if not said:
+            return self.is_whole
+        demanded = _DEMANDED.get(self.name)
+        return demanded is None or not demanded.isdisjoint(said)
 
     @property
     def is_whole(self) -> bool:
@@ -116,6 +124,19 @@ _WHOLE = frozenset(
     {"CHECKPOINT", "RECONFIGURE", "SETUSER", "SHUTDOWN", "CLOSE ALL SYMMETRIC KEYS", "DROP DATABASE ENCRYPTION KEY"}
 )
 
+_DEMANDED = {
+    "ALTER INDEX": words("REBUILD REORGANIZE DISABLE SET RESUME PAUSE ABORT FOR"),
+    "BACKUP DATABASE": words("TO"),
+    "BULK INSERT": words("FROM"),
+    "CREATE EVENT SESSION": words("ON"),
+    "CREATE FULLTEXT INDEX": words("ON"),
+    "CREATE PARTITION FUNCTION": words("RANGE"),
+    "CREATE PARTITION SCHEME": words("PARTITION"),
+    "CREATE STATISTICS": words("ON"),
+    "CREATE SYMMETRIC KEY": words("WITH FROM"),
+    "CREATE SYNONYM": words("FOR"),
+    "CREATE XML INDEX": words("ON"),
+}
 _KINDS = {tuple(kind.split()): "" for kind in _TUNING} | {tuple(kind.split()): _REFUSED[kind] for kind in _REFUSED}
 _FEATURES = {
     tuple(name.split()): Feature(name, instead)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from servicebroker.tsql.parser.control import Control
 from servicebroker.tsql.parser.extent import statement_end
 from servicebroker.tsql.statement_errors import TsqlError
@@ -53,6 +55,9 @@ class Procedures(Control):
             if self.word == "CURSOR":
                 self.refuse("A cursor parameter", "Pass values, or use a table.")
             kind = self.type_name()
+            if self.take("NOT", "NULL"):
+                self.refuse("NOT NULL of a parameter", "Leave it out.")
+            self.take("NULL")
             default = self.expression("OUTPUT", "OUT", "READONLY", "AS", "WITH") if self.take("=") else None
             output = self.take_any("OUTPUT", "OUT") is not None
             read_only = self.take("READONLY")
@@ -72,13 +77,17 @@ class Procedures(Control):
                 if self.take_any("EXECUTE", "EXEC"):
                     self.expect("AS")
                     execute_as = self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own.upper()
-                elif self.take("NATIVE_COMPILATION"):
-                    self.refuse("NATIVE_COMPILATION", "Leave it out, and write BEGIN for BEGIN ATOMIC WITH (...).")
+                elif self.word == "NATIVE_COMPILATION":
+                    self.refuse_native()
                 elif not self.take_any("RECOMPILE", "ENCRYPTION", "SCHEMABINDING"):
                     self.fail()
                 if not self.take(","):
                     break
         return execute_as
+
+    def refuse_native(self) -> NoReturn:
+        """A module that SQL Server compiles."""
+        self.refuse("NATIVE_COMPILATION", "Leave it out, and write BEGIN for BEGIN ATOMIC WITH (...).")
 
     def must_be_first(self, what: str, begin: int) -> None:
         """Refuse what stands behind something else in its batch.
@@ -111,6 +120,7 @@ class Procedures(Control):
         events = [self.expect_any("INSERT", "UPDATE", "DELETE")]
         while self.take(","):
             events.append(self.expect_any("INSERT", "UPDATE", "DELETE"))
+        self.take("WITH", "APPEND")
         self.take("NOT", "FOR", "REPLICATION")
         self.expect("AS")
         if self.word == "EXTERNAL":

@@ -102,6 +102,9 @@ class Securing(Functions):
             clauses["ignored"] = [self._files()]
             self._termination(clauses)
             return
+        moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD")
+        if moved:
+            self.refuse(f"ALTER DATABASE {moved}", "PostgreSQL's replication and backups do that.")
         self.expect("SET")
         ignored: list[str] = []
         while True:
@@ -136,6 +139,8 @@ class Securing(Functions):
         if verb == "MODIFY" and self.word == "(":  # how much of the cloud it gets
             self.parenthesized()
             return verb
+        if self.take("SECONDARY"):
+            self.refuse(f"ALTER DATABASE {verb} SECONDARY", "PostgreSQL's replication does that.")
         self.take("LOG")
         kind = self.expect_any("FILE", "FILEGROUP")
         if kind == "FILE" and self.word == "(":

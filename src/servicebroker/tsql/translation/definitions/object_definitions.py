@@ -186,6 +186,7 @@ def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
     of, _ = column_type_of(writer, reader)
     if reader.take("COLLATE"):
         collation(reader)
+    reader.take("SPARSE")
     written = column_type(of)
     column = identifier(name)
     actions = [f"ALTER COLUMN {column} TYPE {written} USING {column}::{written}"]
@@ -220,7 +221,7 @@ def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
     if reader.word() == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     while reader.take("WITH") or reader.take(","):
-        if reader.word() not in ("SCHEMABINDING", "VIEW_METADATA"):
+        if reader.word() not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
             raise refused(f"WITH {reader.word()} of a view")
         reader.place += 1
     if not reader.take("AS"):

@@ -424,6 +424,7 @@ def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> 
             raise reader.wrong()
         name = unquoted(reader.piece.tokens.text(reader.piece.first + place + 1))
         text = _default(writer, reader, known.get(name.lower(), Column(name, SqlType("unknown"))))
+        reader.take("WITH", "VALUES")
         if reader.word(-1) == "FOR" or reader.word() == "FOR":
             raise reader.wrong()
         found.defaults.append((name, text))

@@ -30,6 +30,8 @@ _CLAUSES = {
     "WITH CHANGE_TRACKING_CONTEXT": _CHANGES,
     "PREDICT (": "Do it in Python with the package's API.",
     "AI_GENERATE_CHUNKS (": "Do it in Python with the package's API.",
+    "AI_GENERATE_EMBEDDINGS (": "Do it in Python with the package's API.",
+    "AS XML (": "Leave the schema collection out.",
     "VECTOR_SEARCH (": "Do it in Python with the package's API.",
     "FOR SYSTEM_TIME": _HISTORY,
     "PERIOD FOR SYSTEM_TIME": _HISTORY,

@@ -15,7 +15,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import COMPOUND, NUMBER, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, STRING, VARIABLE, WORD, Tokens, tokenize
 from servicebroker.tsql.translation.reading.optimizer_hints import left_out
 
 LONG = 20_000  # characters of a text that is not worth to be kept
@@ -196,7 +196,7 @@ def _respelled(piece: Slice) -> str:
             pending.append(depth)
         elif kinds[at] == NUMBER and text.lower() == "0x":
             out.append(f"{MARK}no_bytes()")
-        elif kinds[at] == NUMBER and text[0] == "$":
+        elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a sign of a currency
             out.append(f"CAST({text[1:] or '0'} AS MONEY)")
         elif kinds[at] == VARIABLE and text.startswith("@@"):
             out.append(f"{MARK}global('{text.lower()}')")
@@ -204,6 +204,8 @@ def _respelled(piece: Slice) -> str:
             out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
             out.append(f"{MARK}{text}()")
+        elif kinds[at] == STRING and at > piece.first and kinds[at - 1] == STRING:  # the name of a column
+            out.append(f"AS {text}")
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
