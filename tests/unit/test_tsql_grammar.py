@@ -1,4 +1,4 @@
-"""Sentences of T-SQL's grammar, for every statement and clause: 102 is for text that SQL Server would not take either."""
+"""Sentences of T-SQL's whole grammar: 102 is for text that SQL Server would not take either."""
 
 from __future__ import annotations
 

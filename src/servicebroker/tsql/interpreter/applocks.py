@@ -8,6 +8,7 @@ from servicebroker.store import locks
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
+from servicebroker.tsql.interpreter.foresight import CALLS
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
@@ -23,16 +24,15 @@ _FAILED = (
 )
 
 
-def check_constants(statement: Execute) -> None:
-    """Refuse a mode that stands in the text and is not there; `tsql check` asks this too.
-
-    Raises:
-        TsqlError: 40515.
-    """
+def _check_constants(statement: Execute) -> None:
+    """Refuse a mode that stands in the text and is not there."""
     for place, one in enumerate(statement.arguments):
         is_mode = one.name == "@lockmode" or (not one.name and place == 1)
         if is_mode and isinstance(one.value, Constant):
             _check_mode(str(one.value.value).upper(), statement)
+
+
+CALLS["sp_getapplock"] = _check_constants
 
 
 def _check_mode(mode: str, statement: Execute) -> None:

@@ -16,10 +16,11 @@ from servicebroker.store.running import fetch
 from servicebroker.store.statements import Rows
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter import triggers, user_types
+from servicebroker.tsql.interpreter.foresight import refuse_unrunnable
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.syntax import Definition, Function, Name, Procedure, Trigger
 
 _FIND = (
@@ -76,29 +77,17 @@ def parsed(text: str) -> Procedure:
 # ---------------------------------------------------------------- CREATE, ALTER, DROP
 
 
-def check_module(statement: Procedure | Trigger) -> None:
-    """Refuse what never runs; `tsql check` asks this too.
-
-    Raises:
-        TsqlError: 40515.
-    """
-    if isinstance(statement, Trigger) and statement.instead_of:
-        raise unsupported("INSTEAD OF", "Write an AFTER trigger.", statement.line)
-    if statement.name.own.startswith("#"):
-        raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
-
-
 @runs(Procedure)
 def _procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
-    check_module(statement)
+    refuse_unrunnable(statement, machine.queries.user_types)
     store(machine, statement, "P")
 
 
 @runs(Trigger)
 def _trigger(machine: Machine, statement: Trigger) -> None:
-    check_module(statement)
+    refuse_unrunnable(statement, machine.queries.user_types)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
     table = machine.queries.table_named(statement.table)

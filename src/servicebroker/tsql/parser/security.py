@@ -58,16 +58,9 @@ class Securing(Functions):
             if self.take("COLLATE"):
                 clauses["collate"] = self.own_name().own
             elif self.take("WITH"):
-                while True:
-                    option = self.own_name().own.upper()
-                    if option in _SWITCHES:
-                        clauses[_SWITCHES[option]] = True
-                    elif option == "TRUSTWORTHY":
-                        clauses["trustworthy"] = self.on_off()
-                    else:
-                        self._other_option(option)
-                    if not self.take(","):
-                        break
+                self._database_option(clauses)
+                while self.take(","):
+                    self._database_option(clauses)
             elif self.take("FOR"):
                 self.refuse("FOR ATTACH", "Restore PostgreSQL's backup, see the page on backups.")
             else:
@@ -80,8 +73,10 @@ class Securing(Functions):
                     if self.take("FILEGROUP"):
                         self.own_name()
                         self._filegroup_options()
-        if self.word == "AS" and self.peek() in ("SNAPSHOT", "COPY"):
-            self.refuse(f"CREATE DATABASE AS {self.peek()}", "Restore PostgreSQL's backup, see the page on backups.")
+        if self.take("AS", "SNAPSHOT"):
+            self.refuse("A snapshot of a database", "Say SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
+        if self.take("AS", "COPY"):
+            self.refuse("CREATE DATABASE AS COPY", "Restore PostgreSQL's backup, see the page on backups.")
         if self.word == "(":  # how much of the cloud it gets
             self.parenthesized()
 
@@ -91,6 +86,16 @@ class Securing(Functions):
             "READ_WRITE", "AUTOGROW_ALL_FILES", "AUTOGROW_SINGLE_FILE",
         ):  # fmt: skip
             pass
+
+    def _database_option(self, clauses: Clauses) -> None:
+        """One of CREATE DATABASE ... WITH: those of the broker are done, how the rest is kept is PostgreSQL's."""
+        option = self.own_name().own.upper()
+        if option in _SWITCHES:
+            clauses[_SWITCHES[option]] = True
+        elif option == "TRUSTWORTHY":
+            clauses["trustworthy"] = self.on_off()
+        else:
+            self._other_option(option)
 
     def _alter_database(self, clauses: Clauses) -> None:
         if self.take("MODIFY", "NAME"):

@@ -39,12 +39,16 @@ _FUNCTIONS = frozenset(
     STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
 )
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
+_SOURCES_BEFORE = frozenset(
+    {"FROM", "JOIN", "APPLY"}
+)  # behind which a function of users may be called as one of sqlglot
+_TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
 _BEHIND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
 _BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
-_JOINING = frozenset({",", "BY", "EXISTS"})
+_JOINING = frozenset({",", "BY", "AS", "EXISTS"})
 
 
 _is_reading = ContextVar("is_reading", default=False)
@@ -206,6 +210,8 @@ def _respelled(piece: Slice) -> str:
             out.append(f"{MARK}{text}()")
         elif kinds[at] == STRING and at > piece.first and kinds[at - 1] == STRING:  # the name of a column
             out.append(f"AS {text}")
+        elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
+            out.append("FLOAT(24)")
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
@@ -221,13 +227,17 @@ def _is_alone(word: str, words: list[str], at: int, piece: Slice) -> bool:
     after = words[at + 1] if at + 1 < piece.last else ""
     if word == "EXISTS":
         return after != "("
-    if after in _BEHIND or (word == "BY" and after == ","):
+    if after in _BEHIND or (word != "," and after == ","):
         return True
     return word == "," and at > piece.first and words[at - 1] in _BEFORE_VALUES
 
 
 def _is_function(words: list[str], at: int, piece: Slice) -> bool:
-    if words[at] not in _FUNCTIONS or at + 1 >= piece.last or words[at + 1] != "(":
+    if at + 1 >= piece.last or words[at + 1] != "(":
+        return False
+    if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
+        return True
+    if words[at] not in _FUNCTIONS:
         return False
     before = words[max(at - 2, piece.first) : at]
     is_type = words[at] in ("CHAR", "NCHAR") and before[:1] in (["CONVERT"], ["TRY_CONVERT"]) and before[1:] == ["("]
