@@ -185,6 +185,7 @@ class Parser(Objects):
         behind = self.at + feature.length
         self.at = feature_end(self.tokens, behind)
         if not feature.may_be(self.words[behind : self.at]):
+            self.at -= 1
             self.fail()
         if not feature.instead:
             return NoEffect(line, feature.name)

@@ -111,9 +111,9 @@ def foreign_clause(tokens: Tokens) -> TsqlError | None:
     said = tokens.words
     for at, word in enumerate(said):
         if word == "DEFAULT" and said[at - 1] in ("(", ",") and said[at + 1] in (",", ")") and "VALUES" not in said:
-            return unsupported("DEFAULT as an argument of a function", "Write the value.", tokens.line(at))
+            return unsupported("DEFAULT as an argument of a function", "Write the value.", 0)
         for clause in _BY_FIRST.get(word, ()):
             if tuple(said[at : at + len(clause)]) == clause:
                 name = " ".join(part for part in clause if part not in "(.")
-                return unsupported(name, _CLAUSES[" ".join(clause)], tokens.line(at))
+                return unsupported(name, _CLAUSES[" ".join(clause)], 0)
     return None

@@ -188,7 +188,7 @@ def _respelled(piece: Slice) -> str:
         if word == ";":
             raise syntax_error(";", tokens.line(at))
         if _is_alone(word, words, at, piece):  # sqlglot would not mind
-            raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), tokens.line(at))
+            raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), 0)
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
