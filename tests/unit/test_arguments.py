@@ -30,8 +30,7 @@ def start(steps: Steps[Any]) -> None:
 
 
 def begin_dialog(**changes: Any) -> None:
-    arguments: dict[str, Any] = {"from_service": "a", "to_service": "b", "now": NOW} | changes
-    start(begin.begin_dialog(1, arguments.pop("from_service"), arguments.pop("to_service"), **arguments))
+    start(begin.begin_dialog(1, begin.NewDialog(**{"from_service": "a", "to_service": "b"} | changes), now=NOW))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.catalog.catalog import Catalog, created, find_queue_now
-from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.send import send
 from servicebroker.engine.security import authorization as rights
@@ -224,11 +224,13 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
         is_here = notification.broker_instance == CURRENT_DATABASE
         handle = yield from begin_dialog(
             notification.database_id,
-            names.EVENT_NOTIFICATION_SERVICE,
-            notification.service_name,
-            broker_instance=arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
-            contract=names.POST_EVENT_NOTIFICATION,
-            encryption=False,
+            NewDialog(
+                names.EVENT_NOTIFICATION_SERVICE,
+                notification.service_name,
+                arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
+                names.POST_EVENT_NOTIFICATION,
+                encryption=False,
+            ),
             now=now,
         )
         yield Statement(
