@@ -31,6 +31,10 @@ class DomainError(ServiceBrokerError):
     """A domain, or a membership in one, cannot be made, read or used. The message says what to do."""
 
 
+class BodyError(ServiceBrokerError, ValueError):
+    """A body is not what messages of its type carry (`servicebroker.codec`)."""
+
+
 class BrokerError(ServiceBrokerError):
     """A statement was refused. Nothing of it was done.
 
@@ -105,6 +109,7 @@ RULES: dict[int, Rule] = {
     4624: Rule(
         "Cannot grant, deny, or revoke permissions to sa, dbo, entity owner, information_schema, sys, or yourself."
     ),
+    4708: Rule("Could not truncate object '{0}' because it is not a table."),
     4909: Rule("Cannot alter '{0}' because it is not a table."),
     5011: Rule(
         "User does not have permission to alter database '{0}', the database does not exist, "
