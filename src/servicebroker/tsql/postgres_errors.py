@@ -93,12 +93,12 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
-        name=_as_written(quoted[1], source) if quoted else message,
+        name=as_written(quoted[1], source) if quoted else message,
     )  # fmt: skip
     return TsqlError(number, filled, severity=severity)
 
 
-def _as_written(name: str, source: str) -> str:
+def as_written(name: str, source: str) -> str:
     """A name of PostgreSQL's as the statement has it: `shop_dbo.orders` as dbo.Orders."""
     own = name.rsplit(".", 1)[-1]
     found = re.search(rf"(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)
