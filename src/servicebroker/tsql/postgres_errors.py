@@ -61,6 +61,7 @@ _UNIQUE = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
 )
+_OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 OTHER = 50000
 
@@ -90,6 +91,12 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]
+    overflowed = _OVERFLOWED.fullmatch(message)
+    if overflowed is not None:
+        kind = "int" if overflowed[1] == "integer" else overflowed[1]
+        return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {kind}.", state=2)
+    if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
+        return from_broker(BrokerError(4708, message.split('"')[1]))
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",

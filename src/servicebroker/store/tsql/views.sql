@@ -122,8 +122,10 @@ select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.
        tsql.column_bytes(coalesce(said.type, received.type, t.typname), coalesce(said.size, received.size, '')) as max_length
   from tsql.every_object o
   left join servicebroker.queues q on o.type = 'SQ' and q.queue_id = o.object_id
-  join pg_attribute a on a.attrelid = coalesce(to_regclass(format('%I.%I', q.postgres_schema, q.postgres_name)), o.object_id::bigint::oid)
-                     and a.attnum > 0 and not a.attisdropped
+  join pg_attribute a
+    on a.attrelid = case when q.queue_id is null then o.object_id::bigint::oid
+                         else to_regclass(quote_ident(q.postgres_schema) || '.' || quote_ident(q.postgres_name)) end
+   and a.attnum > 0 and not a.attisdropped
   left join (values ('status', 'tinyint', ''), ('priority', 'tinyint', ''), ('service_name', 'nvarchar', '512'),
                     ('service_contract_name', 'nvarchar', '256'), ('message_type_name', 'nvarchar', '256'),
                     ('validation', 'nchar', '2'), ('message_body', 'varbinary', 'max')) received(name, type, size)

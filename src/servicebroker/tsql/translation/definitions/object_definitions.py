@@ -19,6 +19,7 @@ from servicebroker.tsql.translation.definitions.table_columns import (
     ordered,
     stamps,
     storage,
+    with_settings,
 )
 from servicebroker.tsql.translation.queries.selects import output_columns, query
 from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
@@ -217,16 +218,19 @@ def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
         raise TsqlError(
             4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
         )
+    known = output_columns(writer, node)
+    text = done.text
+    if all(name in writer.scope.functions for name in writer.parameters):  # a variable is refused
+        text = with_settings(writer, text)
     statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):
         statements = []
     if statement != "CREATE VIEW":
         statements.append(f"DROP VIEW IF EXISTS {view}")
     statements += [
-        f"CREATE VIEW {view}{columns} AS {done.text}{check}",
+        f"CREATE VIEW {view}{columns} AS {text}{check}",
         f"COMMENT ON VIEW {view} IS {string(own.name)}",
     ]
-    known = output_columns(writer, node)
     return statements + (comments(view, list(known.values())) if known and not columns else [])
 
 

@@ -251,11 +251,11 @@ def _default(writer: Writer, reader: Reader, column: Column) -> str:
     if reader.take("FOR"):
         column = Column(reader.name(), column.type)
     text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
-    return f"({_with_settings(writer, text)})"
+    return f"({with_settings(writer, text)})"
 
 
-def _with_settings(writer: Writer, text: str) -> str:
-    """A default lives longer than the session: who works in it, a default reads from a setting of the connection."""
+def with_settings(writer: Writer, text: str) -> str:
+    """A default, or a view, lives longer than the session: who works it reads from a setting of the connection."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
         said = of_session(writer.scope, name)
         text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
