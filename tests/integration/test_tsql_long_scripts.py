@@ -21,10 +21,10 @@ def db(instance: sb.Instance) -> sb.Database:
     return instance.database("LongScripts", create=True)
 
 
-def run(database: sb.Database, name: str) -> Results:
+def run(database: sb.Database, name: str, folder: Path | None = None) -> Results:
     results = Results()
     with Session(database, results.add) as session:
-        session.run((SCRIPTS / f"{name}.sql").read_text())
+        session.run((SCRIPTS / f"{name}.sql").read_text().replace("$(folder)", str(folder)))
     return results
 
 
@@ -100,3 +100,31 @@ def test_timers_schedule_and_replies_come_in_xml_and_json(db: sb.Database) -> No
     assert columns == [("status", "tinyint", 1), ("priority", "tinyint", 1), ("queuing_order", "bigint", 8)]
     assert (monitors, days, endpoints) == ([(0,)], [(0,)], [])
     assert results.messages[-1].text == "gone"
+
+
+def test_two_databases_authenticate_each_other(db: sb.Database, tmp_path: Path) -> None:
+    results = run(db, "cross_database_security", tmp_path)
+    assert [error.number for error in results.errors] == [4624]  # an owner is granted nothing
+    databases, certificates, bindings, waiting, received, who, permissions = rows(results)
+    assert databases == [("SenderDb", 0, 1, "user"), ("TargetDb", 0, 1, "user")]
+    assert certificates == [("SenderCert", "ENCRYPTED_BY_MASTER_KEY"), ("TheirCert", "NO_PRIVATE_KEY")]
+    assert bindings == [("ToTarget", "//x/Target", "Remote", 0)]
+    assert waiting == [(0,)]
+    assert received == [("//x/Target", "//x/Request", "<hello/>")]
+    assert who[0][:2] == ("TargetOwner", "TargetOwner")
+    assert permissions == [("SenderThere", "SQL_USER", "SEND", "GRANT"), ("TargetOwner", "SQL_USER", "-", None)]
+    assert any(said.text.startswith("229: The RECEIVE permission was denied") for said in results.messages)
+
+
+def test_what_is_stuck_is_seen_and_cleaned(db: sb.Database) -> None:
+    results = run(db, "monitoring")
+    assert results.errors == []
+    health, waiting, bodies, old, tables, report, messages, refused, nothing = rows(results)
+    assert health == [("SA", "A", 1, 9, "NONE"), ("SB", "B", 0, 0, "NONE")]
+    assert waiting == [("SB", 3, "no")]
+    assert bodies == [("payload 1, payload 3, payload 5",)]
+    assert old == [("SA", 3, "soon"), ("SB", 3, "soon")]
+    assert tables == [("A",), ("B",)]
+    assert report == [('<queues><sys.service_queues name="B" b="3"/></queues>',)]
+    assert (messages, refused, nothing) == ([(0,)], [(3716, 16)], [(0,)])
+    assert [said.text for said in results.messages if said.number != 5701] == ["clean"]

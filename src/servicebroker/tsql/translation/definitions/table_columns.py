@@ -261,7 +261,7 @@ def _default(writer: Writer, reader: Reader, column: Column) -> str:
 
 
 def with_settings(writer: Writer, text: str) -> str:
-    """A default, or a view, lives longer than the session: who works it reads from a setting of the connection."""
+    """What lives longer than the session: who works in it, a default reads from a setting of the connection."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
         said = of_session(writer.scope, name)
         text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
