@@ -76,8 +76,13 @@ class Model(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ a step on both
 
-    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
-        """The same result, the same refusal, or both would wait; and then both show the same."""
+    def step(
+        self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True, spoils: bool = False
+    ) -> None:
+        """The same result, the same refusal, or both would wait; and then both show the same.
+
+        `spoils`: nothing of the transaction can be committed after a refusal.
+        """
         self.steps[kind] += 1
         self.acting = pair
         real = outcome(lambda: verb(pair.real))
@@ -85,7 +90,8 @@ class Model(RuleBasedStateMachine):
         double = outcome(lambda: verb(pair.double))
         assert double == real, f"{kind}: {double} in the double, {real}"
         self.outcomes[str(real[1]) if real[0] == "refused" else real[0]] += 1
-        if real[0] == "waits" and pair in self.open:  # PostgreSQL has undone the transaction
+        undone = real[0] == "waits" or (spoils and real[0] == "refused")  # PostgreSQL has undone the transaction
+        if undone and pair in self.open:
             self.finish(pair, undo=True)
         self.compare(in_order=in_order)
 
@@ -218,6 +224,25 @@ class Model(RuleBasedStateMachine):
     def send_batch(self, which: int, other: int, kind: str, broken: list[bool]) -> None:
         bodies = [b"<broken %d" % n if is_broken else b"<a>%d</a>" % n for n, is_broken in enumerate(broken)]
         self.step_on("send batch", which, other, lambda tx, handle: tx.send_batch(handle, kind, bodies))
+
+    @precondition(lambda self: self.has_conversations() and any(hasattr(pair.real, "pipeline") for pair in self.open))
+    @rule(
+        which=number,
+        sends=st.lists(
+            st.tuples(number, st.sampled_from([PLAIN, PLAIN, DOCUMENT, MARK, ASK, "//unknown"]), st.booleans()),
+            min_size=1,
+            max_size=5,
+        ),
+    )
+    def send_in_pipeline(self, which: int, sends: list[tuple[int, str, bool]]) -> None:
+        given = [(self.handle(other), kind, b"<a/>" if is_whole else b"<a") for other, kind, is_whole in sends]
+
+        def verb(tx: Any) -> list[int]:
+            with tx.pipeline() as pipeline:
+                assert [tx.send(*one) for one in given] == list(range(len(given)))
+            return list(pipeline.numbers)
+
+        self.step("pipeline", self.open[which % len(self.open)], verb, in_order=False, spoils=True)
 
     @rule(
         which=number,

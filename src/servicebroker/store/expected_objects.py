@@ -38,11 +38,9 @@ def record() -> Steps[None]:
         "where queue_id is null and name <> 'servicebroker.made'",
         prepared=False,
     )
-    for made in queue_objects(_PATTERN, "servicebroker", _VIEW, False):  # a list takes no rows
-        yield made
+    yield queue_objects(_PATTERN, "servicebroker", _VIEW, False)
     yield _note_pattern(False)
-    for made in queue_functions(_PATTERN, True):
-        yield made
+    yield queue_functions(_PATTERN, True)
     yield _note_pattern(True)
     rows = yield Statement(
         "expected_objects.record.find_pattern",
