@@ -69,6 +69,20 @@ class StandIn:
 
         return self._call(self.real.process, (queue, awaited), options)
 
+    def working(self, *workers: sb.Worker, **options: Any) -> Any:
+        """`Database.working` with handlers of the other face, which may block."""
+        return self._call(self.real.working, tuple(map(self._awaited, workers)), options)
+
+    def _awaited(self, worker: sb.Worker) -> sb.Worker:
+        turned = sb.Worker(worker.queue, batch=worker.batch, poison=worker.poison)
+        for message_type, handler in worker._handlers.items():
+
+            async def awaited(transaction: Any, given: Any, handler: Callable[..., Any] = handler) -> None:
+                await asyncio.to_thread(handler, self._shown(transaction), given)
+
+            turned._handlers[message_type] = awaited
+        return turned
+
     def __enter__(self) -> Any:
         return self._call(self.real.__aenter__, (), {})
 

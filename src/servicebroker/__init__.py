@@ -11,7 +11,8 @@ with sb.open("./data") as instance:
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.bodies import codec
+from servicebroker.model.errors import BodyError, BrokerError, InstanceError, ServiceBrokerError
 from servicebroker.model.event_instances import EventInstance, read_event
 from servicebroker.model.events import BrokerEvent, Events
 from servicebroker.model.messages import Message, read_error
@@ -27,8 +28,11 @@ from servicebroker.model.poison import (
     Verdict,
     give_up_after,
 )
+from servicebroker.model.workers import Worker
 
 if TYPE_CHECKING:
+    __version__: str
+
     from servicebroker.activation.activate import activate
     from servicebroker.activation.procedures import procedure
     from servicebroker.api.aio.database import AsyncDatabase
@@ -55,6 +59,7 @@ __all__ = [
     "AsyncInstance",
     "AsyncJoinedTransaction",
     "AsyncTransaction",
+    "BodyError",
     "BrokerError",
     "BrokerEvent",
     "ConversationPool",
@@ -76,7 +81,10 @@ __all__ = [
     "Transaction",
     "TsqlError",
     "Verdict",
+    "Worker",
+    "__version__",
     "activate",
+    "codec",
     "give_up_after",
     "open",
     "open_async",
@@ -107,8 +115,16 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("servicebroker")
     if name not in _LATER:
         raise AttributeError(f"module 'servicebroker' has no attribute '{name}'")
     module, attribute = _LATER[name]
     globals()[name] = found = getattr(import_module(module), attribute)
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,8 +22,8 @@ def run(program: str, folder: Path) -> str:
 
 def test_the_example_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
     (program,) = python_blocks("README.md")
-    assert len([line for line in program.splitlines() if line]) <= 20
-    assert run(program, tmp_path) == "[b'one teapot', None]\n"
+    assert len([line for line in program.splitlines() if line]) <= 23
+    assert run(program, tmp_path) == "b'one teapot'\n"
 
 
 def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path) -> None:

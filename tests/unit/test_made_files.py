@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import make_permissions
+import make_remedies
 import make_sync
 
 
@@ -20,6 +21,11 @@ def test_the_made_files_are_up_to_date() -> None:
 def test_the_page_of_permissions_says_what_the_table_says() -> None:
     written = make_permissions.PAGE.read_text()
     assert make_permissions.page(written) == written, "run python tools/make_permissions.py"
+
+
+def test_the_page_of_what_is_stuck_says_what_doctor_says() -> None:
+    written = make_remedies.PAGE.read_text()
+    assert make_remedies.page(written) == written, "run python tools/make_remedies.py"
 
 
 def test_every_asyncio_module_has_a_blocking_one() -> None:

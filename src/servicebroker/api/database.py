@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from servicebroker.api.scripts import Scripts
 from servicebroker.api.security import Security
 from servicebroker.api.transaction import JoinedTransaction, Transaction, translated
 from servicebroker.api.verbs import Verbs
+from servicebroker.api.working import working
 from servicebroker.engine.catalog import alter, database_options, databases
 from servicebroker.engine.security import authorization as rights
 from servicebroker.model.arguments import (
@@ -38,6 +39,7 @@ from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 from servicebroker.model.permissions import User
 from servicebroker.model.poison import Policy
+from servicebroker.model.workers import Worker
 from servicebroker.store.running import run_alone
 from servicebroker.store.statements import Steps
 
@@ -131,6 +133,18 @@ class Database(
         check_wait(wait)
         check_policy(poison)
         return process(self, queue, procedure, top=top, wait=wait, poison=poison)
+
+    def working(self, *workers: Worker, concurrency: int = 1) -> AbstractContextManager[None]:
+        """Run workers beside the block: `with database.working(stock, concurrency=4): ...`.
+
+        Each has so many readers, which are threads, under asyncio tasks. At the end of the block nothing more is taken,
+        and what handlers are at is waited for. What no policy judges (the database is down, the queue is off, a COMMIT
+        has failed) is logged, and the reader goes on after a pause. `servicebroker worker` does this as a program.
+
+        Raises:
+            BrokerError: 15151 no such queue, 402 what is no worker, has no handlers, or those of the other form.
+        """
+        return working(self, workers, concurrency)
 
     def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
         """The verbs on a psycopg connection of the application: they belong to the transaction open there.

@@ -7,11 +7,7 @@ up to a maximum; a minimum is always kept. Programs receive from their queue and
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
 import threading
-import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,14 +22,11 @@ from servicebroker.cli import stopping
 from servicebroker.cli.existing import open_existing
 from servicebroker.cli.log import log_to_standard_error
 from servicebroker.cli.options import PatienceOption
+from servicebroker.cli.programs import LOOK, RETRY, Running, end
 from servicebroker.model import names
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.event_instances import QUEUE_ACTIVATION, read_event
 from servicebroker.model.messages import Message
-
-LOOK = 0.5  # seconds between looks at the programs
-RETRY = 5.0  # seconds until a program that failed, or could not be started, is started again
-PAUSE = 0.02  # seconds between two looks whether programs have ended
 
 _log = logging.getLogger("servicebroker.activator")
 
@@ -105,77 +98,17 @@ def _texts(where: str, given: Mapping[str, Any], known: Mapping[str, str | None]
     return texts
 
 
-class _Running:
-    """The processes of one program."""
-
-    def __init__(self, program: Program, instance: str) -> None:
-        self.program = program
-        self.wanted = max(1, program.minimum)  # what waited while nobody watched is not told of again
-        self._instance = instance
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._not_before = 0.0
-
-    @property
-    def count(self) -> int:
-        return len(self._processes)
-
-    def notify(self) -> None:
-        """One more is asked for."""
-        if self.count + self.wanted < self.program.maximum:
-            self.wanted += 1
-
-    def mind(self) -> None:
-        """Take note of exits, and start what is wanted."""
-        for ended in [one for one in self._processes if one.poll() is not None]:
-            self._processes.remove(ended)
-            if ended.returncode:
-                _log.error("%s has ended with code %d.", self._name, ended.returncode)
-                self.notify()
-                self._not_before = time.monotonic() + RETRY
-        missing = self.program.minimum - self.count - self.wanted
-        if missing > 0:
-            self.wanted += missing
-            self._not_before = max(self._not_before, time.monotonic() + LOOK)
-        while self.wanted > 0 and self.count < self.program.maximum and time.monotonic() >= self._not_before:
-            self._start()
-
-    def ask(self) -> None:
-        """Ask all to end."""
-        for running in self._processes:
-            running.terminate()
-
-    def is_over(self) -> bool:
-        """Whether none runs any more."""
-        return all(running.poll() is not None for running in self._processes)
-
-    def kill(self) -> None:
-        """End what has not ended, with the processes that it has started."""
-        for running in self._processes:
-            if running.poll() is None:
-                _log.error("%s did not end in time and is killed.", self._name)
-                os.killpg(running.pid, signal.SIGKILL)
-                running.wait()
-
-    @property
-    def _name(self) -> str:
-        return f"The program of {self.program.database}.{self.program.schema}.{self.program.queue}"
-
-    def _start(self) -> None:
-        program = self.program
-        environment = os.environ | {
-            "SERVICEBROKER_INSTANCE": self._instance,
-            "SERVICEBROKER_DATABASE": program.database,
-            "SERVICEBROKER_QUEUE": f"{program.schema}.{program.queue}",
-        }
-        try:
-            started = subprocess.Popen(program.command, env=environment, start_new_session=True)
-        except OSError as problem:
-            _log.error("%s cannot be started, and is tried again in %g seconds: %s", self._name, RETRY, problem)
-            self._not_before = time.monotonic() + RETRY
-            return
-        self.wanted -= 1
-        self._processes.append(started)
-        _log.info("%s was started as process %d; %d run.", self._name, started.pid, self.count)
+def _program_of(program: Program, instance: str) -> Running:
+    name = f"{program.schema}.{program.queue}"
+    environment = {
+        "SERVICEBROKER_INSTANCE": instance,
+        "SERVICEBROKER_DATABASE": program.database,
+        "SERVICEBROKER_QUEUE": name,
+    }
+    called = f"The program of {program.database}.{name}"
+    running = Running(called, program.command, environment, program.minimum, program.maximum)
+    running.wanted = max(1, program.minimum)  # what waited while nobody watched is not told of again
+    return running
 
 
 class Activator:
@@ -187,7 +120,7 @@ class Activator:
         self._database = database
         self._queue = config.queue
         self._programs = {
-            (program.database.lower(), program.schema.lower(), program.queue.lower()): _Running(
+            (program.database.lower(), program.schema.lower(), program.queue.lower()): _program_of(
                 program, config.instance
             )
             for program in config.programs
@@ -213,18 +146,7 @@ class Activator:
                     _log.warning("%s", problem)
                     self._stopped.wait(RETRY)
         finally:
-            self._end_programs()
-
-    def _end_programs(self) -> None:
-        """Ask all programs, and kill those that do not end."""
-        programs = self._programs.values()
-        for running in programs:
-            running.ask()
-        deadline = time.monotonic() + self._patience
-        while not self._hurries and time.monotonic() < deadline and not all(running.is_over() for running in programs):
-            time.sleep(PAUSE)
-        for running in programs:
-            running.kill()
+            end(self._programs.values(), self._patience, lambda: self._hurries)
 
     def _mind(self) -> None:
         for running in self._programs.values():

@@ -31,6 +31,11 @@ COMMANDS = {
         "serve",
         "Start the readers of queues, and carry messages to other instances and theirs in, until SIGTERM or Ctrl-C.",
     ),
+    "worker": Place(
+        "worker",
+        "worker",
+        "Run the workers of a module until SIGTERM or Ctrl-C; what they are at then is finished.",
+    ),
     "activator": Place(
         "activator",
         "activator",

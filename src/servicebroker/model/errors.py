@@ -31,6 +31,10 @@ class DomainError(ServiceBrokerError):
     """A domain, or a membership in one, cannot be made, read or used. The message says what to do."""
 
 
+class BodyError(ServiceBrokerError, ValueError):
+    """A body is not what messages of its type carry (`servicebroker.codec`)."""
+
+
 class BrokerError(ServiceBrokerError):
     """A statement was refused. Nothing of it was done.
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.model import names
+from servicebroker.model.bodies import decoded
 from servicebroker.model.errors import ERROR_NAMESPACE
 
 
@@ -34,6 +35,15 @@ class Message(NamedTuple):
     validation: str
     message_body: bytes | None
     message_enqueue_time: datetime
+
+    @property
+    def body(self) -> Any:
+        """What the body is by the codec of its message type (`servicebroker.codec`); bytes where there is none.
+
+        Raises:
+            BodyError: the body is something else. `message_body` has the bytes in any case.
+        """
+        return decoded(self.message_type_name, self.message_body)
 
     @property
     def is_end_dialog(self) -> bool:

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_count, check_wait
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.messages import Message
 
 LIMIT = 5  # rollbacks
+LONGEST_PAUSE = 60.0  # seconds between two tries that come ever later
 _PENDING_KEPT = 10_000
+_DOUBLINGS = 60  # of a pause: more would only be a larger number
 
 
 class Rollbacks:
@@ -145,14 +147,22 @@ Verdict: TypeAlias = Retry | EndWithError | SetAside | Ignore | Reply
 Policy: TypeAlias = Callable[[Failure], Verdict]
 
 
-def give_up_after(failures: int = 3, verdict: Verdict | None = None) -> Policy:
-    """The policy that tries a message again at once and, when it has failed more than so many times, gives `verdict`.
+def give_up_after(failures: int = 3, verdict: Verdict | None = None, *, pause: float = 0.0) -> Policy:
+    """The policy that tries a message again and, when it has failed more than so many times, gives `verdict`.
 
-    Without one that is END CONVERSATION WITH ERROR 500.
+    Without one that is END CONVERSATION WITH ERROR 500. The first try comes after `pause` seconds, each further one
+    after twice as many, at most a minute; 0 is at once.
     """
     check_count("failures", failures)
+    check_wait(pause)
     last = EndWithError() if verdict is None else checked_verdict(verdict)
-    return lambda failure: last if failure.count > failures else Retry()
+
+    def judge(failure: Failure) -> Verdict:
+        if failure.count > failures:
+            return last
+        return Retry(min(pause * 2.0 ** min(failure.count - 1, _DOUBLINGS), max(pause, LONGEST_PAUSE)))
+
+    return judge
 
 
 def checked_verdict(verdict: object) -> Verdict:

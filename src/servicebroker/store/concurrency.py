@@ -22,6 +22,10 @@ class Background:
         self._thread = threading.Thread(target=work, name=name, daemon=True)
         self._thread.start()
 
+    def join(self) -> None:
+        """Wait for its end."""
+        self._thread.join()
+
     def stop(self, patience: float | None = None) -> None:
         """Wait until the work has seen that it is to end, at most `patience` seconds."""
         self._thread.join(patience)

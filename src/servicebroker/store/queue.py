@@ -17,27 +17,28 @@ _COUNTERS = ("receives", "empty_receives")
 
 def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
     """The statement that makes a queue: tables, indexes, functions, and the view under its own name."""
-    return _together(
-        "queue.queue_objects",
+    text = _together(
         *(_text(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
         f"create schema if not exists {quoted(schema)};",
         *_renewed(queue_id, schema, view, retention),
     )
+    return Statement("queue.queue_objects", text, prepared=False)
 
 
 def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
     """The statement that makes what can be made again while the queue has messages, as a newer version wants it."""
-    return _together("queue.renewed_objects", *_renewed(queue_id, schema, view, retention))
+    text = _together(*_renewed(queue_id, schema, view, retention))
+    return Statement("queue.renewed_objects", text, prepared=False)
 
 
 def queue_functions(queue_id: int, retention: bool) -> Statement:
     """The statement that makes, or makes anew, the functions of a queue, for RETENTION on or off."""
-    return _together("queue.queue_functions", *_functions(queue_id, retention))
+    return Statement("queue.queue_functions", _together(*_functions(queue_id, retention)), prepared=False)
 
 
-def _together(name: str, *texts: str) -> Statement:
-    """Definitions in one round trip: a queue has so many that most of its time would be on the way."""
-    return Statement(name, "do $make$ begin\n{}\nend $make$".format("\n".join(texts)), prepared=False)
+def _together(*texts: str) -> str:
+    """Definitions as one statement: a queue has so many that they would take their time on the way."""
+    return "do $make$ begin\n{}\nend $make$".format("\n".join(texts))
 
 
 def _renewed(queue_id: int, schema: str, view: str, retention: bool) -> list[str]:

@@ -4,18 +4,17 @@ clock that stands still until a test jumps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Self, overload
+from typing import Self
 from uuid import UUID, uuid4
 
-from servicebroker.model import names, poison
+from servicebroker.model import poison
 from servicebroker.model.arguments import (
     ANY,
-    OMITTED,
     Body,
     Omitted,
     check_broker_options,
@@ -367,21 +366,12 @@ class Transaction(Verbs):
             finally:
                 self._pipeline = before
 
-    @overload
-    def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
-
-    @overload
-    def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
-
-    def send(
-        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
-    ) -> int | list[int]:
-        """SEND one message, on one conversation or on each of a list; in a `pipeline()` the first form waits."""
-        if self._pipeline is None or not isinstance(handle, UUID | None):
-            return super().send(handle, message_type, body)
+    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
+        if self._pipeline is None:
+            return super()._send(handle, message_type, content)
         self._check_open()
-        delivery.check_send(handle, message_type, body)
-        self._pipeline.waiting.append((handle, message_type, body))
+        delivery.check_send(handle, message_type, content)
+        self._pipeline.waiting.append((handle, message_type, content))
         return len(self._pipeline.numbers) + len(self._pipeline.waiting) - 1
 
     def _send_what_waits(self) -> None:

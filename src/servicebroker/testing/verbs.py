@@ -11,6 +11,7 @@ from uuid import UUID
 
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_handle, check_switch, check_wait
+from servicebroker.model.bodies import encoded, encoded_all
 from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
 from servicebroker.testing import delivery, dialogs, ending, receiving, views
@@ -72,24 +73,30 @@ class Verbs(ABC):
             )
 
     @overload
-    def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
+    def send(self, handle: UUID, message_type: str = ..., body: object = ...) -> int: ...
 
     @overload
-    def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
+    def send(self, handle: Sequence[UUID], message_type: str = ..., body: object = ...) -> list[int]: ...
 
     def send(
-        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
+        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: object = OMITTED
     ) -> int | list[int]:
         """SEND one message, on one conversation or on each of a list; returns its sequence number, or theirs."""
+        content = encoded(message_type, body)
+        if isinstance(handle, UUID | None):
+            return self._send(handle, message_type, content)
         with self._verb() as session:
-            if isinstance(handle, UUID | None):
-                return delivery.send(session, handle, message_type, body)
-            return delivery.send_multicast(session, handle, message_type, body)
+            return delivery.send_multicast(session, handle, message_type, content)
 
-    def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
-        """SEND many messages of one type; returns the first sequence number."""
+    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
         with self._verb() as session:
-            return delivery.send_batch(session, handle, message_type, bodies)
+            return delivery.send(session, handle, message_type, content)
+
+    def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[object]) -> int:
+        """SEND many messages of one type; returns the first sequence number."""
+        contents = encoded_all(message_type, bodies)
+        with self._verb() as session:
+            return delivery.send_batch(session, handle, message_type, contents)
 
     def receive(
         self,

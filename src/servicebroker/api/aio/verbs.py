@@ -17,6 +17,7 @@ from servicebroker.engine.conversation import receive
 from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
+from servicebroker.model.bodies import encoded, encoded_all
 from servicebroker.model.conversation_events import Deed, Happened, described
 from servicebroker.model.errors import MAXIMUM_LIFETIME, BrokerError, InstanceError, ServiceBrokerError, Unreachable
 from servicebroker.model.messages import Message
@@ -179,33 +180,35 @@ class AsyncVerbs(ABC):
         return await self._run(Verb(begin, Deed.BEGIN, handles, groups))
 
     @overload
-    async def send(self, handle: UUID, message_type: str = ..., body: Body | Omitted = ...) -> int: ...
+    async def send(self, handle: UUID, message_type: str = ..., body: object = ...) -> int: ...
 
     @overload
-    async def send(self, handle: Sequence[UUID], message_type: str = ..., body: Body | Omitted = ...) -> list[int]: ...
+    async def send(self, handle: Sequence[UUID], message_type: str = ..., body: object = ...) -> list[int]: ...
 
     async def send(
-        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: Body | Omitted = OMITTED
+        self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: object = OMITTED
     ) -> int | list[int]:
         """SEND one message; returns its sequence number, from 0 in each direction. For a `pipeline()` see there.
 
         A list of handles sends it on each of these conversations, or on none when one of them is refused, and
         stores its body once; the numbers come back in their order. A body that is omitted or empty is received as
-        None; a str is sent as UTF-8.
+        None; a str is sent as UTF-8; other objects as `servicebroker.codec` says for their message type.
 
         Raises:
+            BodyError: the body is not what messages of this type carry.
             BrokerError: 8418, 8426, 8428, 8429, 8431, 8432, 8433, 8434, 8459, 8494, 9618; 402 for a list of handles
                 that is empty, holds one twice, or more than 10,000.
         """
+        content = encoded(message_type, body)
         if not isinstance(handle, UUID | None):
-            return await self._multicast(handle, message_type, body)
-        return await self._send(handle, message_type, body)
+            return await self._multicast(handle, message_type, content)
+        return await self._send(handle, message_type, content)
 
-    async def _send(self, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+    async def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
         engine, catalog = self.database.engine, self.database.catalog
         return await self._run(
             Verb(
-                lambda: engine.send(handle, message_type, body),
+                lambda: engine.send(handle, message_type, content),
                 Deed.SEND,
                 [handle],
                 message_type=message_type,
@@ -225,7 +228,7 @@ class AsyncVerbs(ABC):
             )
         )
 
-    async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[Body]) -> int:
+    async def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[object]) -> int:
         """SEND many messages of one type, in their order; returns the first sequence number.
 
         What raises sends none. A body that the peer does not take fails the conversation, as with `send`: those before
@@ -235,7 +238,7 @@ class AsyncVerbs(ABC):
             BrokerError: as `send`.
         """
         database = self.database
-        given = read_once(bodies)
+        given = encoded_all(message_type, read_once(bodies))
         many = len(given) if isinstance(given, Sized) else 1  # what cannot be counted is refused by the verb
         return await self._run(
             Verb(

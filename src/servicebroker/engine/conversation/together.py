@@ -134,7 +134,9 @@ def _send_many(
     catalog: Catalog, queue_id: int, version: int, runs: Sequence[_Run], now: datetime, numbers: dict[int, int]
 ) -> Steps[None]:
     """SEND to one queue, of whose peers nothing has changed since that version; by handle, as they are locked."""
-    handles, counts, which, firsts, starts, start = [], [], [], [], [], 1
+    handles: list[UUID] = []
+    counts: list[int] = []
+    which, firsts, starts, start = [], [], [], 1
     for run in runs:
         if not handles or handles[-1] != run.sends[0].handle:
             handles.append(run.sends[0].handle)

@@ -41,6 +41,10 @@ class Background:
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._task = asyncio.create_task(work(), name=name)
 
+    async def join(self) -> None:
+        """Wait for its end."""
+        await asyncio.wait({self._task})
+
     async def stop(self, patience: float | None = None) -> None:
         """Cancel it and wait for its end, at most `patience` seconds."""
         self._task.cancel()

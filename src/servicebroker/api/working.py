@@ -1,0 +1,165 @@
+# Made from aio/working.py by tools/make_sync.py: change that file, then run `make sync`.
+"""Workers: readers that go on whatever their handlers raise, until they are asked to end."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from servicebroker.api.processing import process
+from servicebroker.api.transaction import Transaction
+from servicebroker.model.arguments import check_count
+from servicebroker.model.errors import BrokerError, InstanceError, ServiceBrokerError
+from servicebroker.model.messages import Message, read_error
+from servicebroker.model.poison import EndWithError, Failure, Ignore, Reply, Retry, SetAside, Verdict
+from servicebroker.model.wording import counted
+from servicebroker.model.workers import Worker
+from servicebroker.store.concurrency import Background, Event
+
+if TYPE_CHECKING:
+    from servicebroker.api.database import Database
+
+LOOK = 1.0  # seconds until an idle reader has seen that it is to end
+_PATIENCE = 5.0  # seconds that readers have which are cut short
+_PAUSES = (1.0, 30.0)  # seconds after a failure that no policy judges: the first, the longest
+
+_ENDED = {8426, 8427}  # what END CONVERSATION says of a conversation that has ended on this side
+_OURS = "servicebroker."
+
+_LOG = logging.getLogger("servicebroker.worker")
+
+
+@contextmanager
+def working(database: Database, workers: Sequence[Worker], concurrency: int) -> Iterator[None]:
+    """See `Database.working`."""
+    check_count("concurrency", concurrency)
+    for worker in workers:
+        if not isinstance(worker, Worker):
+            raise BrokerError(402, "worker", repr(worker), "a servicebroker.Worker")
+        worker.check(is_async=inspect.iscoroutinefunction(process))
+        database._find(worker.queue)
+    over = Event()
+    readers = [
+        Background(partial(_read, database, worker, over), f"servicebroker worker of {worker.queue}")
+        for worker in workers
+        for _ in range(concurrency)
+    ]
+    try:
+        yield
+    finally:
+        over.set()
+        try:
+            for reader in readers:
+                reader.join()
+        finally:  # who waits may be cancelled itself
+            for reader in readers:
+                reader.stop(_PATIENCE)
+
+
+def _read(database: Database, worker: Worker, over: Event) -> None:
+    """Process what comes until it is over. What ends `process` is told, and after a pause it begins again."""
+    pause, longest = _PAUSES
+    while not over.is_set():
+        began = time.monotonic()
+        try:
+            process(
+                database,
+                worker.queue,
+                partial(_handle, worker),
+                top=worker.batch or 1,
+                wait=LOOK,
+                poison=partial(_judge, worker),
+                stopping=over.is_set,
+            )
+            pause = _PAUSES[0]
+        except Exception as problem:
+            if time.monotonic() - began > longest:
+                pause = _PAUSES[0]
+            expected = isinstance(problem, ServiceBrokerError | psycopg.Error)
+            _LOG.error(
+                "The worker of %s goes on in %g seconds: %s", worker.queue, pause, problem, exc_info=not expected
+            )
+            over.wait(pause)
+            pause = min(2 * pause, longest)
+
+
+def _handle(worker: Worker, transaction: Transaction, messages: list[Message]) -> None:
+    """Call the handlers in the messages' order. What is left of a conversation that was ended goes with it."""
+    ended = set()
+    for handler, run in groupby(messages, worker.handler_of):
+        theirs = [message for message in run if message.conversation_handle not in ended]
+        for given in [theirs] if worker.batch and theirs else theirs:
+            if handler is not None:
+                _call(handler, transaction, given)
+        for message in theirs:
+            if message.is_end_dialog or message.is_error:
+                ended.add(message.conversation_handle)
+                _end(transaction, message)
+
+
+def _call(handler: Callable[..., Any], transaction: Transaction, given: Message | list[Message]) -> None:
+    try:
+        handler(transaction, given)
+    except SystemExit:  # it would end the reader, and no policy would hear of it
+        raise InstanceError("The handler has called sys.exit.") from None
+
+
+def _end(transaction: Transaction, message: Message) -> None:
+    """Answer what the other side, or the broker, has ended."""
+    if message.is_error:
+        code, description = read_error(message.message_body)
+        _LOG.warning("Conversation %s has failed with %d: %s", message.conversation_handle, code, description)
+    try:
+        transaction.end_conversation(message.conversation_handle)
+    except BrokerError as refused:
+        if refused.number not in _ENDED:  # by its handler
+            raise
+
+
+def _judge(worker: Worker, failure: Failure) -> Verdict:
+    """What the worker's policy says, told in the log; at first and at last with where the exception came from."""
+    verdict = worker.poison(failure)
+    is_between = isinstance(verdict, Retry) and failure.count > 1
+    _LOG.warning(
+        "%s: message %d of conversation %s (%s) has failed %s; %s. %s: %s",
+        worker.queue,
+        failure.message.message_sequence_number,
+        failure.message.conversation_handle,
+        failure.message.message_type_name,
+        counted(failure.count, "time"),
+        _next_step(verdict),
+        type(failure.error).__name__,
+        failure.error,
+        exc_info=None if is_between else failure.error.with_traceback(_theirs(failure.error.__traceback__)),
+    )
+    return verdict
+
+
+def _next_step(verdict: Verdict) -> str:
+    match verdict:
+        case Retry(after):
+            return f"it is tried again {f'in {after:g} s' if after else 'at once'}"
+        case EndWithError(code):
+            return f"its conversation is ended with error {code}"
+        case SetAside():
+            return "it is set aside"
+        case Ignore():
+            return "it is ignored"
+        case Reply(message_type):
+            return f"it is answered with {message_type}"
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """Where an exception came from, without what stands between our reader and the handler."""
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals["__name__"].startswith(_OURS):
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,100 @@
+"""Programs that a command starts, minds and ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+LOOK = 0.5  # seconds between looks at the programs
+RETRY = 5.0  # seconds until a program that failed, or could not be started, is started again
+PAUSE = 0.02  # seconds between two looks whether programs have ended
+
+_log = logging.getLogger("servicebroker.activator")
+
+
+class Running:
+    """The processes of one program. What it is called stands in the log.
+
+    Attributes:
+        wanted: so many are to be started.
+    """
+
+    def __init__(
+        self, called: str, command: Sequence[str], environment: Mapping[str, str], minimum: int, maximum: int
+    ) -> None:
+        self.wanted = minimum
+        self._called = called
+        self._command = command
+        self._environment = os.environ | environment
+        self._minimum = minimum
+        self._maximum = maximum
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._not_before = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many run."""
+        return len(self._processes)
+
+    def notify(self) -> None:
+        """One more is asked for."""
+        if self.count + self.wanted < self._maximum:
+            self.wanted += 1
+
+    def mind(self) -> None:
+        """Take note of exits, and start what is wanted."""
+        for ended in [one for one in self._processes if one.poll() is not None]:
+            self._processes.remove(ended)
+            if ended.returncode:
+                _log.error("%s has ended with code %d.", self._called, ended.returncode)
+                self.notify()
+                self._not_before = time.monotonic() + RETRY
+        missing = self._minimum - self.count - self.wanted
+        if missing > 0:
+            self.wanted += missing
+            self._not_before = max(self._not_before, time.monotonic() + LOOK)
+        while self.wanted > 0 and self.count < self._maximum and time.monotonic() >= self._not_before:
+            self._start()
+
+    def ask(self) -> None:
+        """Ask all to end."""
+        for running in self._processes:
+            running.terminate()
+
+    def is_over(self) -> bool:
+        """Whether none runs any more."""
+        return all(running.poll() is not None for running in self._processes)
+
+    def kill(self) -> None:
+        """End what has not ended, with the processes that it has started."""
+        for running in self._processes:
+            if running.poll() is None:
+                _log.error("%s did not end in time and is killed.", self._called)
+                os.killpg(running.pid, signal.SIGKILL)
+                running.wait()
+
+    def _start(self) -> None:
+        try:
+            started = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+        except OSError as problem:
+            _log.error("%s cannot be started, and is tried again in %g seconds: %s", self._called, RETRY, problem)
+            self._not_before = time.monotonic() + RETRY
+            return
+        self.wanted -= 1
+        self._processes.append(started)
+        _log.info("%s was started as process %d; %d run.", self._called, started.pid, self.count)
+
+
+def end(programs: Collection[Running], patience: float, hurries: Callable[[], bool]) -> None:
+    """Ask all programs to end, and kill those that do not within the patience, or when it hurries."""
+    for running in programs:
+        running.ask()
+    deadline = time.monotonic() + patience
+    while not hurries() and time.monotonic() < deadline and not all(running.is_over() for running in programs):
+        time.sleep(PAUSE)
+    for running in programs:
+        running.kill()

@@ -1,0 +1,164 @@
+"""`servicebroker worker`: runs the workers of a module, in threads or as tasks, in one process or several."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from servicebroker.api.aio.instance import AsyncInstance
+from servicebroker.api.instance import Instance
+from servicebroker.cli import stopping
+from servicebroker.cli.existing import must_exist
+from servicebroker.cli.log import log_to_standard_error
+from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, KeysOption, PatienceOption
+from servicebroker.cli.programs import LOOK, Running, end
+from servicebroker.model.errors import InstanceError
+from servicebroker.model.workers import Worker
+
+_OWN = 4  # connections beside those of readers
+_UNWATCHED = {"__pycache__", "node_modules", "site-packages"}  # folders, beside those that begin with a dot
+
+_log = logging.getLogger("servicebroker.worker")
+
+
+def worker(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE[:NAME]", help="Where the worker is; without a name, all of the module.")
+    ],
+    database: Annotated[
+        str, typer.Option("--database", envvar="SERVICEBROKER_DATABASE", metavar="D", help="The broker database.")
+    ],
+    instance: InstanceOption = DEFAULT_INSTANCE,
+    concurrency: Annotated[int, typer.Option(min=1, help="How many messages each worker is at, in a process.")] = 4,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes do that.")] = 1,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Begin anew when a Python file below this folder changes.")
+    ] = False,
+    patience: PatienceOption = stopping.PATIENCE,
+    keys: KeysOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the log as JSON, one object on each line.")] = False,
+) -> None:
+    """Run the workers of a module until SIGTERM or Ctrl-C; what they are at then is finished."""
+    log_to_standard_error(as_json=as_json)
+    must_exist(instance)
+    over = threading.Event()
+    if processes > 1 or reload:
+        hurries = threading.Event()
+        stopping.at_signal(over.set, hurries.set, patience=patience)
+        if not reload:
+            find_workers(target)
+        _supervise(target, processes, patience, over, hurries, reloads=reload)
+        return
+    workers = find_workers(target)
+    stopping.at_signal(over.set, stopping.kill_all, patience=patience)
+    connections = concurrency * len(workers) + _OWN
+    if workers[0].is_async:
+        asyncio.run(
+            _run_async(
+                AsyncInstance(instance, connections=connections, keys=keys), database, workers, concurrency, over
+            )
+        )
+        return
+    with (
+        Instance(instance, connections=connections, keys=keys) as opened,
+        opened.database(database).working(*workers, concurrency=concurrency),
+    ):
+        _tell(workers, database, concurrency)
+        over.wait()
+        _log.info("Ending: what is in progress is finished first.")
+
+
+async def _run_async(
+    instance: AsyncInstance, database: str, workers: list[Worker], concurrency: int, over: threading.Event
+) -> None:
+    async with instance as opened:
+        found = await opened.database(database)
+        async with found.working(*workers, concurrency=concurrency):
+            _tell(workers, database, concurrency)
+            while not over.is_set():  # a signal sets it, from outside of the loop
+                await asyncio.sleep(LOOK)
+            _log.info("Ending: what is in progress is finished first.")
+
+
+def _tell(workers: list[Worker], database: str, concurrency: int) -> None:
+    for one in workers:
+        _log.info("Reading %s of %s, %d at a time.", one.queue, database, concurrency)
+
+
+def find_workers(target: str) -> list[Worker]:
+    """The worker that `module:name` says, or all of a module. A module may be given by its file.
+
+    Raises:
+        InstanceError: there is none, or the module cannot be imported.
+    """
+    place, _, name = target.partition(":")
+    module = _imported(place)
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Worker)}
+    if name and name not in found:
+        near = get_close_matches(name, found, 1) or list(found)
+        has = f"Did you mean '{near[0]}'?" if near else 'Make one there: stock = servicebroker.Worker("StockQueue").'
+        raise InstanceError(f"The module '{place}' has no worker '{name}'. {has}")
+    workers = [found[name]] if name else list(dict.fromkeys(found.values()))
+    if not workers:
+        raise InstanceError(
+            f"The module '{place}' has no worker. Make one there: stock = servicebroker.Worker(\"StockQueue\")."
+        )
+    if len({one.is_async for one in workers}) > 1:
+        raise InstanceError(
+            f"The workers of '{place}' are of both forms, async def and def: run each by its name, {place}:NAME."
+        )
+    return workers
+
+
+def _imported(place: str) -> ModuleType:
+    path = Path(place)
+    folder, module = (path.absolute().parent, path.stem) if path.suffix == ".py" else (Path.cwd(), place)
+    sys.path.insert(0, str(folder))
+    try:
+        return import_module(module)
+    except Exception as problem:
+        if isinstance(problem, ModuleNotFoundError) and problem.name == module:
+            raise InstanceError(f"There is no module '{module}' in '{folder}'.") from None
+        raise InstanceError(f"'{place}' cannot be imported ({type(problem).__name__}: {problem}).") from problem
+
+
+def _supervise(
+    target: str, processes: int, patience: float, over: threading.Event, hurries: threading.Event, *, reloads: bool
+) -> None:
+    """Keep so many processes running, each by this command without what made it supervise; begin anew at a change."""
+    options = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    command = [sys.executable, "-m", "servicebroker.cli.main", *options, "--processes", "1"]
+    while not over.is_set():
+        running = Running(f"The worker {target}", command, {}, processes, processes)
+        before = dict(_changed()) if reloads else {}
+        try:
+            while not over.is_set() and not (reloads and dict(_changed()) != before):
+                running.mind()
+                over.wait(LOOK)
+        finally:
+            end([running], patience, hurries.is_set)
+        if not over.is_set():
+            _log.info("A file has changed: the worker %s begins anew.", target)
+
+
+def _changed() -> Iterator[tuple[str, int]]:
+    """The Python files below this folder, and when each has changed."""
+    for folder, folders, files in os.walk("."):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNWATCHED]
+        for name in files:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                with suppress(OSError):  # it has just gone
+                    yield path, os.stat(path).st_mtime_ns

@@ -1,0 +1,160 @@
+"""Bodies that are not bytes: which objects a message type carries, and how those become bytes and are read again.
+
+Codecs are of this process: nothing of them is stored, and what is sent are the same bytes as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from servicebroker.model.arguments import Body, Omitted
+from servicebroker.model.errors import BodyError, BrokerError
+
+T = TypeVar("T")
+
+
+class Codec(Protocol):
+    """Turns objects into bodies and back. What it raises says that they are wrong."""
+
+    def encode(self, value: Any) -> bytes:
+        """The body of an object."""
+        ...
+
+    def decode(self, body: bytes) -> Any:
+        """The object of a body."""
+        ...
+
+
+class _Functions(NamedTuple):
+    """A codec of two functions."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+_codecs: dict[str, Codec] = {}
+
+
+def codec(message_type: str, kind: Any = None) -> Any:
+    """What the messages of a type carry, in this process: `send` takes such objects, `message.body` is one.
+
+        sb.codec("//shop/Order", "json")          # lists, dicts, texts, numbers
+        sb.codec("//shop/Note", "text")           # str, as UTF-8
+        sb.codec("//shop/Invoice", "xml")         # an element of lxml
+
+        @sb.codec("//shop/Order")                 # a dataclass, a msgspec.Struct, a model of pydantic: as JSON
+        @dataclass
+        class Order: ...
+
+    Args:
+        message_type: its name, compared byte by byte.
+        kind: one of these formats, a type that JSON is read as, or an object with `encode` and `decode`; without it
+            `codec` is a decorator of a class.
+
+    Raises:
+        BrokerError: 402 nothing of the kind.
+    """
+    if not isinstance(message_type, str):
+        raise BrokerError(402, "the message type", type(message_type).__name__, "str, the name of a message type")
+    if kind is None:
+
+        def register(given: type[T]) -> type[T]:
+            _codecs[message_type] = _codec_of(given)
+            return given
+
+        return register
+    _codecs[message_type] = _codec_of(kind)
+    return None
+
+
+def _codec_of(kind: Any) -> Codec:
+    match kind:
+        case "json":
+            return _json(Any)
+        case "text":
+            return _Functions(_text, bytes.decode)
+        case "xml":
+            return _Functions(_xml, _read_xml)
+    if hasattr(kind, "model_validate_json"):  # of pydantic, which need not be installed
+        return _Functions(lambda value: kind.model_validate(value).model_dump_json().encode(), kind.model_validate_json)
+    if not isinstance(kind, type | str) and callable(getattr(kind, "encode", None)):
+        return cast(Codec, kind)
+    return _json(kind)
+
+
+def _json(kind: Any) -> Codec:
+    import msgspec  # who sends bytes does not load it
+
+    try:
+        return _Functions(msgspec.json.Encoder().encode, msgspec.json.Decoder(kind).decode)
+    except TypeError:
+        known = '"json", "text", "xml", a type that JSON is read as, or an object with encode and decode'
+        raise BrokerError(402, "the codec", repr(kind), known) from None
+
+
+def _text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"a str is expected, not {type(value).__name__}")
+    return value.encode()
+
+
+def _xml(value: Any) -> bytes:
+    from lxml import etree
+
+    return value.encode() if isinstance(value, str) else etree.tostring(value, encoding="utf-8")
+
+
+def _read_xml(body: bytes) -> Any:
+    from servicebroker.model.xml import parse  # which knows no entities, DTD or network
+
+    return parse(body)
+
+
+def encoded(message_type: str, body: Any) -> Body | Omitted:
+    """What is sent: bytes as they are, and everything else as the codec of its message type writes it.
+
+    What was written is read again at once: who sends a wrong body is told, not who receives it.
+
+    Raises:
+        BodyError: it is not what the message type carries.
+    """
+    if type(body) is bytes or isinstance(body, bytearray | memoryview | Omitted):
+        return body
+    found = _codecs.get(message_type) if isinstance(message_type, str) else None
+    if found is None or body is None:
+        return cast(Body, body)  # a str, or what the verb refuses
+    try:
+        written = found.encode(body)
+        found.decode(written)
+    except Exception as problem:
+        raise BodyError(f"The body is not what messages of type '{message_type}' carry: {_said(problem)}") from problem
+    return written
+
+
+def encoded_all(message_type: str, bodies: Any) -> Any:
+    """The bodies of a batch, each as `encoded`; what is no list the verb refuses."""
+    if message_type not in _codecs or not isinstance(bodies, Sequence) or isinstance(bodies, str | bytes | bytearray):
+        return bodies
+    return [encoded(message_type, body) for body in bodies]
+
+
+def decoded(message_type: str, body: bytes | None) -> Any:
+    """What a body is in this process: bytes where no codec is registered for its message type.
+
+    Raises:
+        BodyError: it is not what the message type carries.
+    """
+    found = _codecs.get(message_type)
+    if found is None or body is None:
+        return body
+    try:
+        return found.decode(body)
+    except Exception as problem:
+        raise BodyError(f"The body of a message of type '{message_type}' cannot be read: {_said(problem)}") from problem
+
+
+def _said(problem: Exception) -> str:
+    """What a codec has raised, as one sentence."""
+    text = " ".join(str(problem).split()) or type(problem).__name__
+    return text if text.endswith(".") else f"{text}."

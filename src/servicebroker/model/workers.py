@@ -1,0 +1,117 @@
+"""What a worker is: a queue, the handlers of its messages by their types, and a policy for those that fail."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from servicebroker.model.arguments import check_count, check_policy
+from servicebroker.model.errors import BodyError, BrokerError, InstanceError
+from servicebroker.model.messages import Message
+from servicebroker.model.poison import Failure, Policy, SetAside, Verdict, give_up_after
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+NOBODY_TO_ANSWER = {8426, 8429}  # the conversation is gone, or the other side has ended it, or it has failed
+
+_OTHERS = ""  # the key of the handler of all types that no other one has
+
+
+def by_default(failure: Failure) -> Verdict:
+    """Tried again five times, after 1, 2, 4, 8 and 16 seconds, then set aside; at once where no retry can help."""
+    error = failure.error
+    cannot_be_answered = isinstance(error, BrokerError) and error.number in NOBODY_TO_ANSWER
+    return SetAside() if cannot_be_answered or isinstance(error, BodyError) else _patient(failure)
+
+
+_patient = give_up_after(5, SetAside(), pause=1.0)
+
+
+class Worker:
+    """Reads a queue for as long as it runs; no exception of a handler ends it.
+
+        stock = sb.Worker("StockQueue")
+
+        @stock.on("//shop/Order")
+        def order(tx, message):
+            tx.send(message.conversation_handle, "//shop/Confirmation", b"...")
+
+    It is run by `servicebroker worker module:stock`, or by `with database.working(stock): ...`. Each call of a handler
+    has a transaction of its own, in which its message was received. EndDialog is answered with END CONVERSATION, and an
+    Error too, which is logged; handlers of these types are called first.
+
+    Attributes:
+        queue: its name.
+        batch: None, and handlers get (transaction, message); or a number, and they get (transaction, messages): at most
+            so many that follow each other in one conversation group.
+        poison: says what becomes of a message whose handler raises an exception.
+    """
+
+    def __init__(self, queue: str, *, batch: int | None = None, poison: Policy = by_default) -> None:
+        if not isinstance(queue, str):
+            raise BrokerError(402, "queue", type(queue).__name__, "str, the name of a queue")
+        if batch is not None:
+            check_count("batch", batch)
+        check_policy(poison)
+        self.queue = queue
+        self.batch = batch
+        self.poison = poison
+        self._handlers: dict[str, Callable[..., Any]] = {}
+
+    def on(self, *message_types: str) -> Callable[[F], F]:
+        """The function is the handler of these message types; without any, of all that have no other one.
+
+        `sb.DIALOG_TIMER`, `sb.END_DIALOG` and `sb.ERROR` are types as well.
+
+        Raises:
+            BrokerError: 402 what is no name, a type that has a handler, or a coroutine function beside a plain one.
+        """
+        for given in message_types:
+            if not isinstance(given, str):
+                raise BrokerError(402, "on", repr(given), 'the name of a message type: @worker.on("//shop/Order")')
+
+        def register(function: F) -> F:
+            is_async = inspect.iscoroutinefunction(function)
+            if self._handlers and is_async != self.is_async:
+                raise BrokerError(402, "on", "async def beside def", "the same for all handlers of a worker")
+            for message_type in message_types or (_OTHERS,):
+                if message_type in self._handlers:
+                    raise BrokerError(402, "on", f"'{message_type}', which has a handler", "another message type")
+                self._handlers[message_type] = function
+            return function
+
+        return register
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its handlers are coroutine functions."""
+        return any(inspect.iscoroutinefunction(handler) for handler in self._handlers.values())
+
+    def check(self, *, is_async: bool) -> None:
+        """Refuse what cannot be run here.
+
+        Raises:
+            BrokerError: 402 there is no handler, or those are of the other kind.
+        """
+        if not self._handlers:
+            raise BrokerError(402, "worker", "one without handlers", 'given one: @worker.on("//shop/Order")')
+        if self.is_async != is_async:
+            kinds = "functions", "coroutine functions (async def)"
+            raise BrokerError(402, "worker", f"one of {kinds[self.is_async]}", f"one of {kinds[is_async]} here")
+
+    def handler_of(self, message: Message) -> Callable[..., Any] | None:
+        """What is called with a message; None for an EndDialog or Error that nobody has asked for.
+
+        Raises:
+            InstanceError: nobody is there for its type.
+        """
+        given = self._handlers.get(message.message_type_name)
+        if given is not None or message.is_end_dialog or message.is_error:
+            return given
+        if _OTHERS in self._handlers:
+            return self._handlers[_OTHERS]
+        raise InstanceError(
+            f"The worker of {self.queue} has no handler for messages of type '{message.message_type_name}': register "
+            f"one with @worker.on({message.message_type_name!r})."
+        )

@@ -1,0 +1,243 @@
+"""Workers: handlers by message type, and readers that no exception ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from uuid import UUID
+
+import pytest
+
+import servicebroker as sb
+from support import (
+    ORDER,
+    ORDERS,
+    ORDERS_QUEUE,
+    REPLY,
+    STOCK,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    eventually,
+    far_handle,
+    open_dialog,
+    refused,
+    state,
+)
+
+pytestmark = pytest.mark.both_faces
+
+
+def send(database: sb.Database, *texts: bytes) -> UUID:
+    handle = begin(database)
+    for text in texts:
+        database.send(handle, ORDER, text)
+    return handle
+
+
+def at_once(failure: sb.Failure) -> sb.Verdict:
+    return sb.Retry() if failure.count < 3 else sb.SetAside()
+
+
+def echo(poison: sb.Policy = at_once) -> sb.Worker:
+    """Answers each order with its body, and fails on bad ones."""
+    worker = sb.Worker(STOCK_QUEUE, poison=poison)
+
+    @worker.on(ORDER)
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        if message.message_body == b"bad":
+            raise ValueError("no such item")
+        if message.message_body == b"exit":
+            raise SystemExit(3)
+        tx.send(message.conversation_handle, REPLY, message.message_body)
+
+    return worker
+
+
+def replies(database: sb.Database, handle: UUID) -> list[bytes | None]:
+    return bodies(database.receive(ORDERS_QUEUE, conversation_handle=handle, wait=10))
+
+
+def test_a_handler_has_the_messages_of_its_type_and_an_end_is_answered(database: sb.Database) -> None:
+    handle = begin(database)
+    with database.working(echo()):
+        database.send(handle, ORDER, b"1")
+        assert replies(database, handle) == [b"1"]
+        target = far_handle(database, handle)
+        database.end_conversation(handle)
+        eventually(lambda: state(database, target) == "CD")
+
+
+def test_an_error_is_answered_and_told(database: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
+    initiator, target = open_dialog(database)
+    with database.working(echo()):
+        database.end_conversation(initiator, error=(77, "out of teapots"))
+        eventually(lambda: state(database, target) is None or state(database, target) == "CD")
+    assert f"Conversation {target} has failed with 77: out of teapots" in caplog.text
+
+
+def test_own_handlers_of_end_and_error_and_timer_come_first(database: sb.Database) -> None:
+    seen: list[str] = []
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(sb.END_DIALOG, sb.ERROR, sb.DIALOG_TIMER)
+    def service(tx: sb.Transaction, message: sb.Message) -> None:
+        seen.append(message.message_type_name)
+        if message.is_end_dialog:
+            tx.end_conversation(message.conversation_handle)  # itself, which the worker takes as it is
+
+    ended, failed = open_dialog(database), open_dialog(database)
+    database.begin_conversation_timer(ended[1], 0)
+    with database.working(worker):
+        eventually(lambda: seen == [sb.DIALOG_TIMER])
+        database.end_conversation(ended[0])
+        database.end_conversation(failed[0], error=(5, "no"))
+        eventually(lambda: sorted(seen) == sorted([sb.DIALOG_TIMER, sb.END_DIALOG, sb.ERROR]))
+    assert {state(database, ended[1]), state(database, failed[1])} <= {"CD", None}  # before the block has ended
+
+
+def test_one_exception_ends_no_reader(database: sb.Database, caplog: pytest.LogCaptureFixture) -> None:
+    """Not even four of them, in four readers, nor sys.exit; each costs its own message."""
+    with database.working(echo(), concurrency=4):
+        for body in (b"bad", b"bad", b"bad", b"exit"):
+            send(database, body)
+        eventually(lambda: len(database.set_aside_messages()) == 4)
+        handles = [send(database, b"%d" % number) for number in range(8)]
+        assert [replies(database, handle) for handle in handles] == [[b"%d" % number] for number in range(8)]
+    kept = database.set_aside_messages()
+    assert sorted(message.error for message in kept) == [
+        "InstanceError: The handler has called sys.exit.",
+        *["ValueError: no such item"] * 3,
+    ]
+    assert all(message.failures == 3 for message in kept)
+    assert "has failed 1 time; it is tried again at once. ValueError: no such item" in caplog.text
+    assert "has failed 3 times; it is set aside" in caplog.text
+
+
+def test_a_failed_message_waits_and_others_go_on(database: sb.Database) -> None:
+    slow = send(database, b"bad", b"behind it")
+    with database.working(echo(lambda failure: sb.Retry(60) if failure.count == 1 else sb.SetAside())):
+        assert replies(database, send(database, b"other")) == [b"other"]
+        assert database.receive(ORDERS_QUEUE, conversation_handle=slow) == []
+
+
+def test_who_cannot_be_answered_is_set_aside_at_once(database: sb.Database) -> None:
+    """The other side has ended the conversation behind its message: no second try could answer it."""
+    handle = send(database, b"1")
+    target = far_handle(database, handle)
+    database.end_conversation(handle)
+    worker = echo(sb.Worker("any").poison)  # as it is without one
+    with database.working(worker):
+        eventually(lambda: [message.failures for message in database.set_aside_messages()] == [1])
+        eventually(lambda: state(database, target) == "CD")  # its END was answered all the same
+
+
+def test_a_type_that_nobody_handles_is_poison(database: sb.Database) -> None:
+    worker = sb.Worker(STOCK_QUEUE, poison=at_once)
+    worker.on("//test/Other")(lambda tx, message: None)
+    send(database, b"1")
+    with database.working(worker):
+        eventually(lambda: len(database.set_aside_messages()) == 1)
+    assert f"no handler for messages of type '{ORDER}'" in database.set_aside_messages()[0].error
+
+
+def test_batches_keep_the_order_and_one_bad_message_costs_itself(database: sb.Database) -> None:
+    worker = sb.Worker(STOCK_QUEUE, batch=3, poison=at_once)
+    taken: list[list[bytes | None]] = []
+
+    @worker.on()
+    def orders(tx: sb.Transaction, messages: list[sb.Message]) -> None:
+        if b"bad" in bodies(messages):
+            raise ValueError
+        taken.append(bodies(messages))
+
+    handle = send(database, b"1", b"2", b"3", b"4", b"bad", b"5")
+    target = far_handle(database, handle)
+    database.end_conversation(handle)
+    with database.working(worker):
+        eventually(lambda: state(database, target) == "CD")
+    assert taken[0] == [b"1", b"2", b"3"]
+    assert [body for run in taken for body in run] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_a_queue_that_is_off_ends_no_worker(
+    database: sb.Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for face in (sb.api.working, sb.api.aio.working):
+        monkeypatch.setattr(face, "_PAUSES", (0.05, 0.1))
+    handle = begin(database)
+    with database.working(echo(), concurrency=2):
+        database.alter_queue(STOCK_QUEUE, status=False)
+        eventually(lambda: "goes on in 0.1 seconds: Msg 9617" in caplog.text)
+        database.alter_queue(STOCK_QUEUE, status=True)
+        database.send(handle, ORDER, b"1")
+        assert replies(database, handle) == [b"1"]
+
+
+def test_the_end_of_the_block_waits_for_what_is_in_progress(database: sb.Database) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(ORDER)
+    def order(tx: sb.Transaction, message: sb.Message) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        tx.send(message.conversation_handle, REPLY, b"done")
+
+    first = send(database, b"1")
+    with database.working(worker):
+        assert begun.wait(10)
+        send(database, b"2")
+        threading.Timer(0.3, go_on.set).start()
+    assert replies(database, first) == [b"done"]
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"2"]
+
+
+def test_an_idle_worker_ends_soon(database: sb.Database) -> None:
+    with database.working(echo(), concurrency=4):
+        time.sleep(0.1)
+        begins = time.monotonic()
+    assert time.monotonic() - begins < 4
+
+
+def test_an_exception_of_the_block_ends_the_workers_too(database: sb.Database) -> None:
+    with pytest.raises(ZeroDivisionError), database.working(echo()):
+        raise ZeroDivisionError
+    send(database, b"1")
+    assert bodies(database.receive(STOCK_QUEUE, wait=0.2)) == [b"1"]
+
+
+def test_refusals(database: sb.Database) -> None:
+    worker = sb.Worker("Nowhere")
+    worker.on()(lambda tx, message: None)
+    with refused(15151, "Nowhere"), database.working(worker):
+        raise AssertionError
+    with refused(402, "concurrency"), database.working(echo(), concurrency=0):
+        raise AssertionError
+
+
+def test_a_wrong_body_is_poison_and_right_ones_are_objects(database: sb.Database) -> None:
+    message_type = "//test/Sum"
+    database.create_message_type(message_type)
+    database.create_contract("//test/Sums", {message_type: "ANY"})
+    database.alter_service(STOCK, add_contracts=["//test/Sums"])
+    worker = sb.Worker(STOCK_QUEUE)
+
+    @worker.on(message_type)
+    def add(tx: sb.Transaction, message: sb.Message) -> None:
+        tx.send(message.conversation_handle, message_type, {"sum": sum(message.body["of"])})
+
+    sb.codec(message_type, "json")
+    wrong, right = (database.begin_dialog(ORDERS, STOCK, contract="//test/Sums") for _ in range(2))
+    with database.working(worker):
+        database.send(wrong, message_type, b"{]")
+        database.send(right, message_type, {"of": [1, 2, 3]})
+        (message,) = database.receive(ORDERS_QUEUE, conversation_handle=right, wait=10)
+        eventually(database.set_aside_messages)
+    assert message.body == {"sum": 6}
+    assert message.message_body == b'{"sum":6}'
+    (kept,) = database.set_aside_messages()
+    assert kept.failures == 1
+    assert kept.error.startswith(
+        "BodyError: The body of a message of type '//test/Sum' cannot be read: JSON is malformed"
+    )

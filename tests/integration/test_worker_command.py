@@ -1,0 +1,160 @@
+"""`servicebroker worker`, as a user starts and ends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servicebroker as sb
+from support import ORDER, ORDERS_QUEUE, STOCK_QUEUE, begin, bodies, eventually
+
+pytestmark = pytest.mark.slow
+
+APP = """
+import os, time
+import servicebroker as sb
+
+stock = sb.Worker("StockQueue")
+
+@stock.on("//test/Order")
+def order(tx, message):
+    if message.message_body == b"die":
+        os._exit(9)
+    if message.message_body == b"slow":
+        open("slow", "w").close()
+        while not os.path.exists("go on"):
+            time.sleep(0.05)
+    tx.send(message.conversation_handle, "//test/Reply", b"A" + message.message_body)
+"""
+
+ASYNC = APP.replace("def order", "async def order").replace("tx.send", "await tx.send")
+
+
+class Started:
+    """A worker's process, with what it says."""
+
+    def __init__(self, folder: Path, database: sb.Database, *arguments: str) -> None:
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "servicebroker.cli.main", "worker", *arguments, "--database", database.name]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stderr=log,
+                env=os.environ | {"SERVICEBROKER_INSTANCE": database.instance.url},
+                start_new_session=True,
+            )
+
+    def says(self, words: str, times: int = 1) -> None:
+        eventually(lambda: self.log.read_text().count(words) >= times or self.process.poll() is not None, 60)
+        assert self.log.read_text().count(words) >= times, self.log.read_text()
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def start(tmp_path: Path, database: sb.Database) -> Iterator[Callable[..., Started]]:
+    started: list[Started] = []
+
+    def begin_one(*arguments: str) -> Started:
+        started.append(Started(tmp_path, database, *arguments))
+        return started[-1]
+
+    yield begin_one
+    for one in started:
+        if one.process.poll() is None:
+            os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+
+
+def answer(database: sb.Database, body: bytes, **options: Any) -> list[bytes | None]:
+    handle = begin(database)
+    database.send(handle, ORDER, body)
+    return bodies(database.receive(ORDERS_QUEUE, conversation_handle=handle, **options or {"wait": 60}))
+
+
+@pytest.mark.parametrize("program", [APP, ASYNC], ids=["threads", "asyncio"])
+def test_sigterm_lets_it_finish_what_it_is_at(
+    database: sb.Database, tmp_path: Path, start: Callable[..., Started], program: str
+) -> None:
+    (tmp_path / "app.py").write_text(program)
+    worker = start("app:stock", "--concurrency", "2")
+    worker.says("Reading StockQueue of")
+    assert answer(database, b"1") == [b"A1"]
+    handle = begin(database)
+    database.send(handle, ORDER, b"slow")
+    eventually((tmp_path / "slow").exists)
+    worker.process.send_signal(signal.SIGTERM)
+    if program is APP:  # a handler that blocks holds up the event loop, and with it what is told
+        worker.says("Ending")
+    (tmp_path / "go on").touch()
+    assert worker.process.wait(60) == 0
+    assert bodies(database.receive(ORDERS_QUEUE, conversation_handle=handle)) == [b"Aslow"]
+    assert answer(database, b"2", wait=0) == []
+
+
+def test_a_changed_file_begins_it_anew_and_a_broken_one_is_waited_for(
+    database: sb.Database, tmp_path: Path, start: Callable[..., Started]
+) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(APP)
+    worker = start("app.py", "--reload")
+    worker.says("Reading StockQueue of")
+    assert answer(database, b"1") == [b"A1"]
+    file.write_text("here is a mistake")
+    worker.says("cannot be imported (SyntaxError")
+    file.write_text(APP.replace('b"A" +', 'b"B" +'))
+    assert answer(database, b"2") == [b"B2"]
+    assert worker.end() == 0
+
+
+def test_a_process_that_dies_is_replaced(database: sb.Database, tmp_path: Path, start: Callable[..., Started]) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    worker = start("app", "--processes", "2")
+    worker.says("Reading StockQueue of", 2)
+    handle = begin(database)
+    database.send(handle, ORDER, b"die")
+    worker.says("has ended with code 9")
+    database.end_conversation(handle, cleanup=True)
+    with database.transaction() as transaction:
+        for message in transaction.receive(STOCK_QUEUE, wait=5):
+            transaction.end_conversation(message.conversation_handle)
+    worker.says("Reading StockQueue of", 3)
+    assert answer(database, b"1") == [b"A1"]
+    assert worker.end() == 0
+    started = re.findall(r"was started as process (\d+)", worker.log.read_text())
+    assert len(started) > 2
+    assert not [process for process in started if Path("/proc", process).exists()]
+
+
+@pytest.mark.parametrize(
+    ("program", "target", "words"),
+    [
+        (APP, "app:stok", "The module 'app' has no worker 'stok'. Did you mean 'stock'?"),
+        (APP, "ap:stock", "There is no module 'ap' in '{folder}'."),
+        ("x = 1", "app", "The module 'app' has no worker. Make one there"),
+        ("x = 1 / 0", "app:stock", "'app' cannot be imported (ZeroDivisionError: division by zero)."),
+        (APP.replace("StockQueue", "Nowhere"), "app", "Cannot find the queue 'Nowhere'"),
+        ("import servicebroker as sb\nstock = sb.Worker('StockQueue')", "app", "one without handlers"),
+        (APP + "\nother = sb.Worker('OrdersQueue')\n@other.on()\nasync def f(tx, m): ...", "app", "of both forms"),
+    ],
+)
+def test_mistakes_are_said_in_one_sentence(
+    database: sb.Database, tmp_path: Path, start: Callable[..., Started], program: str, target: str, words: str
+) -> None:
+    (tmp_path / "app.py").write_text(program)
+    worker = start(target)
+    assert worker.process.wait(60) == 1
+    said = worker.log.read_text()
+    assert words.format(folder=tmp_path) in said
+    assert said.count("\n") == 1
