@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -71,6 +71,7 @@ class Model(RuleBasedStateMachine):
         self.open: list[Pair] = []
         self.acting = self.databases["A"]
         self.begun: UUID | None = None
+        self.is_undone = False
         self.real.poison._rollbacks = Rollbacks()
         self.events = len(self.real.events.recent())
 
@@ -87,12 +88,14 @@ class Model(RuleBasedStateMachine):
         self.acting = pair
         real = outcome(lambda: verb(pair.real))
         self.begun = real[1] if kind == "begin" and real[0] == "done" else None
+        # PostgreSQL has undone the transaction, and tells no names of what the double makes in it
+        self.is_undone = pair in self.open and (real[0] == "waits" or (spoils and real[0] == "refused"))
         double = outcome(lambda: verb(pair.double))
         assert double == real, f"{kind}: {double} in the double, {real}"
         self.outcomes[str(real[1]) if real[0] == "refused" else real[0]] += 1
-        undone = real[0] == "waits" or (spoils and real[0] == "refused")  # PostgreSQL has undone the transaction
-        if undone and pair in self.open:
+        if self.is_undone:
             self.finish(pair, undo=True)
+            self.is_undone = False
         self.compare(in_order=in_order)
 
     def step_on(self, kind: str, which: int, other: int, verb: Callable[[Any, UUID], Any]) -> None:
@@ -137,7 +140,14 @@ class Model(RuleBasedStateMachine):
         """The double's endpoints are named as the engine's: the order within a group goes by handle."""
         handle = peer or self.begun
         assert handle is not None
-        return identity(self.see, handle, of_target=peer is not None)
+        if self.is_undone:
+            return uuid4(), uuid4(), uuid4()
+        return identity(self.see, handle, None if peer is None else self.conversation(peer))
+
+    def conversation(self, handle: UUID) -> UUID:
+        """Its id: the engine may have removed an initiator that has ended when its messages were delivered at last."""
+        sessions = [self.double._memory.endpoints, *(pair.double._session.endpoints.changes for pair in self.open)]
+        return next(known[handle].conversation_id for known in sessions if known.get(handle) is not None)
 
     # ------------------------------------------------------------ what is chosen from
 
