@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
 from servicebroker.api.open import open_instance
 from servicebroker.model.certificates import Facts
@@ -48,6 +49,18 @@ def open_existing(target: str, keys: str | None = None) -> Iterator[Instance]:
     must_exist(target)
     with open_instance(target, upkeep=None, keys=keys) as opened:
         yield opened
+
+
+@contextmanager
+def open_database(target: str, database: str) -> Iterator[Database]:
+    """A broker database of an instance that exists.
+
+    Raises:
+        InstanceError: there is no instance.
+        BrokerError: 911 no such database.
+    """
+    with open_existing(target) as instance:
+        yield instance.database(database)
 
 
 def is_down(target: str, problem: InstanceError) -> bool:

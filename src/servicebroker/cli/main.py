@@ -77,6 +77,7 @@ COMMANDS = {
     ),
     "tsql": Place("tsql", "app", "T-SQL scripts: what runs here."),
     "route": Place("route", "app", "Routes: where services are reached, and why a message goes there."),
+    "define": Place("define", "app", "A whole application as one file: types, contracts, queues, rights."),
     "poison": Place("poison", "app", "Messages that cannot be processed: look, end, try again."),
     "rights": Place("rights", "app", "PostgreSQL roles that may do the verbs and nothing else."),
     "pipeline": Place("pipeline", "app", "Queues into tables of a warehouse, through Spark."),

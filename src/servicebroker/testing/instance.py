@@ -12,7 +12,14 @@ from typing import Self
 from uuid import UUID, uuid4
 
 from servicebroker.model import poison
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_procedure, check_switch
+from servicebroker.model.arguments import (
+    ANY,
+    check_broker_options,
+    check_changes,
+    check_procedure,
+    check_switch,
+    may_exist,
+)
 from servicebroker.model.errors import InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.messages import Message
@@ -175,19 +182,23 @@ class Database(Verbs):
         """
         raise InstanceError("The in-memory double has no PostgreSQL connection to join: use database.transaction().")
 
-    def create_message_type(self, name: str, validation: str = "NONE") -> None:
+    def create_message_type(self, name: str, validation: str = "NONE", *, exist_ok: bool = False) -> None:
         """CREATE MESSAGE TYPE."""
-        with self.instance._alone():
+        with may_exist(exist_ok), self.instance._alone():
             definitions.create_message_type(self.instance._memory, self.broker, name, validation)
 
-    def create_contract(self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+    def create_contract(
+        self, name: str, sent_by: Mapping[str, str] | Iterable[tuple[str, str]], *, exist_ok: bool = False
+    ) -> None:
         """CREATE CONTRACT."""
-        with self.instance._alone():
+        with may_exist(exist_ok), self.instance._alone():
             definitions.create_contract(self.instance._memory, self.broker, name, sent_by)
 
-    def create_queue(self, name: str, *, status: bool = True, poison_message_handling: bool = True) -> None:
+    def create_queue(
+        self, name: str, *, status: bool = True, poison_message_handling: bool = True, exist_ok: bool = False
+    ) -> None:
         """CREATE QUEUE."""
-        with self.instance._alone():
+        with may_exist(exist_ok), self.instance._alone():
             definitions.create_queue(
                 self.instance._memory,
                 self.broker,
@@ -196,9 +207,9 @@ class Database(Verbs):
                 poison_message_handling=poison_message_handling,
             )
 
-    def create_service(self, name: str, queue: str, contracts: Iterable[str] = ()) -> None:
+    def create_service(self, name: str, queue: str, contracts: Iterable[str] = (), *, exist_ok: bool = False) -> None:
         """CREATE SERVICE; messages that wait for it are delivered."""
-        with self.instance._alone() as session:
+        with may_exist(exist_ok), self.instance._alone() as session:
             definitions.create_service(session, self.broker, name, queue, contracts)
 
     def alter(
