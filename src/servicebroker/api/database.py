@@ -183,12 +183,22 @@ class Database(
         """
         return working(self, workers, concurrency)
 
-    def join(self, connection: psycopg.Connection[Any]) -> JoinedTransaction:
-        """The verbs on a psycopg connection of the application: they belong to the transaction open there.
+    def join(self, connection: Any) -> JoinedTransaction:
+        """The verbs in a transaction of the application: they are committed and rolled back with it.
 
-        The connection must lead to this instance's PostgreSQL database, at READ COMMITTED.
+        Args:
+            connection: of psycopg 3; or a session or connection of SQLAlchemy on psycopg 3, or `django.db.connection`,
+                whose savepoints (`begin_nested`, `atomic`) hold for messages too. It must lead to this instance's
+                PostgreSQL database, at READ COMMITTED.
+
+        Raises:
+            JoinError: nothing of the kind, or of the other form; with SQLAlchemy the first verb says so.
         """
-        return JoinedTransaction(self, connection)
+        if isinstance(connection, psycopg.Connection):
+            return JoinedTransaction(self, connection)
+        from servicebroker.api.foreign import ForeignTransaction  # for who has such a library
+
+        return ForeignTransaction(self, connection)
 
     def alter(
         self,

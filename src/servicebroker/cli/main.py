@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from servicebroker.cli import stopping
-from servicebroker.model.errors import ServiceBrokerError
+from servicebroker.model.errors import InstanceError, ServiceBrokerError
 
 
 class Place(NamedTuple):
@@ -85,6 +85,15 @@ COMMANDS = {
 }
 
 
+_EXTRAS = {  # modules that a command may miss, and what brings them
+    **dict.fromkeys(
+        ("pyspark", "py4j", "pyarrow", "adbc_driver_postgresql", "deltalake", "fastavro", "google"), "spark"
+    ),
+    **dict.fromkeys(("procrastinate", "pgqueuer", "pika"), "bench"),
+    "opentelemetry": "otel",
+}
+
+
 class Commands(TyperGroup):
     """The commands of the table: the help shows what stands there, and the one that runs is loaded."""
 
@@ -147,6 +156,8 @@ def said_in_one_sentence() -> Iterator[None]:
     except Exception as problem:
         from psycopg import Error  # when something has gone wrong, not before: the driver takes its time to load
 
+        if isinstance(problem, ModuleNotFoundError) and (extra := _EXTRAS.get((problem.name or "").partition(".")[0])):
+            problem = InstanceError(f"{problem.name} is not installed: pip install 'servicebroker[{extra}]'.")
         if not isinstance(problem, ServiceBrokerError | OSError | Error):
             raise
         sentence = " ".join(str(problem).split()) or type(problem).__name__

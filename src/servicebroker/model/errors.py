@@ -27,6 +27,10 @@ class Unreachable(InstanceError):
     """Its PostgreSQL cannot be connected to: nothing was asked of it."""
 
 
+class JoinError(InstanceError, TypeError):
+    """What was given to `join` has no connection that the verbs can use."""
+
+
 class DomainError(ServiceBrokerError):
     """A domain, or a membership in one, cannot be made, read or used. The message says what to do."""
 

@@ -182,12 +182,22 @@ class AsyncDatabase(
         """
         return working(self, workers, concurrency)
 
-    def join(self, connection: psycopg.AsyncConnection[Any]) -> AsyncJoinedTransaction:
-        """The verbs on a psycopg connection of the application: they belong to the transaction open there.
+    def join(self, connection: Any) -> AsyncJoinedTransaction:
+        """The verbs in a transaction of the application: they are committed and rolled back with it.
 
-        The connection must lead to this instance's PostgreSQL database, at READ COMMITTED.
+        Args:
+            connection: of psycopg 3; or a session or connection of SQLAlchemy on psycopg 3, or `django.db.connection`,
+                whose savepoints (`begin_nested`, `atomic`) hold for messages too. It must lead to this instance's
+                PostgreSQL database, at READ COMMITTED.
+
+        Raises:
+            JoinError: nothing of the kind, or of the other form; with SQLAlchemy the first verb says so.
         """
-        return AsyncJoinedTransaction(self, connection)
+        if isinstance(connection, psycopg.AsyncConnection):
+            return AsyncJoinedTransaction(self, connection)
+        from servicebroker.api.aio.foreign import AsyncForeignTransaction  # for who has such a library
+
+        return AsyncForeignTransaction(self, connection)
 
     async def alter(
         self,
