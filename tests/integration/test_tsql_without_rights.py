@@ -146,7 +146,7 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("INSERT Inbox (status) VALUES (1)", 416),
         ("DELETE FROM Inbox", 416),
         ("TRUNCATE TABLE Parcels", 1088),
-        ("TRUNCATE TABLE Inbox", 416),
+        ("TRUNCATE TABLE Inbox", 4708),
         ("CREATE TABLE T (n INT)", 262),
         ("CREATE TABLE T (n INT REFERENCES Parcels (Id))", 262),
         ("CREATE TABLE Inbox (n INT)", 262),

@@ -29,6 +29,7 @@ __all__ = ["Translated", "tables_of", "translate", "translate_expression"]
 _KEPT = 2000  # texts
 _SHAPES = 4  # of scopes, for each text
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
+_LOOKS = frozenset({"SELECT", "UPDATE", "DELETE"})
 _DEFINITIONS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})
 Entry: TypeAlias = tuple[str, dict[tuple[str, str], object], Any]
 _translated: OrderedDict[tuple[str, str], list[Entry]] = OrderedDict()
@@ -75,7 +76,7 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     try:
         done = _WRITERS[what](writer, read(text))
         if isinstance(done, Translated):
-            done = done._replace(uses=tuple(writer.uses))
+            done = done._replace(uses=tuple(writer.uses), reads=_reads(writer))
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
     used = writer.used
@@ -87,6 +88,13 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     if len(_translated) > _KEPT:
         _translated.popitem(last=False)
     return done
+
+
+def _reads(writer: Writer) -> tuple[str, ...]:
+    """What INSERT writes and does not read is none of them."""
+    looked_at = {(use.database, use.schema, use.name) for use in writer.uses if use.statement in _LOOKS}
+    found = writer.named.items()
+    return tuple(sorted(table for table, use in found if (use.database, use.schema, use.name) in looked_at))
 
 
 def _tables(writer: Writer, piece: Slice) -> tuple[str, ...]:

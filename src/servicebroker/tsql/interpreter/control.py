@@ -14,7 +14,7 @@ from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.evaluation import condition, evaluate, text
 from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.set_options import set_option
+from servicebroker.tsql.interpreter.set_options import SNAPSHOT, set_option
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import (
@@ -244,7 +244,7 @@ def _check_cookie(machine: Machine, variable: str, statement: str) -> None:
 
 @runs(BeginTransaction)
 def _begin(machine: Machine, statement: BeginTransaction) -> None:
-    machine.transactions.begin(text(machine, statement.name) or "")
+    machine.transactions.begin(text(machine, statement.name) or "", snapshot=machine.isolation == SNAPSHOT)
     machine.done(0)
 
 

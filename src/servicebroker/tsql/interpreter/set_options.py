@@ -27,7 +27,10 @@ WITHOUT_EFFECT |= {
     "ANSI_PADDING",
 }
 _DONE = frozenset({"NOCOUNT", "XACT_ABORT", "IDENTITY_INSERT", "LOCK_TIMEOUT"})
-_LEVELS = ("READ UNCOMMITTED", "READ COMMITTED")
+SNAPSHOT = "SNAPSHOT"
+# under these, what a transaction has read from stays as it was to its end; see `Queries`
+HOLDING = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
+_LEVELS = frozenset({"READ UNCOMMITTED", "READ COMMITTED", SNAPSHOT}) | HOLDING
 
 
 def set_option(machine: Machine, statement: SetOption) -> None:
@@ -56,15 +59,33 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
         machine.queries.identity_insert(statement.value)
     elif option == "LOCK_TIMEOUT":
         _lock_timeout(machine, value)
+    elif option == "TRANSACTION ISOLATION LEVEL":
+        _isolation_level(machine, value, statement)
+
+
+def _isolation_level(machine: Machine, level: str, statement: SetOption) -> None:
+    """For what follows; a transaction that has begun keeps its snapshot, and one without gets none."""
+    transactions = machine.transactions
+    if transactions.count and level != machine.isolation and transactions.has_begun():
+        if level == SNAPSHOT:
+            raise TsqlError(
+                3951, f"Transaction failed in database '{machine.database.name}' because the statement was run under "
+                "snapshot isolation but the transaction did not start in snapshot isolation.",
+            )  # fmt: skip
+        if transactions.snapshot:
+            raise unsupported(
+                f"SET TRANSACTION ISOLATION LEVEL {level} in a transaction of SNAPSHOT", "Say it before BEGIN "
+                "TRANSACTION.", statement.line,
+            )  # fmt: skip
+    machine.isolation = level
+    if transactions.count and not transactions.has_begun():
+        transactions.begin_as(snapshot=level == SNAPSHOT)
 
 
 def _check_one(option: str, value: str, statement: SetOption) -> None:
     if option == "TRANSACTION ISOLATION LEVEL":
         if value not in _LEVELS:
-            raise unsupported(
-                f"SET TRANSACTION ISOLATION LEVEL {value}", "Use READ COMMITTED, with UPDLOCK or HOLDLOCK where rows "
-                "must stay as they are.", statement.line,
-            )  # fmt: skip
+            raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
     elif option == "ROWCOUNT":
         if value != "0":
             raise unsupported("SET ROWCOUNT", "Write SELECT TOP (n).", statement.line)

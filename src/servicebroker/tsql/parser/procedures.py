@@ -188,7 +188,8 @@ class Procedures(Control):
         """INSERT, also of what a procedure selects."""
         begin = self.at
         end = statement_end(self.tokens, begin)
-        if self.words[end] not in ("EXEC", "EXECUTE"):
+        has_rows = {"VALUES", "SELECT"}.intersection(self.words[begin:end])  # what follows is a statement of its own
+        if has_rows or self.words[end] not in ("EXEC", "EXECUTE"):
             return self.relational(line)
         target = self.slice(begin, end)
         self.at = end + 1

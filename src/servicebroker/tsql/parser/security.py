@@ -52,16 +52,9 @@ class Securing(Functions):
             if self.take("COLLATE"):
                 clauses["collate"] = self.own_name().own
             elif self.take("WITH"):
-                while True:
-                    option = self.own_name().own.upper()
-                    if option in _SWITCHES:
-                        clauses[_SWITCHES[option]] = True
-                    elif option == "TRUSTWORTHY":
-                        clauses["trustworthy"] = self.on_off()
-                    else:
-                        self.own_name()
-                    if not self.take(","):
-                        break
+                self._database_option(clauses)
+                while self.take(","):
+                    self._database_option(clauses)
             elif self.take("FOR"):
                 self.refuse("FOR ATTACH", "Restore PostgreSQL's backup, see the page on backups.")
             else:
@@ -73,6 +66,27 @@ class Securing(Functions):
                         break
                     if self.take("FILEGROUP"):
                         self.own_name()
+                        if self.take("CONTAINS"):
+                            self.own_name()
+                        self.take("DEFAULT")
+        if self.take("AS", "SNAPSHOT"):
+            self.refuse("A snapshot of a database", "Say SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
+
+    def _database_option(self, clauses: Clauses) -> None:
+        """One of CREATE DATABASE ... WITH: those of the broker are done, how the rest is kept is PostgreSQL's."""
+        option = self.own_name().own.upper()
+        if option in _SWITCHES:
+            clauses[_SWITCHES[option]] = True
+        elif option == "TRUSTWORTHY":
+            clauses["trustworthy"] = self.on_off()
+        else:
+            self.take("=")
+            if self.word == "(":
+                self.parenthesized()
+            else:
+                self.at += 1
+                if self.word == "(":
+                    self.parenthesized()
 
     def _alter_database(self, clauses: Clauses) -> None:
         if self.take("MODIFY", "NAME"):

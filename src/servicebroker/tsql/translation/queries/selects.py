@@ -18,6 +18,7 @@ from servicebroker.tsql.translation.text_writer import (
     closed_text,
     identifier,
     label,
+    moment_text,
     only,
     refused,
     unsupported,
@@ -41,6 +42,9 @@ _QUERY = (
 )
 NO_OPTION = frozenset({"RECOMPILE", "MAXDOP", "MAXRECURSION", "KEEPFIXED PLAN", "KEEP PLAN", "FAST", "FORCE ORDER",
                        "HASH JOIN", "LOOP JOIN", "MERGE JOIN", "OPTIMIZE FOR", "ROBUST PLAN", "EXPAND VIEWS"})  # fmt: skip
+
+
+STAR = "\0*"  # the name of an output that stands for columns which nobody knows
 
 
 class Output(NamedTuple):
@@ -205,7 +209,7 @@ def _select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> 
 
 
 def _known(outputs: list[Output]) -> list[Output] | None:
-    return None if any(output.name == "*" for output in outputs) else outputs
+    return None if any(output.name == STAR for output in outputs) else outputs
 
 
 def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], outermost: bool) -> str:
@@ -356,6 +360,10 @@ def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
     """The name of a column of a result, and the expression; `'name' = expression` names it too."""
     if isinstance(node, exp.Alias):
         return node.alias, node.this
+    if isinstance(node, exp.Subquery) and node.alias:  # name = (SELECT ...)
+        inside = node.copy()
+        inside.set("alias", None)
+        return node.alias, inside
     if isinstance(node, exp.EQ) and isinstance(node.this, exp.Literal | exp.National) and node.this.name:
         return node.this.name, node.expression
     if isinstance(node, exp.Column):
@@ -381,10 +389,15 @@ def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool)
 def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]:
     prefix = writer.alias(source.alias)
     if source.columns is None or (source.is_catalog and len(source.columns) < 3):
-        return [Output("*", f"{prefix}.*", None)]
+        return [Output(STAR, f"{prefix}.*", None)]
     make = label if outermost else identifier
     return [
-        Output(column.name, f"{prefix}.{identifier(column.name)} AS {make(column.name)}", column.type, source.alias)
+        Output(
+            column.name,
+            f"{moment_text(f'{prefix}.{identifier(column.name)}', column)} AS {make(column.name)}",
+            column.type,
+            source.alias,
+        )
         for column in source.columns.values()
         if column.name != "broker_database"
     ]

@@ -38,6 +38,10 @@ _FUNCTIONS = frozenset(
     STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
 )
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
+_SOURCES_BEFORE = frozenset(
+    {"FROM", "JOIN", "APPLY"}
+)  # behind which a function of users may be called as one of sqlglot
+_TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
@@ -178,6 +182,8 @@ def _respelled(piece: Slice) -> str:
             raise syntax_error(";", tokens.line(at))
         if word == "," and at + 1 < piece.last and words[at + 1] in _BEHIND:  # sqlglot would not mind
             raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
+        if word == "AS" and kinds[at] == WORD and (at + 1 >= piece.last or words[at + 1] in _BEHIND):
+            raise syntax_error("AS", 0)
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
@@ -197,6 +203,8 @@ def _respelled(piece: Slice) -> str:
             out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
             out.append(f"{MARK}{text}()")
+        elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
+            out.append("FLOAT(24)")
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
@@ -206,7 +214,11 @@ def _respelled(piece: Slice) -> str:
 
 
 def _is_function(words: list[str], at: int, piece: Slice) -> bool:
-    if words[at] not in _FUNCTIONS or at + 1 >= piece.last or words[at + 1] != "(":
+    if at + 1 >= piece.last or words[at + 1] != "(":
+        return False
+    if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
+        return True
+    if words[at] not in _FUNCTIONS:
         return False
     before = words[max(at - 2, piece.first) : at]
     is_type = words[at] in ("CHAR", "NCHAR") and before[:1] in (["CONVERT"], ["TRY_CONVERT"]) and before[1:] == ["("]

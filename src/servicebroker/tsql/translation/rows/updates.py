@@ -17,6 +17,7 @@ from servicebroker.tsql.tokens import COMPOUND, VARIABLE
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.translation.queries.common_targets import ADDRESS, CommonTarget, common_target
 from servicebroker.tsql.translation.queries.selects import (
+    STAR,
     CommonTable,
     Output,
     check_options,
@@ -373,7 +374,7 @@ def _listed(
     found.sources = [Source(name, _seen(target, name), target.table) for name in known]
     with writer.renamed(known), writer.query(found.sources):
         listed = returning(writer, change.outputs, found)
-    if any(each.name == "*" for each in listed):
+    if any(each.name == STAR for each in listed):
         if target.common is not None:
             raise UnknownColumns("OUTPUT")
         return listed, (None, None)
