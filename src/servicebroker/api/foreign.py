@@ -12,7 +12,6 @@ import psycopg
 from servicebroker.api.transaction import JoinedTransaction
 from servicebroker.model.errors import JoinError
 from servicebroker.store import kept
-from servicebroker.store.concurrency import in_greenlet
 from servicebroker.store.statements import Steps
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def _give_back_at_the_end(pool: Any) -> None:
 
 def _checked_in(connection: object, record: Any) -> None:
     if connection is not None and kept.is_kept(record.driver_connection):
-        in_greenlet(_give_back(record.driver_connection))
+        _give_back(record.driver_connection)
 
 
 def _give_back(connection: psycopg.Connection[Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+WRONG_ARGUMENT = 402
 ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 
 
@@ -49,6 +50,11 @@ class BrokerError(ServiceBrokerError):
         text: the filled-in text, without the hint.
     """
 
+    def __new__(cls, number: int, *values: object, hint: str = "", state: int = 1) -> BrokerError:
+        """A wrong argument is an `ArgumentError`."""
+        kind: type[BrokerError] = ArgumentError if cls is BrokerError and number == WRONG_ARGUMENT else cls
+        return super().__new__(kind, number, *values)
+
     def __init__(self, number: int, *values: object, hint: str = "", state: int = 1) -> None:
         rule = RULES[number]
         self.number = number
@@ -58,6 +64,10 @@ class BrokerError(ServiceBrokerError):
         self.hint = hint
         message = f"Msg {number}, Level {self.severity}, State {state}: {self.text}"
         super().__init__(f"{message} {hint}" if hint else message)
+
+
+class ArgumentError(BrokerError, TypeError, ValueError):
+    """The error 402: a mistake of the program, which may be caught as such too."""
 
 
 class Rule(NamedTuple):
@@ -78,7 +88,7 @@ RULES: dict[int, Rule] = {
     229: Rule("The {0} permission was denied on the object '{1}', database '{2}', schema '{3}'.", 14),
     259: Rule("Ad hoc updates to system catalogs are not allowed."),
     262: Rule("{0} permission denied in database '{1}'.", 14),
-    402: Rule("The type of {0} is {1}; it must be {2}."),
+    402: Rule("Wrong argument: {0} is {1}; it must be {2}."),
     416: Rule('The service queue "{0}" cannot be directly updated.'),
     911: Rule("Database '{0}' does not exist."),
     916: Rule(

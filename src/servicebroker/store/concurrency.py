@@ -34,8 +34,3 @@ class Background:
 def in_thread(work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Work that blocks: here it may."""
     return work(*arguments, **options)
-
-
-def in_greenlet(done: T) -> T:
-    """What was done where it was called."""
-    return done
