@@ -82,15 +82,12 @@ def test_purge_takes_everything_and_ends_what_has_ended() -> None:
 
 
 def test_status_is_shown_again_and_again(target: str) -> None:
-    running = subprocess.Popen(
-        [sys.executable, "-m", "servicebroker.cli.main", "status", "--watch", "0.1", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert running.stdout is not None
-    shown = [json.loads(running.stdout.readline())["is_standby"] for _ in range(3)]
-    running.terminate()
-    assert running.wait(30) == 130
+    command = [sys.executable, "-m", "servicebroker.cli.main", "status", "--watch", "0.1", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        shown = [json.loads(running.stdout.readline())["is_standby"] for _ in range(3)]
+        running.terminate()
+        assert running.wait(30) == 130
     assert shown == [False] * 3
 
 
@@ -98,8 +95,8 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["receive", "StokQueue"], "Did you mean 'StockQueue'?"),
     (["peek", "StockQueu"], "Did you mean 'StockQueue'?"),
     (["receive", "Q"], "Cannot find the queue 'Q'"),
-    (["receive", "a.b.c"], "at most 1"),
-    (["receive", ""], "Cannot find the queue ''"),
+    (["receive", "a.b.c"], "The maximum is 1."),
+    (["receive", ""], "A queue name has 1 to 518 characters"),
     (["peek", "StockQueue", "-d", "tset"], "Did you mean 'Test'?"),
     (["peek", "StockQueue", "-d", "Nothing"], "Database 'Nothing' does not exist. Create it"),
     (["peek", "StockQueue", "--instance", "dta"], "There is no instance in"),
@@ -114,7 +111,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["send", "x", "--conversation", "00000000-0000-0000-0000-000000000001"], "is not found"),
     (["queue", "create", "StockQueue"], "There is already an object named 'StockQueue'"),
     (["queue", "create", "#temporary"], "#temporary"),
-    (["queue", "create", "nowhere.Q"], "nowhere"),
+    (["queue", "create", "a.b.Q"], "The maximum is 1."),
     (["queue", "drop", "StockQueue"], "bound to one or more"),
     (["queue", "drop", "StckQueue"], "Did you mean 'StockQueue'?"),
     (["queue", "alter", "StckQueue", "--off"], "Did you mean 'StockQueue'?"),
@@ -136,7 +133,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["pipeline", "check", "nowhere.toml"], "nowhere.toml"),
     (["activator", "nowhere.toml"], "The configuration 'nowhere.toml' cannot be read"),
     (["sql", "-i", "nowhere.sql"], "nowhere.sql"),
-    (["route", "create", "R", "--address", "tcp:/x"], "x"),
+    (["route", "create", "R", "--address", "tcp:/x"], "Write TCP://host:port, LOCAL or TRANSPORT."),
     (["route", "drop", "AutoCreatedLocl"], "AutoCreatedLocl"),
 ]
 

@@ -50,7 +50,7 @@ class BrokerError(ServiceBrokerError):
         text: the filled-in text, without the hint.
     """
 
-    def __new__(cls, number: int, *values: object, hint: str = "", state: int = 1) -> BrokerError:
+    def __new__(cls, number: int, *values: object, **named: object) -> BrokerError:
         """A wrong argument is an `ArgumentError`."""
         kind: type[BrokerError] = ArgumentError if cls is BrokerError and number == WRONG_ARGUMENT else cls
         return super().__new__(kind, number, *values)
