@@ -11,7 +11,6 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.aio.bindings import AsyncBindings
 from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.event_notifications import AsyncEventNotifications
@@ -58,7 +57,6 @@ class AsyncDatabase(
     AsyncSecurity,
     AsyncRouting,
     AsyncCertificates,
-    AsyncBindings,
     AsyncPoisonMessages,
     AsyncScripts,
     AsyncEventNotifications,
