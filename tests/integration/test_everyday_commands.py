@@ -91,6 +91,19 @@ def test_status_is_shown_again_and_again(target: str) -> None:
     assert shown == [False] * 3
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("que", "queue"), ("queue al", "alter"), ("worker --con", "--concurrency")]
+)
+def test_the_shell_completes(typed: str, offered: str) -> None:
+    program = "import sys; sys.argv = ['servicebroker']; from servicebroker.cli.main import main; main()"
+    words = f"servicebroker {typed}"
+    asked = {"_SERVICEBROKER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [offered]
+
+
 MISTAKES: list[tuple[list[str], str]] = [
     (["receive", "StokQueue"], "Did you mean 'StockQueue'?"),
     (["peek", "StockQueu"], "Did you mean 'StockQueue'?"),

@@ -132,7 +132,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
     help="Service Broker for Python and PostgreSQL: conversations, exactly once, in order.",
 )
 
