@@ -28,7 +28,7 @@ def send(
     database: DatabaseOption,
     body: Annotated[
         str | None,
-        typer.Argument(metavar="[BODY]", help="The text; - reads standard input; empty without it."),
+        typer.Argument(metavar="BODY", help="The text; - reads standard input; empty without it."),
     ] = None,
     from_service: Annotated[
         str | None, typer.Option("--from", metavar="SERVICE", help="Begin a dialog from it.")
