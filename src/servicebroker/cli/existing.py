@@ -90,7 +90,7 @@ def _found(instance: Instance, database: str) -> Database:
         return instance.database(database)
     except BrokerError as refused:
         with instance.connection() as connection:
-            rows = execute(connection, "existing.databases", "select name from servicebroker.databases")
+            rows = execute(connection, "existing.found", "select name from servicebroker.databases")
         near = get_close_matches(database.lower(), {name.lower(): name for (name,) in rows}, 1)
         if refused.number != 911 or not near:
             raise

@@ -34,14 +34,14 @@ _SIDES = {(True, False): "INITIATOR", (False, True): "TARGET", (True, True): "AN
 def find_present(database_id: int, database: str) -> Steps[Application]:
     """The application of a database, without what every database has; of routes those that never expire."""
     types = yield Statement(
-        "present.find_message_types",
+        "present.find_present.find_message_types",
         "select t.name, t.validation::text, s.name from servicebroker.message_types t "
         "left join servicebroker.xml_schema_collections s using (xml_collection_id) "
         "where t.database_id = $1 and t.message_type_id >= $2 order by t.name",
         (database_id, FIRST_USER_ID),
     )
     usages = yield Statement(
-        "present.find_contracts",
+        "present.find_present.find_contracts",
         "select c.name, t.name, u.is_sent_by_initiator, u.is_sent_by_target from servicebroker.service_contracts c "
         "join servicebroker.service_contract_message_usages u using (database_id, service_contract_id) "
         "join servicebroker.message_types t using (database_id, message_type_id) "
@@ -52,14 +52,14 @@ def find_present(database_id: int, database: str) -> Steps[Application]:
     for contract, message_type, initiator, target in usages:
         contracts.setdefault(contract, {})[message_type] = _SIDES[initiator, target]
     routes = yield Statement(
-        "present.find_routes",
+        "present.find_present.find_routes",
         "select name, address, remote_service_name, broker_instance, mirror_address from servicebroker.routes "
         "where database_id = $1 and lifetime is null and (name, address) <> ('AutoCreatedLocal', 'LOCAL') "
         "order by name",
         (database_id,),
     )
     users = yield Statement(
-        "present.find_users",
+        "present.find_present.find_users",
         "select p.name, p.postgres_role, l.name from servicebroker.principals p "
         "left join servicebroker.logins l using (login_id) "
         "where database_id = $1 and principal_id >= $2 and not is_role order by p.name",
@@ -79,7 +79,7 @@ def find_present(database_id: int, database: str) -> Steps[Application]:
 
 def _queues(database_id: int, database: str) -> Steps[dict[str, QueuePart]]:
     rows = yield Statement(
-        "present.find_queues",
+        "present.queues",
         "select case when lower(schema_name) = 'dbo' then q.name else schema_name || '.' || q.name end, "
         "is_receive_enabled, is_retention_enabled, is_poison_message_handling_enabled, activation_procedure, "
         "max_readers, is_activation_enabled, execute_as_principal_id, p.name from servicebroker.queues q "
@@ -108,7 +108,7 @@ def _shortest(procedure: str, database: str) -> str:
 
 def _services(database_id: int) -> Steps[dict[str, ServicePart]]:
     rows = yield Statement(
-        "present.find_services",
+        "present.services",
         "select s.name, case when lower(q.schema_name) = 'dbo' then q.name else q.schema_name || '.' || q.name end, "
         "array(select c.name from servicebroker.service_contract_usages u "
         "join servicebroker.service_contracts c using (database_id, service_contract_id) "
@@ -122,7 +122,7 @@ def _services(database_id: int) -> Steps[dict[str, ServicePart]]:
 
 def _roles(database_id: int) -> Steps[dict[str, list[str]]]:
     rows = yield Statement(
-        "present.find_roles",
+        "present.roles",
         "select r.name, array(select p.name from servicebroker.role_members m "
         "join servicebroker.principals p on (p.database_id, p.principal_id) = (m.database_id, m.member_id) "
         "where (m.database_id, m.role_id) = (r.database_id, r.principal_id) order by p.name) "
@@ -136,7 +136,7 @@ def _roles(database_id: int) -> Steps[dict[str, list[str]]]:
 def _rights(database_id: int) -> Steps[tuple[dict[str, list[str]], dict[str, list[str]]]]:
     """What was granted and what was denied, to each, on objects that a definition names and on the database."""
     rows = yield Statement(
-        "present.find_rights",
+        "present.rights",
         "select g.name, r.class, r.permission, r.state::text, coalesce(s.name, t.name, c.name, o.name, "
         "case when lower(q.schema_name) = 'dbo' then q.name else q.schema_name || '.' || q.name end) "
         "from servicebroker.permissions r "
