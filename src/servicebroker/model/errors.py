@@ -6,7 +6,7 @@ an `InstanceError` says that the instance itself cannot be reached or made (no n
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 WRONG_ARGUMENT = 402
 ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
@@ -48,6 +48,7 @@ class BrokerError(ServiceBrokerError):
         severity: 10 (information) to 25; 16 for almost all.
         state: tells apart the places that raise the same number.
         text: the filled-in text, without the hint.
+        place: the number of the SEND in its pipeline, from 0; None outside of one.
     """
 
     def __new__(cls, number: int, *values: object, **named: object) -> BrokerError:
@@ -63,7 +64,16 @@ class BrokerError(ServiceBrokerError):
         self.text = rule.text.format(*values)
         self.hint = hint
         message = f"Msg {number}, Level {self.severity}, State {state}: {self.text}"
+        self.place: int | None = None
         super().__init__(f"{message} {hint}" if hint else message)
+
+    def of_send(self, place: int, what: str) -> Self:
+        """The same error, of the SEND with that number in a pipeline."""
+        self.place = place
+        said = f"This is SEND {place} of the pipeline: {what}."
+        self.hint = f"{self.hint} {said}".strip()
+        self.args = (f"{self.args[0]} {said}",)
+        return self
 
 
 class ArgumentError(BrokerError, TypeError, ValueError):
