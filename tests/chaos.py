@@ -491,7 +491,8 @@ def hurt(world: World, scenario: Scenario, lasts: float | None = None) -> Outcom
         time.sleep(scenario.lasts if lasts is None else lasts)
         if lasts is None and scenario.says:
             code, said = side.doctor()
-            assert (code, bool(re.search(scenario.says, said))) == (1, True), f"{scenario.name}: doctor says {said}"
+            found = code == 1 and re.search(scenario.says, said)
+            assert found, f"{scenario.name} of {side.name}: doctor says {said}\n{world.told()}"
     over = time.monotonic()
     try:
         world.goes_on()
