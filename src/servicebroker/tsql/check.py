@@ -14,19 +14,20 @@ from servicebroker.tsql.interpreter.objects import OPTIONS
 from servicebroker.tsql.interpreter.principals import asked_by_nothing
 from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
 from servicebroker.tsql.parser import parse, parse_apart
-from servicebroker.tsql.scope import UserType
 from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
     Definition,
+    ExecuteText,
+    NoEffect,
     Permission,
     Relational,
     SetOption,
     Statement,
     Unsupported,
 )
-from servicebroker.tsql.tokens import Batch, batches
+from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 
 _ = Session  # the module registers what runs each statement
@@ -51,32 +52,34 @@ class Finding(NamedTuple):
 
 def check(script: str) -> Iterator[Finding]:
     """Judge each statement of a script without a database; names of tables and columns are not looked up."""
-    types: dict[str, UserType] = {}
+    known = Declared({}, {}, {}, [])
     try:
         for batch in batches(script):
-            yield from _check_batch(batch, types)
+            yield from _check_batch(batch, known)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
+def _check_batch(batch: Batch, known: Declared) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
-        yield from _check_apart(batch, error, types)
+        yield from _check_apart(batch, error, known)
         return
-    declared = Declared({}, {}, types)
+    declared = known._replace(variables={}, tables={})
     for statement in statements:
         yield from _check(statement, declared)
 
 
-def _check_apart(batch: Batch, error: TsqlError, types: dict[str, UserType]) -> Iterator[Finding]:
+def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Finding]:
     """A batch that does not run: statement by statement, unless it is wrong as a whole."""
     parts = list(parse_apart(batch.tokens))
-    if not any(isinstance(found, TsqlError) for _, found in parts):
+    numbers = {found.number for _, found in parts if isinstance(found, TsqlError)}
+    if error.number not in numbers:
         yield _refused(error, "batch")
+    if not numbers:
         return
-    declared = Declared({}, {}, types)
+    declared = known._replace(variables={}, tables={})
     for words, found in parts:
         if isinstance(found, TsqlError):
             yield _refused(found, words or "statement")
@@ -105,14 +108,27 @@ def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
         yield Finding(statement.line, title, Verdict.RUNS)
     except BrokerError as error:
         yield _refused(error, title, statement.line)
+    if isinstance(statement, ExecuteText):
+        yield from _check_text(statement, declared)
     for inner in inside(statement):
         yield from _check(inner, declared)
+
+
+def _check_text(statement: ExecuteText, declared: Declared) -> Iterator[Finding]:
+    """What a text that stands there as it is says."""
+    tokens = tokenize(statement.text.text)
+    if tokens.kinds == [STRING, END]:
+        inner = Batch(tokenize(string_value(tokens.text(0))))
+        for found in _check_batch(inner, declared):
+            yield found._replace(line=statement.line)
 
 
 def _difference(statement: Statement) -> tuple[Verdict, str]:
     """What becomes of a statement that nothing refuses."""
     if isinstance(statement, Unsupported):
-        return Verdict.REFUSED, f"{statement.what} is not supported here. {statement.instead}"
+        raise unsupported(statement.what, statement.instead, statement.line)
+    if isinstance(statement, NoEffect):
+        return Verdict.DIFFERS, f"{statement.what} changes nothing here."
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here."
     if isinstance(statement, Permission):
@@ -142,8 +158,6 @@ def _permission(statement: Permission) -> tuple[Verdict, str]:
     nothing = [one for one in statement.permissions if asked_by_nothing(statement.kind, one)]
     if not nothing:
         return Verdict.RUNS, ""
-    if statement.verb == "DENY":
-        return Verdict.REFUSED, f"40515: Nothing here asks for {', '.join(nothing)}: leave it out."
     return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept."
 
 
@@ -153,7 +167,7 @@ def title_of(statement: Statement) -> str:
         return f"{statement.verb} {statement.kind}"
     if isinstance(statement, Relational | Permission):
         return statement.verb
-    if isinstance(statement, Unsupported):
+    if isinstance(statement, Unsupported | NoEffect):
         return statement.what
     name = type(statement).__name__
     return "".join(" " + letter if letter.isupper() else letter for letter in name).strip().upper()

@@ -30,6 +30,7 @@ from servicebroker.tsql.syntax import (
     Goto,
     If,
     Label,
+    NoEffect,
     Return,
     Revert,
     RollbackTransaction,
@@ -102,6 +103,11 @@ def _return(machine: Machine, statement: Return) -> Signal:
         value, source = evaluate(machine, statement.value)
         machine.frame.code = 0 if value is None else int(convert(value, source, INT))
     return Signal.RETURN
+
+
+@runs(NoEffect)
+def _no_effect(machine: Machine, statement: NoEffect) -> None:
+    machine.done()
 
 
 @runs(Unsupported)

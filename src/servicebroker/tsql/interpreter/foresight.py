@@ -6,17 +6,20 @@ Names of tables and columns are not looked up: they may come later.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields
 from typing import NamedTuple
 
 from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.context import MASTER
 from servicebroker.tsql.interpreter.machine import RUNNERS
 from servicebroker.tsql.interpreter.objects import check_definition
+from servicebroker.tsql.interpreter.principals import check_permission
 from servicebroker.tsql.interpreter.queries import TEMPORARY
 from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.interpreter.set_options import check_options
+from servicebroker.tsql.interpreter.transport import check_alteration
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.relational import translate, translate_expression
 from servicebroker.tsql.scope import Scope, UserType
@@ -26,9 +29,11 @@ from servicebroker.tsql.syntax import (
     DeclareTable,
     DeclareVariable,
     Definition,
+    Execute,
     Expression,
     Function,
     InsertExecute,
+    Permission,
     Procedure,
     Relational,
     SetOption,
@@ -36,6 +41,7 @@ from servicebroker.tsql.syntax import (
     Trigger,
     Unsupported,
 )
+from servicebroker.tsql.syntax import Use as UseDatabase
 from servicebroker.tsql.translation.definitions.function_bodies import check_body
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.types import SqlType, parse_type, type_key
@@ -44,19 +50,25 @@ from servicebroker.tsql.types import SqlType, parse_type, type_key
 _NEVER = frozenset({102, 156, 174, 195, 40515})
 
 
+# what refuses a call of a procedure of the system, by its name, for the constants that it is given
+CALLS: dict[str, Callable[[Execute], None]] = {}
+
+
 class Declared(NamedTuple):
     """What the statements of a batch or module have declared so far."""
 
     variables: dict[str, SqlType]
     tables: dict[str, str]
     types: MutableMapping[str, UserType]  # of the whole script
+    used: list[str]  # the databases that it has named with USE
 
     def within(self, statement: Statement) -> Declared:
         """What holds inside a statement: a module has variables of its own."""
         if isinstance(statement, Procedure | Function):
-            return Declared({}, {}, self.types)
+            return self._replace(variables={}, tables={})
         if isinstance(statement, Trigger):
-            return Declared({}, {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}, self.types)
+            tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
+            return self._replace(variables={}, tables=tables)
         return self
 
 
@@ -69,7 +81,7 @@ def refuse_unrunnable(module: Procedure | Trigger, types: Mapping[str, UserType]
         TsqlError: of that statement, with its line.
     """
     made: dict[str, UserType] = {}
-    declared = Declared({}, {}, ChainMap(made, types))  # type: ignore[arg-type] # only `made` is written
+    declared = Declared({}, {}, ChainMap(made, types), [])  # type: ignore[arg-type] # only `made` is written
     for statement, known in _all_inside(module, declared.within(module)):
         if isinstance(statement, Unsupported):
             continue
@@ -100,10 +112,7 @@ def foresee(statement: Statement, declared: Declared) -> None:
     """
     if isinstance(statement, Declarations | Unsupported):
         return
-    if isinstance(statement, Definition):
-        check_definition(statement)
-    elif isinstance(statement, SetOption):
-        check_options(statement)
+    _refuse(statement, declared)
     if type(statement) not in RUNNERS:
         raise unsupported(type(statement).__name__, "There is nothing like it here.", statement.line)
     _check_schema(statement)
@@ -136,6 +145,36 @@ def foresee(statement: Statement, declared: Declared) -> None:
         return
     for expression in _expressions(statement):
         translate_expression(expression.text, scope)
+
+
+def _refuse(statement: Statement, declared: Declared) -> None:
+    """What the run refuses by the text alone."""
+    if isinstance(statement, Definition):
+        check_definition(statement)
+        if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used[-1:] == [MASTER]:
+            check_alteration(statement)
+    elif isinstance(statement, SetOption):
+        check_options(statement)
+    elif isinstance(statement, Permission):
+        check_permission(statement)
+    elif isinstance(statement, Procedure | Trigger):
+        check_module(statement)
+    elif isinstance(statement, UseDatabase):
+        declared.used.append(statement.database.lower())
+    elif isinstance(statement, Execute) and str(statement.procedure).lower() in CALLS:
+        CALLS[str(statement.procedure).lower()](statement)
+
+
+def check_module(statement: Procedure | Trigger) -> None:
+    """Refuse a module that never runs.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if isinstance(statement, Trigger) and statement.instead_of:
+        raise unsupported("INSTEAD OF", "Write an AFTER trigger.", statement.line)
+    if statement.name.own.startswith("#"):
+        raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
 
 
 def _check_schema(statement: Statement) -> None:

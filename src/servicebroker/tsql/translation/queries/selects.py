@@ -38,10 +38,7 @@ _QUERY = (
     "having",
     "order",
     "offset",
-    "options",
 )
-NO_OPTION = frozenset({"RECOMPILE", "MAXDOP", "MAXRECURSION", "KEEPFIXED PLAN", "KEEP PLAN", "FAST", "FORCE ORDER",
-                       "HASH JOIN", "LOOP JOIN", "MERGE JOIN", "OPTIMIZE FOR", "ROBUST PLAN", "EXPAND VIEWS"})  # fmt: skip
 
 
 STAR = "\0*"  # the name of an output that stands for columns which nobody knows
@@ -172,8 +169,7 @@ _SETS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Except: "EXCEP
 
 
 def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
-    only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_", "options")
-    check_options(node)
+    only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
     left = query(writer, node.this, outermost=outermost, into=into)
     right = query(writer, node.expression, outermost=False)
     word = _SETS[type(node)] + ("" if node.args.get("distinct") else " ALL")
@@ -193,7 +189,6 @@ def _named(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:
 
 def _select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> Query:
     only(node, *_QUERY, "with_", "into")
-    check_options(node)
     if node.args.get("into") is not None and not into:
         raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
     if not node.expressions:
@@ -307,14 +302,6 @@ def row_count(writer: Writer, node: exp.Expression) -> str:
             1060, "The number of rows provided for a TOP or FETCH clauses row count parameter must be an integer."
         )
     return value.text if value.text.isdigit() else f"({value.text})::bigint"
-
-
-def check_options(node: exp.Expression) -> None:
-    """OPTION (...): what only guides the optimizer changes nothing here; the rest is refused."""
-    for each in node.args.get("options") or []:
-        name = each.this.name.upper()
-        if name not in NO_OPTION:
-            raise refused(f"OPTION ({name})")
 
 
 def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:

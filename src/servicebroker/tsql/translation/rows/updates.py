@@ -20,7 +20,6 @@ from servicebroker.tsql.translation.queries.selects import (
     STAR,
     CommonTable,
     Output,
-    check_options,
     common_tables,
     row_count,
     with_text,
@@ -118,8 +117,6 @@ def write_change(writer: Writer, change: Change) -> Translated:
         settings = settings_of(change.set) if change.set is not None else []
         reads = change.rows is not None or change.outputs is not None or any(map(_reads, settings))
         writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
-        if change.rows is not None:
-            check_options(change.rows)
         with writer.query(target.found.sources):
             return _written(writer, change, target, settings, prefix)
     finally:
