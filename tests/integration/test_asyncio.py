@@ -326,6 +326,38 @@ def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop,
     loop.run(test)
 
 
+def test_a_pipeline_that_is_cancelled_at_any_await_is_committed_whole_or_not(loop: Loop) -> None:
+    """Also where the cancellation is taken back and the transaction goes on."""
+
+    async def test(database: sb.AsyncDatabase) -> None:
+        known = await dialog(database, b"0")
+        await database.receive(STOCK_QUEUE)
+
+        async def work() -> bool:
+            new = await database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+            async with database.transaction() as transaction:
+                try:
+                    async with transaction.pipeline():
+                        for handle in (known, new, known, new):
+                            await transaction.send(handle, ORDER, b"x")
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    assert task is not None
+                    task.uncancel()
+            return True
+
+        async def check(committed: bool | None) -> None:
+            await nothing_is_left_open(database)
+            found = 0
+            while messages := await database.receive(STOCK_QUEUE):
+                found += len(messages)
+            assert found in ([4] if committed else [0, 4])
+
+        assert await cut_everywhere(work, check) >= 5
+
+    loop.run(test)
+
+
 async def make_log(database: sb.AsyncDatabase) -> None:
     async with database.instance.connection() as connection:
         await connection.execute(f"create table {database.name} (body bytea primary key)".encode())

@@ -311,6 +311,7 @@ class Instance(Network, Rights):
 
     def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
         connection.ahead.clear()  # an interruption may have left a BEGIN there
+        connection.waiting.verbs = None
         release_kept(connection)
         lost = connection.closed
         connections.putconn(connection)

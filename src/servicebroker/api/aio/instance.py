@@ -310,6 +310,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
     async def _put(self, connections: AsyncDirectPool, connection: AsyncDirectConnection) -> None:
         connection.ahead.clear()  # an interruption may have left a BEGIN there
+        connection.waiting.verbs = None
         await release_kept(connection)
         lost = connection.closed
         await connections.putconn(connection)
