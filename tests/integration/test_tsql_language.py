@@ -305,3 +305,12 @@ def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
     assert found.rows == [(db.database_id + 4, "Language")]
     assert number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 111
     assert number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)
+
+
+def test_hints_may_stand_without_with(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Hinted (a int) INSERT Hinted VALUES (1)")
+    query = "SELECT h.a FROM Hinted h (NOLOCK) JOIN dbo.Hinted (UPDLOCK, ROWLOCK) ON Hinted.a = h.a"
+    assert db.execute_tsql(query).rows == [(1,)]
+    assert db.execute_tsql("SELECT COUNT(*) FROM Hinted (NOLOCK) WHERE a IN (SELECT a FROM Hinted(NOLOCK))").rows == [
+        (1,)
+    ]
