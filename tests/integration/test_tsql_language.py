@@ -114,6 +114,7 @@ def test_a_declaration_counts_from_where_it_is_written(db: sb.Database) -> None:
         ("PRINT 'never' IF 1 = 0 PRINT @Nowhere", 137, 'Must declare the scalar variable "@Nowhere".'),
         ("SET @Late = 1 DECLARE @Late INT", 137, 'Must declare the scalar variable "@Late".'),
         ("PRINT 'never' SELECT * FROM @Gone", 1087, 'Must declare the table variable "@Gone".'),
+        ("FETCH ABSOLUTE -2 FROM GLOBAL c INTO @Gone", 137, 'Must declare the scalar variable "@Gone".'),
         ("DECLARE @Twice INT IF 1 = 0 BEGIN DECLARE @TWICE INT END", 134, "The variable name '@TWICE' has already"),
         ("CREATE PROCEDURE Fails AS IF 1 = 0 SET @Nowhere = 1", 137, 'Must declare the scalar variable "@Nowhere".'),
         ("DECLARE @a INT EXEC ('PRINT @a')", 137, 'Must declare the scalar variable "@a".'),
