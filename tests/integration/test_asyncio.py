@@ -738,3 +738,19 @@ def test_an_instance_is_opened_before_it_is_used_and_not_after(url: str) -> None
             await database.receive("Q")
 
     asyncio.run(test())
+
+
+def test_tsql_runs_on_connections_that_stay_open(url: str) -> None:
+    loop = Loop(url)
+    since = "SELECT login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
+
+    async def talk(database: sb.AsyncDatabase) -> None:
+        began = {(await database.execute_tsql(since)).rows[0] for _ in range(10)}
+        assert len(began) < 5  # a call that opens an instance has a connection of its own
+        with pytest.raises(sb.TsqlError):
+            await database.execute_tsql("SELECT 1 / 0")
+        several = await asyncio.gather(*(database.execute_tsql("SELECT @n", {"n": n}) for n in range(10)))
+        assert [each.rows for each in several] == [[(n,)] for n in range(10)]
+
+    loop.run(talk)
+    loop.run(talk)  # and again, after the instance was closed

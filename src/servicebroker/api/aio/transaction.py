@@ -135,10 +135,12 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 committed = True
         except psycopg.errors.InFailedSqlTransaction:
             raise
-        except BaseException:
-            known = False
+        except BaseException as problem:
+            known, error = False, problem
             raise
         finally:
+            if is_full_disk(error):
+                self._taken.clear()
             await finish(self._clean_up(committed=committed, known=known))
 
     @asynccontextmanager
@@ -268,6 +270,11 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     def _check_open(self) -> None:
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether a transaction has failed for what no message is to blame for: no poison detection counts that."""
+    return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
 def _kept(group: UUID) -> Steps[None]:
