@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -102,12 +103,17 @@ def simulate(seeds: range, progress: Callable[[int, int], object]) -> tuple[Coun
     portions = [range(start, min(start + PORTION, seeds.stop)) for start in range(seeds.start, seeds.stop, PORTION)]
     sums: Counter[str] = Counter()
     failures: list[Failure] = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), initializer=_be_quiet) as pool:
         for done, failed in pool.map(run_many, portions):
             sums.update(done)
             failures += failed
             progress(sums["runs"], len(failures))
     return sums, failures
+
+
+def _be_quiet() -> None:
+    """What is refused in a run, of thousands of messages, nobody reads."""
+    logging.getLogger("servicebroker.broker").setLevel(logging.CRITICAL + 1)
 
 
 def run_fleets(seeds: range, size: Size, *, as_json: bool) -> None:
