@@ -26,6 +26,9 @@ SEED ?= 1
 # test files go to three processes, each with a server of its own: tests wait half of their time (vmstat, two processes)
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --seed $(SEED)
 
+# where it is set, each of the hundreds of processes that tests start would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all coverage check sync lint types unit conformance simulate soak chaos bench docs clean
 

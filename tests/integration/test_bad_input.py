@@ -131,7 +131,7 @@ def test_a_wrong_argument_is_refused_in_our_own_words_and_leaves_nothing(
 ) -> None:
     caller = as_user(database, user)
     methods = {name for name, _ in inspect.getmembers(sb.Database, inspect.isfunction) if not name.startswith("_")}
-    assert methods == calls.keys() | {"transaction", "join", "tsql_session"}
+    assert methods == calls.keys() | {"transaction", "join", "tsql_session", "working"}
     for method, name, value, given in wrong_calls(database, calls):
         refusal = ""
         try:

@@ -167,6 +167,7 @@ def test_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(line.figures and line.figures.per_second > 0 for line in lines if line.system != "jdbc")
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_deep_queue_is_drained_and_memory_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "WARM_UP", 20)

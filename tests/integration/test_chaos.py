@@ -1,7 +1,7 @@
 """Everything that goes wrong, in any order, under load: nothing is lost, and all goes on by itself.
 
-`make test` lets some faults happen for a moment, drawn by the seed; `make chaos` has an hour of them, each lasts twelve
-seconds and is asked about.
+`make test` lets some faults happen for a moment, drawn by the seed; `make chaos` has an hour of them, each lasts as
+long as the table says, and doctor has to see it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ def test_nothing_is_lost_whatever_goes_wrong(
     record_property: Callable[[str, object], None],
 ) -> None:
     seconds = request.config.option.chaos_seconds
-    lasts, ask = (12.0, True) if seconds >= 60 else (0.5, False)
+    lasts = None if seconds >= 60 else 0.5
     world.goes_on()
     scenarios = possible(world)
     outcomes: list[Outcome] = []
     over, waiting = time.monotonic() + seconds, []
     while time.monotonic() < over:
         waiting = waiting or seeded_random.sample(scenarios, len(scenarios))
-        scenario = waiting.pop()
-        outcomes.append(hurt(world, scenario, lasts, ask=ask))
-        if ask:
+        outcomes.append(hurt(world, waiting.pop(), lasts))
+        if lasts is None:
             _log.info("%s", outcomes[-1])
-            assert scenario.says in outcomes[-1].said, f"{scenario.name}: doctor says {outcomes[-1].said}"
     count = judge(world)
     worst = {one.scenario: max(o.seconds for o in outcomes if o.scenario == one.scenario) for one in outcomes}
     told = ", ".join(f"{name} {value:.1f} s" for name, value in sorted(worst.items()))
-    record_property("chaos", f"{count:,} messages there and back, {len(outcomes)} faults; until all went on: {told}")
+    memory = max(one.megabytes for one in outcomes)
+    record_property(
+        "chaos",
+        f"{count:,} messages there and back, {len(outcomes)} faults, daemons of {memory} MB; until all went on: {told}",
+    )

@@ -6,13 +6,19 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from typer.testing import CliRunner
 
 import servicebroker as sb
 import servicebroker.api.aio.instance
 import servicebroker.api.instance
-from support import ORDER, STOCK_QUEUE, begin, errors, query, standard_database
+from servicebroker.cli.main import app as command
+from support import ORDER, STOCK_QUEUE, begin, errors, eventually, query, standard_database
 
 HOUR = timedelta(hours=1)
+
+
+def doctor(url: str) -> str:
+    return CliRunner().invoke(command, ["doctor", "--instance", url]).output
 
 
 @pytest.fixture(params=[HOUR, -HOUR], ids=["ahead", "behind"])
@@ -43,6 +49,7 @@ def test_a_wrong_clock_ends_nobodys_conversation_and_fires_no_timer(
         assert [message.message_body for message in messages] == [b"x"]
         assert database.receive("OrdersQueue") == []
         assert abs(instance.clock() - datetime.now(UTC)) < timedelta(seconds=5)
+        eventually(lambda: "The clock of servicebroker upkeep there is 3,600 s" in doctor(instance.url))
     assert "The clock of this machine is 3,600 s" in caplog.text
 
 

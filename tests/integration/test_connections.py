@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -80,6 +80,22 @@ class Site:
 
     def refused(self) -> dict[int, int]:
         return dict(query(self.database, "select number, refused from servicebroker.refused_connections"))
+
+    @contextmanager
+    def without_database(self) -> Iterator[None]:
+        """The daemon's sessions are gone, and nobody gets a new one."""
+        name = psycopg.conninfo.conninfo_to_dict(self.url)["dbname"]
+        with psycopg.connect(self.url, dbname="postgres", autocommit=True) as elsewhere:
+            elsewhere.execute(f"alter database {name} allow_connections false")  # type: ignore[call-overload]
+            try:
+                elsewhere.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity "
+                    "where datname = %s and application_name = 'servicebroker serve'",
+                    (name,),
+                )
+                yield
+            finally:
+                elsewhere.execute(f"alter database {name} allow_connections true")  # type: ignore[call-overload]
 
     def route_to(self, service: str, port: int) -> None:
         self.database.create_route(f"To {service}", service_name=service, address=f"TCP://127.0.0.1:{port}")
@@ -317,6 +333,31 @@ def test_an_instance_does_not_talk_to_itself(two: Two) -> None:
     with connect(two.east, two.east.identifier) as peer:
         assert peer.greet().hears(Closed).number == 28032
     eventually(lambda: not two.east.is_connected_to(two.east.identifier))
+
+
+def test_a_daemon_without_its_database_keeps_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name that its peers connect to may lead elsewhere by now: who kept a connection would send to it for ever."""
+    two.works()
+    monkeypatch.setattr(sockets, "AWAY", 0.5)
+    handle = two.west.send()
+    with two.east.without_database():
+        eventually(lambda: two.west.streams == two.east.streams == 0)
+        two.west.send("meanwhile", handle=handle)
+        status = "select transmission_status from sys.transmission_queue where to_service_name = %s"
+        eventually(lambda: "closed" in str(query(two.west.database, status, STOCK)))
+        with socket.create_connection(("127.0.0.1", two.east.port), 10) as stream, suppress(ConnectionResetError):
+            assert stream.recv(1) == b""
+        assert two.west.streams == 0
+    two.arrives("meanwhile")
+
+
+def test_a_daemon_that_misses_its_database_for_a_moment_keeps_its_peers(two: Two) -> None:
+    two.works()
+    before = {stream.observed().connection_id for stream in list(two.east.daemon._network.streams)}
+    with two.east.without_database():
+        time.sleep(1)
+    two.works()
+    assert {stream.observed().connection_id for stream in list(two.east.daemon._network.streams)} == before
 
 
 # ---------------------------------------------------------------- peers that misbehave

@@ -225,6 +225,7 @@ def test_with_certificates_it_is_encrypted_by_default(two: Two, tmp_path: Path) 
 
 
 @pytest.mark.feature(147)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("west", "east", "algorithm"),
     [

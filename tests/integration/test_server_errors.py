@@ -11,6 +11,15 @@ import pytest
 import servicebroker as sb
 from support import ORDER, STOCK_QUEUE, begin, eventually, open_dialog, query, standard_database
 
+TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+
+
+def existing(connection: psycopg.Connection) -> list[str]:
+    """The timeouts that this server has: transaction_timeout is new in 17."""
+    rows = connection.execute("select name from pg_settings where name = any(%s)", (list(TIMEOUTS),)).fetchall()
+    return [name for (name,) in rows]
+
+
 pytestmark = pytest.mark.both_faces
 
 
@@ -78,7 +87,7 @@ def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: C
     url = make_instance_url(1)
     name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
     with psycopg.connect(url, autocommit=True) as connection:
-        for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+        for setting in existing(connection):
             connection.execute(f"alter database {name} set {setting} = 300")  # type: ignore[call-overload]
     with sb.open(url, upkeep=0.05) as instance:
         database = standard_database(instance)
@@ -93,3 +102,26 @@ def test_our_own_sessions_are_not_cut_by_the_roles_timeouts(make_instance_url: C
         before = there()
         time.sleep(0.5)  # longer than each of the timeouts
         assert there() == before
+
+
+@pytest.mark.parametrize("setting", TIMEOUTS)
+def test_an_application_under_timeouts_of_its_role(make_instance_url: Callable[..., str], setting: str) -> None:
+    """A reader waits as long as it wants; a transaction that is cut says why, and the next one works."""
+    url = make_instance_url(1)
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        if setting not in existing(connection):
+            pytest.skip(f"this PostgreSQL has no {setting}")
+        connection.execute(f"alter database {name} set {setting} = 400")  # type: ignore[call-overload]
+    with sb.open(url, upkeep=0.05) as instance:
+        database = standard_database(instance)
+        handle = begin(database)
+        assert database.receive(STOCK_QUEUE, wait=0.9) == []
+        if setting in ("transaction_timeout", "idle_in_transaction_session_timeout"):
+            with pytest.raises(sb.InstanceError, match=r"(?i)begin .* again"), database.transaction() as transaction:
+                transaction.send(handle, ORDER, b"cut")
+                time.sleep(0.9)
+                transaction.send(handle, ORDER, b"cut")
+        with database.transaction() as transaction:
+            transaction.send(handle, ORDER, b"x")
+        assert [message.message_body for message in database.receive(STOCK_QUEUE, wait=5)] == [b"x"]

@@ -64,7 +64,7 @@ WRONG = [
     ("RECEIVE TOP ('x') * FROM StockQueue", 245),
     ("RECEIVE TOP (-1) * FROM StockQueue", 1060),
     ("RECEIVE * FROM StockQueue WHERE conversation_handle = 'x'", 8169),
-    ("DECLARE @i INT; RECEIVE @i = message_body FROM Nowhere", 15151),
+    ("DECLARE @i INT; RECEIVE @i = message_body FROM Nowhere", 208),
     ("WAITFOR (RECEIVE * FROM StockQueue), TIMEOUT 'x'", 245),
     ("WAITFOR DELAY 'tomorrow'", 148),
     ("DECLARE @i INT = 'x'", 245),

@@ -143,7 +143,7 @@ REFUSED_BY_ITS_TEXT = [
     "ALTER MASTER KEY REGENERATE WITH ENCRYPTION BY PASSWORD = 'x'",
     "ALTER LOGIN nobody DISABLE",
     "CREATE USER somebody FOR CERTIFICATE c",
-    "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    "SET TRANSACTION ISOLATION LEVEL CHAOS",
     "SET ROWCOUNT 5",
     "SET NOEXEC ON",
     "SET FOO ON",
@@ -185,3 +185,93 @@ def test_check_does_the_directives_of_sqlcmd(tmp_path: Path) -> None:
     )
     missing = run(["tsql", "check", str(script)])
     assert (missing.exit_code, "'Town' scripting variable not defined" in missing.output) == (1, True)
+
+
+NEVER = [
+    ("SELECT 1\n  SELECT NOSUCH(1, 2)", 195, 3),
+    ("IF 1 = 0\n  SELECT * FROM OPENROWSET('a', 'b', 'c')", 40515, 3),
+    ("BEGIN TRY SELECT 1 END TRY\nBEGIN CATCH\nSELECT 2 AS\nEND CATCH", 102, 4),
+    ("SET ROWCOUNT 5", 40515, 2),
+    ("DECLARE @t TABLE (a int)\nSELECT a FROM @t PIVOT (SUM(a) FOR a IN ([1])) p", 40515, 3),
+]
+
+
+@pytest.mark.parametrize(("body", "wanted", "line"), NEVER)
+def test_a_procedure_that_can_never_run_is_not_made(db: sb.Database, body: str, wanted: int, line: int) -> None:
+    for kind in ("PROCEDURE Never", "TRIGGER Never ON Watched AFTER INSERT"):
+        db.execute_tsql("IF OBJECT_ID('Watched') IS NULL CREATE TABLE Watched (a int)")
+        with pytest.raises(sb.TsqlError) as caught:
+            db.execute_tsql(f"CREATE {kind} AS\n{body}")
+        assert (caught.value.number, caught.value.line, caught.value.procedure) == (wanted, line, "Never")
+        assert db.execute_tsql("SELECT OBJECT_ID('Never')").rows == [(None,)]
+
+
+def test_a_procedure_may_name_what_comes_later(db: sb.Database) -> None:
+    db.execute_tsql(
+        """
+        CREATE TYPE Pairs AS TABLE (a int, b int)
+        GO
+        CREATE PROCEDURE Early @pairs Pairs READONLY AS
+        SELECT p.a, l.b FROM Later l JOIN @pairs p ON p.b = l.b JOIN #mine m ON m.b = l.b
+        IF OBJECT_ID('gone') IS NOT NULL DROP ASSEMBLY gone
+        GO
+        CREATE TABLE Later (b int); INSERT Later VALUES (2)
+        """
+    )
+    script = "CREATE TABLE #mine (b int) INSERT #mine VALUES (2) DECLARE @p Pairs INSERT @p VALUES (1, 2) EXEC Early @p"
+    assert db.execute_tsql(script).rows == [(1, 2)]
+
+
+def test_names_that_are_taken_from_a_subquery_or_are_a_star(db: sb.Database) -> None:
+    found = db.execute_tsql("SELECT b = (SELECT 5), [c d] = (SELECT MAX(x) FROM (VALUES (1), (2)) t(x))")
+    assert (found.sets[0].columns, found.rows) == (("b", "c d"), [(5, 2)])
+    assert db.execute_tsql("SELECT 'a' AS [*], 2 AS b FOR XML PATH('x')").rows == [("<x>a<b>2</b></x>",)]
+
+
+def test_functions_in_from_need_no_schema(db: sb.Database) -> None:
+    db.execute_tsql(
+        """
+        CREATE FUNCTION Split(@n int) RETURNS @t TABLE (a int) AS BEGIN INSERT @t VALUES (@n), (@n + 1) RETURN END
+        GO
+        CREATE FUNCTION Twice(@n int) RETURNS TABLE AS RETURN (SELECT @n * 2 AS n)
+        """
+    )
+    query = "SELECT s.a, t.n FROM Split(3) s CROSS APPLY Twice(s.a) t ORDER BY s.a"
+    assert db.execute_tsql(query).rows == [(3, 6), (4, 8)]
+    query = (
+        "SELECT v.n, s.a FROM (VALUES (1), (2)) v(n) OUTER APPLY (SELECT a FROM Split(v.n) WHERE a > 2) s ORDER BY v.n"
+    )
+    assert db.execute_tsql(query).rows == [(1, None), (2, 3)]
+    assert number(db, "SELECT * FROM NoSuch(1)") == 208
+
+
+def test_the_catalog_of_another_database(db: sb.Database) -> None:
+    queues = "SELECT COUNT(*) FROM {}.sys.service_queues WHERE name = 'OnlyHere' AND is_receive_enabled = 'true'"
+    db.execute_tsql("CREATE QUEUE OnlyHere")
+    both = f"SELECT ({queues.format('msdb')}), ({queues.format('Language')})"
+    assert db.execute_tsql(both).rows == [(0, 1)]
+    assert db.execute_tsql(f"USE msdb {both}").rows == [(0, 1)]
+    assert number(db, "SELECT * FROM NoSuch.sys.objects") == 208
+
+
+CREATED = [
+    "CONTAINMENT = NONE ON PRIMARY (NAME = N'a', FILENAME = N'a.mdf') LOG ON (NAME = N'b', FILENAME = N'b.ldf') "
+    "WITH CATALOG_COLLATION = DATABASE_DEFAULT, LEDGER = OFF",
+    "ON (NAME = a, FILENAME = 'a'), FILEGROUP more CONTAINS FILESTREAM DEFAULT (NAME = c, FILENAME = 'c') "
+    "COLLATE Latin1_General_CI_AS WITH FILESTREAM (NON_TRANSACTED_ACCESS = OFF), TRUSTWORTHY ON, DB_CHAINING OFF",
+]
+
+
+@pytest.mark.parametrize("clauses", CREATED)
+def test_databases_are_created_with_the_clauses_of_tools(db: sb.Database, clauses: str) -> None:
+    db.execute_tsql(f"CREATE DATABASE [Clauses] {clauses}\nGO\nDROP DATABASE [Clauses]")
+    assert number(db, "CREATE DATABASE Copied AS SNAPSHOT OF Language") == 40515
+    assert db.execute_tsql("SELECT DB_ID('Copied'), DB_ID('tempdb'), DB_NAME(1)").rows == [(None, 2, "master")]
+
+
+def test_exec_behind_an_insert_with_rows_is_a_statement_of_its_own(db: sb.Database) -> None:
+    db.execute_tsql("CREATE TABLE Rows (a int)\nGO\nCREATE PROCEDURE Three AS SELECT 3")
+    db.execute_tsql(
+        "INSERT Rows VALUES (1) EXEC Three INSERT INTO Rows (a) SELECT 2\nEXECUTE Three INSERT Rows EXEC Three"
+    )
+    assert db.execute_tsql("SELECT a FROM Rows ORDER BY a").rows == [(1,), (2,), (3,)]

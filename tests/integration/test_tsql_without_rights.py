@@ -146,7 +146,7 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("INSERT Inbox (status) VALUES (1)", 416),
         ("DELETE FROM Inbox", 416),
         ("TRUNCATE TABLE Parcels", 1088),
-        ("TRUNCATE TABLE Inbox", 416),
+        ("TRUNCATE TABLE Inbox", 4708),
         ("CREATE TABLE T (n INT)", 262),
         ("CREATE TABLE T (n INT REFERENCES Parcels (Id))", 262),
         ("CREATE TABLE Inbox (n INT)", 262),
@@ -168,7 +168,6 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
         ("DROP INDEX Parcels.ByPlace", 3701),
         ("CREATE SEQUENCE S", 15247),
         ("DROP SEQUENCE Counter", 3701),
-        ("CREATE STATISTICS s ON Parcels (Place)", 40515),
         ("UPDATE sys.services SET name = 'x'", 259),
         ("UPDATE p SET name = 'x' FROM sys.server_principals AS p", 259),
         ("DELETE FROM sys.server_principals", 259),
@@ -246,9 +245,6 @@ ATTEMPTS: dict[object, list[tuple[str, int]]] = {
     ("OPEN", "MASTER KEY"): [("OPEN MASTER KEY DECRYPTION BY PASSWORD = 'long enough 1!'", 15247)],
     ("CLOSE", "MASTER KEY"): [("CLOSE MASTER KEY", 15315)],
     ("DROP", "MASTER KEY"): [("DROP MASTER KEY", 15247)],
-    ("BACKUP", "MASTER KEY"): [
-        ("BACKUP MASTER KEY TO FILE = '{folder}/key' ENCRYPTION BY PASSWORD = 'x'", 40515),
-    ],
     ("CREATE", "CERTIFICATE"): [
         ("CREATE CERTIFICATE C WITH SUBJECT = 'C'", 262),
         ("USE master CREATE CERTIFICATE C WITH SUBJECT = 'C'", 15247),
@@ -296,14 +292,13 @@ CursorStep Fetch BeginTransaction CommitTransaction RollbackTransaction SaveTran
 """.split()  # noqa: SIM905 # a list of so many strings is harder to read
 # procedures that show something, lock a name, or say that they change nothing
 OF_NO_EFFECT = """
-sp_addextendedproperty sp_changedbowner sp_configure sp_db_vardecimal_storage_format sp_dbcmptlevel sp_dboption
+NoEffect sp_addextendedproperty sp_changedbowner sp_configure sp_db_vardecimal_storage_format sp_dbcmptlevel sp_dboption
 sp_dropextendedproperty sp_fulltext_database sp_getapplock sp_helptext sp_procoption sp_recompile sp_refreshview
 sp_releaseapplock sp_updateextendedproperty sp_updatestats sp_who sp_who2
 """.split()  # noqa: SIM905
 # words that begin a statement of the session, or one that is refused to everybody
 WORDS = """
-BREAK CONTINUE COMMIT ROLLBACK SAVE GOTO IF WHILE PRINT RAISERROR THROW RETURN REVERT FETCH DEALLOCATE CHECKPOINT
-RECONFIGURE KILL RESTORE DBCC ADD
+BREAK CONTINUE COMMIT ROLLBACK SAVE GOTO IF WHILE PRINT RAISERROR THROW RETURN REVERT FETCH DEALLOCATE ADD
 """.split()  # noqa: SIM905
 CASES = [(script, number) for attempts in ATTEMPTS.values() for script, number in attempts]
 

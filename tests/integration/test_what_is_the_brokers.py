@@ -40,7 +40,7 @@ OF_A_QUEUE = [
     ("CREATE TRIGGER T ON Inbox AFTER INSERT AS RETURN", 8197, "Inbox"),
     ("CREATE INDEX i ON Inbox (status)", 1914, "Inbox"),
     ("DROP INDEX i ON Inbox", 3701, "Inbox"),
-    ("TRUNCATE TABLE Inbox", 416, "Inbox"),
+    ("TRUNCATE TABLE Inbox", 4708, "Inbox"),
     ("INSERT Inbox (status) VALUES (1)", 416, "Inbox"),
     ("UPDATE Inbox SET status = 1", 416, "Inbox"),
     ("DELETE FROM Inbox", 416, "Inbox"),

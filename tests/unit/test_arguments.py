@@ -12,6 +12,7 @@ import pytest
 from servicebroker.engine.catalog import catalog, message_types
 from servicebroker.engine.conversation import begin, end, receive, send
 from servicebroker.model import arguments
+from servicebroker.model.permissions import DBO, User
 from servicebroker.store.statements import Steps
 from support import refused
 
@@ -30,8 +31,7 @@ def start(steps: Steps[Any]) -> None:
 
 
 def begin_dialog(**changes: Any) -> None:
-    arguments: dict[str, Any] = {"from_service": "a", "to_service": "b", "now": NOW} | changes
-    start(begin.begin_dialog(1, arguments.pop("from_service"), arguments.pop("to_service"), **arguments))
+    start(begin.begin_dialog(1, begin.NewDialog(**{"from_service": "a", "to_service": "b"} | changes), now=NOW))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_create_service_refuses(contracts: Any, number: int) -> None:
 @pytest.mark.parametrize("validation", [None, "XML", "none", 5, ["NONE"]], ids=repr)
 def test_create_message_type_refuses_a_validation(validation: Any) -> None:
     with refused(402, "VALIDATION"):
-        start(message_types.create_message_type(1, "t", validation))
+        start(message_types.create_message_type(User(1, "D", DBO, "dbo"), "t", validation))
 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["Q"], {}], ids=repr)

@@ -10,6 +10,7 @@ import pytest
 
 from servicebroker.engine.diagnosis.findings import (
     ConversationFacts,
+    DaemonFacts,
     DisputeFacts,
     Facts,
     PeerFacts,
@@ -19,16 +20,23 @@ from servicebroker.engine.diagnosis.findings import (
     judge,
     judge_conversation,
     judge_disk,
+    judge_down,
+    judge_timeouts,
 )
+from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
+from servicebroker.engine.remote.refusals import Refused
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model import waiting
 from servicebroker.model.errors import RULES
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 AGO = NOW - timedelta(minutes=10)
-WELL = Facts(NOW, [], [], [], [], [], {"fsync": "on", "synchronous_commit": "on"}, False, None, 0, False)
+WELL = Facts(NOW, [], [], [], [], [], {"fsync": "on", "synchronous_commit": "on"}, None, None, 0, False)
 QUEUE = QueueFacts("Shop.dbo.Q", True, 0, None, 0, 0, False, None, None, False, False, 0)
+DAEMON = DaemonFacts(815, "idle", NOW - timedelta(seconds=1))
+CLOCK = WrongClock("servicebroker serve", "10.0.0.7", 3_600, NOW - timedelta(seconds=9))
+BROKEN = Refused(True, "TCP://far:4022", 9753, 3, AGO, NOW - timedelta(seconds=9), "The stream has ended.")
 SESSION = SessionFacts(4711, "reports", "idle in transaction", AGO, "select 1", 3)
 PEER = PeerFacts("certificate mallory", "messages", 40, AGO, "//shop", "mallory")
 TALK = ConversationFacts(
@@ -52,7 +60,14 @@ def of_talk(**changes: Any) -> list[str]:
 def test_all_is_well() -> None:
     assert said() == []
     assert of_queue(messages=5, oldest=NOW) == []
-    assert of_queue(messages=5, oldest=AGO, readers=1) == []
+    assert of_queue(messages=5, oldest=NOW - timedelta(seconds=9), readers=1) == []
+    assert of_queue(messages=5, oldest=AGO, holders=1) == []
+    assert said(daemon=DAEMON) == []
+    assert said(daemon=DAEMON._replace(state=None, since=None)) == []  # this role may not see it
+    assert said(refusals=[BROKEN._replace(times=2)]) == []
+    assert said(clocks=[CLOCK._replace(last=AGO)]) == []
+    assert said(clocks=[CLOCK._replace(last=NOW + timedelta(hours=1))]) == []  # the server's was wrong
+    assert said(refusals=[BROKEN._replace(last=AGO)]) == []
     assert of_queue(messages=5, oldest=AGO, is_piped=True) == []
     assert of_talk() == []
     assert said(sessions=[SESSION._replace(since=NOW)]) == []
@@ -72,8 +87,13 @@ def test_all_is_well() -> None:
         ({"is_foreign": True}, ["another PostgreSQL", "check --mend"]),
         ({"disabled": ["Shop"]}, ["database Shop: Its broker is disabled", "enable_broker"]),
         ({"remote_routes": 2}, ["2 routes lead", "servicebroker serve"]),
-        ({"remote_routes": 2, "has_daemon": True}, ["no endpoint", "CREATE ENDPOINT"]),
-        ({"remote_routes": 1, "has_daemon": True, "endpoint": "STOPPED"}, ["endpoint is STOPPED", "STARTED"]),
+        ({"daemon": DAEMON._replace(since=AGO)}, ["session 815", "done nothing for 10 minutes", "is frozen"]),
+        ({"daemon": DAEMON._replace(state="active", since=AGO)}, ["waited in one statement for 10 minutes"]),
+        ({"clocks": [CLOCK]}, ["machine 10.0.0.7: The clock of servicebroker serve there is 3,600 s ahead of"]),
+        ({"clocks": [CLOCK._replace(host="", seconds_ahead=-9)]}, ["of the PostgreSQL server: ", "is 9 s behind"]),
+        ({"refusals": [BROKEN]}, ["peer TCP://far:4022: The connection with it broke, 3 times", "between the two"]),
+        ({"remote_routes": 2, "daemon": DAEMON}, ["no endpoint", "CREATE ENDPOINT"]),
+        ({"remote_routes": 1, "daemon": DAEMON, "endpoint": "STOPPED"}, ["endpoint is STOPPED", "STARTED"]),
         ({"certificates": [InUse("", "", "mine", True, AGO)]}, ["certificate mine", "has expired", "create"]),
         (
             {"certificates": [InUse("", "", "far", False, NOW + timedelta(days=3))]},
@@ -150,6 +170,8 @@ def test_of_an_instance(changes: dict[str, Any], words: list[str]) -> None:
         ({"is_activated": True, "procedure": "p", "max_readers": 1}, ["Nobody runs its activation procedure p"]),
         ({"failing": 2}, ["2 messages have failed", "poison list"]),
         ({"messages": 9, "oldest": AGO}, ["Nobody receives: 9 messages, the oldest for 10 minutes"]),
+        ({"messages": 9, "oldest": NOW - timedelta(seconds=11)}, ["Nobody receives: 9 messages"]),
+        ({"messages": 9, "oldest": AGO, "readers": 2}, ["2 readers wait and take nothing of 9 messages", "frozen"]),
     ],
 )
 def test_of_a_queue(changes: dict[str, Any], words: list[str]) -> None:
@@ -209,3 +231,13 @@ def test_of_a_conversation(changes: dict[str, Any], words: list[str]) -> None:
 def test_a_full_disk_is_told(free: int, size: int, is_told: bool) -> None:
     found = judge_disk("data", free * 2**20, size * 2**20)
     assert [finding.problem for finding in found] == [f"Its disk is full but for {free} MB."] * is_told
+
+
+def test_short_timeouts_of_the_role_are_told() -> None:
+    found = judge_timeouts({"lock_timeout": 1_000, "statement_timeout": 1_001, "transaction_timeout": 0})
+    assert [finding.problem[:23] for finding in found] == ["lock_timeout is 1000 ms"]
+
+
+def test_a_server_without_a_connection_left_is_not_down() -> None:
+    full, down = (judge_down(text, [], NOW)[0] for text in ("FATAL: sorry, too many clients already", "refused"))
+    assert (full.problem[:21], down.problem[:10]) == ("No connection is left", "It is down")

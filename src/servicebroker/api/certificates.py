@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from servicebroker.api.definitions import defined
 from servicebroker.api.master_keys import MasterKeys
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals, user_certificates
@@ -132,14 +133,7 @@ class Certificates(MasterKeys):
         steps = user_certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
         self._alone(rights.authorized(steps, self.user, "ALTER CERTIFICATE", rights.certificate(name)))
 
-    def drop_certificate(self, name: str) -> None:
-        """DROP CERTIFICATE. Conversations that have their session keys go on.
-
-        Raises:
-            BrokerError: 15151 no such certificate.
-        """
-        steps = user_certificates.drop_certificate(self.user.database_id, name)
-        self._alone(rights.authorized(steps, self.user, "DROP CERTIFICATE", rights.certificate(name)))
+    drop_certificate = defined(user_certificates.drop_certificate)
 
     def backup_certificate(
         self,

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.bindings import Bindings
 from servicebroker.api.certificates import Certificates
 from servicebroker.api.definitions import Definitions
 from servicebroker.api.event_notifications import EventNotifications
@@ -56,7 +55,6 @@ class Database(
     Security,
     Routing,
     Certificates,
-    Bindings,
     PoisonMessages,
     Scripts,
     EventNotifications,

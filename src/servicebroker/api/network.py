@@ -10,13 +10,14 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from servicebroker.api.certificates import File, after, check_backup, read_file, write_backup
+from servicebroker.api.definitions import administered
 from servicebroker.engine.catalog import network_endpoints
 from servicebroker.engine.catalog.alter import lock_catalog
 from servicebroker.engine.remote import known_peers
 from servicebroker.engine.remote.known_peers import Accepted
 from servicebroker.engine.security import logins, transport_certificates
 from servicebroker.engine.security.transport_certificates import TransportCertificate
-from servicebroker.model.arguments import check_switch, checked_password
+from servicebroker.model.arguments import checked_password
 from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.store.concurrency import in_thread
@@ -120,85 +121,23 @@ class Network(ABC):
         )
         return self._administer(network_endpoints.alter_endpoint(name, clauses, self.clock()))
 
-    def drop_endpoint(self, name: str) -> None:
-        """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
+    drop_endpoint = administered(network_endpoints.drop_endpoint)
 
-        Raises:
-            BrokerError: 15151 when there is none of that name.
-        """
-        self._administer(network_endpoints.drop_endpoint(name))
+    create_login = administered(logins.create_login)
 
-    def create_login(self, name: str, *, from_windows: bool = False) -> None:
-        """CREATE LOGIN name [FROM WINDOWS]: a name for a peer. It has no password: nobody opens a session as a login.
+    drop_login = administered(logins.drop_login)
 
-        `from_windows`: it is the member of a domain that the name says, as DOMAIN\\member, and needs CONNECT on the
-        endpoint.
+    grant_connect = administered(logins.grant_connect)
 
-        Raises:
-            BrokerError: 15025 name taken, 15407 a member is not named like that, 15247, 402.
-        """
-        check_switch("FROM WINDOWS", from_windows)
-        self._administer(logins.create_login(name, is_windows=from_windows))
+    deny_connect = administered(logins.deny_connect)
 
-    def drop_login(self, name: str) -> None:
-        """DROP LOGIN, with what was granted to it.
+    revoke_connect = administered(logins.revoke_connect)
 
-        Raises:
-            BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
-        """
-        self._administer(logins.drop_login(name))
+    grant = administered(logins.grant)
 
-    def grant_connect(self, endpoint: str, login: str) -> None:
-        """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers that are this login are let in.
+    deny = administered(logins.deny)
 
-        To public: every peer that proves to have the key of its certificate, also one that nobody has imported.
-
-        Raises:
-            BrokerError: 15151 no such endpoint or login, 15247.
-        """
-        self._administer(logins.set_connect(endpoint, login, logins.GRANT))
-
-    def deny_connect(self, endpoint: str, login: str) -> None:
-        """DENY CONNECT ON ENDPOINT::endpoint TO login: counts more than what was granted to public.
-
-        Raises:
-            BrokerError: as `grant_connect`.
-        """
-        self._administer(logins.set_connect(endpoint, login, logins.DENY))
-
-    def revoke_connect(self, endpoint: str, login: str) -> None:
-        """REVOKE CONNECT ON ENDPOINT::endpoint FROM login, granted or denied; nothing there is no error.
-
-        Raises:
-            BrokerError: as `grant_connect`.
-        """
-        self._administer(logins.set_connect(endpoint, login, None))
-
-    def grant(self, permission: str, principal: str, *, login: str | None = None) -> None:
-        """GRANT permission TO a login, which may be public: on the instance, or ON LOGIN::login. It takes back a DENY.
-
-        What a login is granted counts where T-SQL works as that login (EXECUTE AS LOGIN).
-
-        Raises:
-            BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
-        """
-        self._administer(logins.set_permission(permission, principal, login, logins.GRANT))
-
-    def deny(self, permission: str, principal: str, *, login: str | None = None) -> None:
-        """DENY permission TO a login: counts more than any GRANT, to it or to public.
-
-        Raises:
-            BrokerError: as `grant`.
-        """
-        self._administer(logins.set_permission(permission, principal, login, logins.DENY))
-
-    def revoke(self, permission: str, principal: str, *, login: str | None = None) -> None:
-        """REVOKE permission FROM a login, granted or denied; nothing there is no error.
-
-        Raises:
-            BrokerError: as `grant`.
-        """
-        self._administer(logins.set_permission(permission, principal, login, None))
+    revoke = administered(logins.revoke)
 
     def create_certificate(
         self,

@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from servicebroker.engine.conversation.upkeep import (
 )
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
+from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.concurrency import Background, Event
@@ -132,7 +133,8 @@ class Upkeep:
                 self._tries -= 1
                 if give_back(connection, self._closed.is_set):
                     self._tries = 0
-            follow(self._clock, connection)
+            if ahead := follow(self._clock, connection):
+                tell_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
                 upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
@@ -182,6 +184,14 @@ def tell(connection: psycopg.Connection[Any], tally: Tally) -> None:
     except BaseException:
         tally.put_back(counts)
         raise
+
+
+def tell_clock(connection: psycopg.Connection[Any], ahead: timedelta, now: datetime) -> None:
+    """Say that the clock of this machine is wrong, for doctor."""
+    try:
+        run_alone(connection, note_wrong_clock(ahead, now))
+    except psycopg.errors.InsufficientPrivilege as problem:
+        _LOG.debug("clock: %s", problem)
 
 
 def tell_statements(connection: psycopg.Connection[Any]) -> None:

@@ -15,6 +15,7 @@ import psycopg
 from servicebroker.api import tracing
 from servicebroker.engine.catalog.catalog import Queue
 from servicebroker.engine.conversation import receive
+from servicebroker.engine.conversation.begin import NewDialog
 from servicebroker.engine.diagnosis.totals import RECEIVES, SENDS
 from servicebroker.model import names
 from servicebroker.model.arguments import OMITTED, Body, Omitted, check_wait, read_once
@@ -166,19 +167,18 @@ class Verbs(ABC):
         handles = [] if related_conversation is None else [related_conversation]
         groups = [] if related_conversation_group is None else [related_conversation_group]
 
-        def begin() -> Steps[UUID]:
-            return self.database.engine.begin_dialog(
-                from_service,
-                to_service,
-                broker_instance=broker_instance,
-                contract=contract,
-                related_conversation=related_conversation,
-                related_conversation_group=related_conversation_group,
-                lifetime=lifetime,
-                encryption=encryption,
-            )
-
-        return self._run(Verb(begin, Deed.BEGIN, handles, groups))
+        engine = self.database.engine
+        dialog = NewDialog(
+            from_service,
+            to_service,
+            broker_instance,
+            contract,
+            related_conversation,
+            related_conversation_group,
+            lifetime,
+            encryption,
+        )
+        return self._run(Verb(lambda: engine.begin_dialog(dialog), Deed.BEGIN, handles, groups))
 
     @overload
     def send(self, handle: UUID, message_type: str = ..., body: object = ...) -> int: ...

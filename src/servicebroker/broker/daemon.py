@@ -31,6 +31,7 @@ from servicebroker.engine.built_in.echo_and_query import answer_built_in
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.catalog.network_endpoints import DISABLED, STARTED, NetworkEndpoint
 from servicebroker.engine.delivery.transmission import deliver_conversation
+from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.domain_state import ToldMembership, find_membership, tell_membership
 from servicebroker.engine.remote.known_peers import save_answers, save_mistrusted
 from servicebroker.engine.remote.mirrored_pairs import find_standing
@@ -245,7 +246,8 @@ class Daemon:
         if now < self._look_at:
             return
         self._look_at = now + LOOK
-        follow(self._clock, connection)
+        if ahead := follow(self._clock, connection):
+            run_alone(connection, note_wrong_clock(ahead, self._clock()))
         self._proof.renew(connection)
         self._keep(connection)
         self._follow(connection)

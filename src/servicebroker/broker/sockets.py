@@ -46,9 +46,11 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 10.0  # seconds after a failed attempt before the
 WANTED = 100.0  # seconds for which an address is tried again after it was asked for: dialogs ask every 64 s or so
 REMEMBERED = 10_000  # addresses of which it is remembered who answered there, or that they are half of a pair
 SILENT = 10.0  # seconds without a sign of the relay's thread: it waits for a commit, and is not the principal
+AWAY = 5.0  # seconds in doubt, as while the database is down; then peers have to look for another one
 TICK = 0.5  # seconds
 NOT_BELIEVED = (9751, 28035)  # why a connection ends whose certificates one side does not take
 NOISE = 200  # frames for nothing of one peer that are read in that time
+NOT_IN_SERVICE = RULES[28012].text.format("Its PostgreSQL server does not answer, or does not commit.")
 
 _log = logging.getLogger("servicebroker.broker")
 
@@ -286,6 +288,7 @@ class Network:
         self._turns: dict[Address, int] = {}  # where a peer has not believed the first of our certificates
         self._questions: dict[Address, Known] = {}  # halves of mirrored pairs: to be asked whenever they are reached
         self._standing, self._seen_at = IN_DOUBT, 0.0
+        self._away_at = NEVER  # nobody could be served from then on
         self._told = IN_DOUBT  # to those who have asked
         self._evident: tuple[Standing, Tls | None, Standing] = (IN_DOUBT, None, IN_DOUBT)
         self.was_asked = False  # whether we are the principal, by anybody
@@ -372,6 +375,8 @@ class Network:
     def stand(self, standing: Standing) -> None:
         """What we are; said again at least every `SILENT` seconds, or it is not believed."""
         self._standing, self._seen_at = standing, time.monotonic()
+        in_doubt = standing.role is Role.IN_DOUBT
+        self._away_at = min(self._away_at, self._seen_at + AWAY) if in_doubt else NEVER
         if standing != self._told:
             self._loop.call_soon_threadsafe(self._tell)
 
@@ -380,6 +385,14 @@ class Network:
         """What we are now."""
         is_silent = self._standing.role is Role.PRINCIPAL and time.monotonic() > self._seen_at + SILENT
         return IN_DOUBT if is_silent else self._standing
+
+    @property
+    def is_away(self) -> bool:
+        """Whether messages that came in would wait for nobody knows how long: there are no connections meanwhile.
+
+        A peer that kept one would send on it, also when the name that it connects to leads elsewhere by now.
+        """
+        return time.monotonic() > self._away_at
 
     def close(self) -> None:
         """Tell every peer, and stop."""
@@ -423,7 +436,7 @@ class Network:
 
     def _begin_connecting(self, address: Address) -> None:
         """The caller has the lock."""
-        if address not in self._connecting:
+        if address not in self._connecting and not self.is_away:
             self._connecting.add(address)
             asyncio.run_coroutine_threadsafe(self._connect(address), self._loop)
 
@@ -599,6 +612,8 @@ class Network:
         if self._noise:
             self._noise.clear()
             self._resume()
+        if self.is_away:
+            self._end_all(28012, NOT_IN_SERVICE)
         for stream in list(self.streams):
             stream.tick()
         self._try_again()

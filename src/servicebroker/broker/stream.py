@@ -14,7 +14,7 @@ from servicebroker.broker.connections import Observed
 from servicebroker.broker.links import Arrival
 from servicebroker.broker.tls import HANDSHAKE, RECORDS, Channel
 from servicebroker.engine.catalog.network_endpoints import DISABLED, REQUIRED
-from servicebroker.engine.remote.refusals import Refusal
+from servicebroker.engine.remote.refusals import BROKE, Refusal
 from servicebroker.model.errors import RULES, BrokerError
 from servicebroker.model.peers import NOBODY, UNPROVED, Peer
 from servicebroker.protocol.adjacent import (
@@ -49,6 +49,8 @@ _TOLD = {  # what a peer hears of why it is refused
     28034: RULES[28034].text.format("of your certificate"),
     28035: RULES[28035].text.format("it is none of those that are let in here, or was revoked"),
 }
+
+BROKEN = (9753, 11235, 28029)  # an end of a connection that was online, which nobody wanted
 
 NOTHING = Alive, Asked, Told, Corrupted  # what brings no message
 
@@ -161,6 +163,8 @@ class Stream(asyncio.Protocol):
         if self.address is None:
             self.where = str(Address(name[0], name[1]))
             journal.connection("Accept", self.where)
+            if self.network.is_away:
+                self._transport.abort()
             return
         if not self.network.is_secured(self.address):
             self._begin()
@@ -434,6 +438,8 @@ class Stream(asyncio.Protocol):
             if self.address is None:
                 self.network.refuse(closed.number, self.where)
             self._remember(closed)
+        if self._was_online and (closed.number in BROKEN or closed == Closed(0, "")):
+            self._remember(Closed(BROKE, closed.text or "The stream has ended without a word."))
         journal.connection("Closed", self.where, error)
         self.network.over(self, closed, was_online=self._was_online)
 

@@ -15,11 +15,18 @@ from servicebroker.cli.existing import is_down, kept_certificates, open_existing
 from servicebroker.cli.options import DEFAULT_INSTANCE, InstanceOption, JsonOption
 from servicebroker.cli.texts import printable
 from servicebroker.engine.conversation.fenced_verbs import Fenced
-from servicebroker.engine.diagnosis.facts import gather, gather_conversation
-from servicebroker.engine.diagnosis.findings import Finding, judge, judge_conversation, judge_disk, judge_down
+from servicebroker.engine.diagnosis.facts import find_timeouts, gather, gather_conversation
+from servicebroker.engine.diagnosis.findings import (
+    Finding,
+    judge,
+    judge_conversation,
+    judge_disk,
+    judge_down,
+    judge_timeouts,
+)
 from servicebroker.engine.diagnosis.own_facts import gather_own, gather_own_conversation
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.connection import is_url
+from servicebroker.store.connection import connect, is_url
 from servicebroker.store.running import run
 
 
@@ -59,7 +66,9 @@ def doctor(
 def _look(opened: Instance) -> list[Finding]:
     gathered = gather_own if opened.engine is Fenced else gather
     with opened.connection() as connection:
-        return judge(run(connection, gathered(opened.clock())))
+        timeouts = run(connection, find_timeouts())
+    with connect(opened.url, application_name="servicebroker doctor") as connection:  # which those do not cut
+        return judge(run(connection, gathered(opened.clock()))) + judge_timeouts(timeouts)
 
 
 def _look_at(opened: Instance, database: str, handle: UUID) -> list[Finding]:

@@ -109,6 +109,7 @@ RULES: dict[int, Rule] = {
     4624: Rule(
         "Cannot grant, deny, or revoke permissions to sa, dbo, entity owner, information_schema, sys, or yourself."
     ),
+    4708: Rule("Could not truncate object '{0}' because it is not a table."),
     4909: Rule("Cannot alter '{0}' because it is not a table."),
     5011: Rule(
         "User does not have permission to alter database '{0}', the database does not exist, "

@@ -102,6 +102,8 @@ def running(pipeline: Pipeline, *, once: bool, master: str | None = None) -> Ite
 
     for table in pipeline.table_names():
         target(pipeline, table).ensure()
+    for queue in pipeline.queues:  # what cannot be found is said before Java has started
+        Attachment.open(source_options(queue.source_options())).close()
     spark = spark_session(f"servicebroker pipeline {pipeline.name}", master=master)
     runs: list[QueueRun] = []
     try:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.catalog import Catalog
 from servicebroker.engine.conversation import enqueue
-from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.endpoints import find_endpoint
 from servicebroker.engine.conversation.send import send, send_batch
@@ -208,14 +208,10 @@ def _conversation(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID,
 
 def _begin(sender: Sender, slot: int, now: datetime) -> Steps[tuple[UUID, int]]:
     options = sender.options
-    handle = yield from begin_dialog(
-        sender.database_id,
-        options.from_service,
-        options.to_service,
-        contract=options.contract,
-        encryption=options.encryption,
-        now=now,
+    dialog = NewDialog(
+        options.from_service, options.to_service, contract=options.contract, encryption=options.encryption
     )
+    handle = yield from begin_dialog(sender.database_id, dialog, now=now)
     yield Statement(
         "sending.begin",
         "insert into servicebroker.writer_conversations (conversation_handle, writer, slot, begun_at) "

@@ -18,6 +18,7 @@ _OPTIONS = r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_tra
 # sessions of our own are idle and wait as long as they need, whatever the role's settings for applications are
 _UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 _MINIMUM_SERVER = 150000
+_WITH_TRANSACTION_TIMEOUT = 170000
 _PROXY = (
     "; a proxy refuses the settings of a session: connect to PostgreSQL itself, or let it ignore them "
     "(pgbouncer: pool_mode = session, ignore_startup_parameters = options)."
@@ -61,6 +62,8 @@ def connect(url: str, *, application_name: str = "servicebroker") -> DirectConne
         connection.close()
         raise InstanceError(f"servicebroker needs PostgreSQL 15 or newer; this server is {version}.")
     _set_up(connection)
+    if connection.info.server_version >= _WITH_TRANSACTION_TIMEOUT:
+        connection.execute("set transaction_timeout = 0")  # among the options it would be refused before 17
     return connection
 
 

@@ -40,18 +40,24 @@ class ServerClock:
         now = self._steady()
         return now if self._known is None or now - self._known[1] > _OUTDATED else None
 
-    def note(self, asked_at: float, server: datetime) -> None:
-        """The server has answered with its time: it looked at its clock between the question and now."""
+    def note(self, asked_at: float, server: datetime) -> timedelta | None:
+        """The server has answered with its time: it looked at its clock between the question and now.
+
+        Returns how far this machine's clock is ahead of it, when that is more than `TOLERATED`.
+        """
         answered_at = self._steady()
         self._known = server, (asked_at + answered_at) / 2
         ahead = self._local() - server
-        if abs(ahead) > TOLERATED and abs(ahead - self._told) > TOLERATED:
+        if abs(ahead) <= TOLERATED:
+            return None
+        if abs(ahead - self._told) > TOLERATED:
             self._told = ahead
             seconds, where = abs(round(ahead.total_seconds())), "ahead of" if ahead > timedelta() else "behind"
             self._tell(
                 f"The clock of this machine is {seconds:,} s {where} that of the PostgreSQL server, whose time counts: "
                 "lifetimes, timers and all stored times go by it. Set the clock that is wrong."
             )
+        return ahead
 
 
 def system_time() -> datetime:

@@ -45,9 +45,13 @@ end $$;
 create or replace function servicebroker.approximate_count(queue_id integer) returns bigint language sql stable
 return pg_stat_get_live_tuples(to_regclass(format('servicebroker.queue_%s', queue_id)));
 
+-- The number under which a database is shown: that of SQL Server for its own, and from 5 for the others.
+create or replace function sys.shown_database_id(id integer, name text) returns integer language sql immutable parallel safe
+return case lower(name) when 'master' then 1 when 'tempdb' then 2 when 'model' then 3 when 'msdb' then 4 else id + 4 end;
+
 create or replace view sys.databases with (security_invoker = true) as
 select d.name,
-       d.database_id,
+       sys.shown_database_id(d.database_id, d.name) as database_id,
        d.service_broker_guid,
        d.is_broker_enabled::integer::smallint as is_broker_enabled,
        d.is_honor_broker_priority_on::integer::smallint as is_honor_broker_priority_on,
@@ -564,7 +568,7 @@ select c.connection_id,
 -- Activation. A row is there as long as the session that wrote it is: it holds the lease, or runs the task.
 
 create or replace view sys.dm_broker_queue_monitors with (security_invoker = true) as
-select q.database_id,
+select sys.shown_database_id(q.database_id, shown.broker_database) as database_id,
        m.queue_id,
        m.state,
        m.last_empty_rowset_time,
@@ -581,7 +585,7 @@ select q.database_id,
 
 create or replace view sys.dm_broker_activated_tasks with (security_invoker = true) as
 select t.spid,
-       q.database_id,
+       sys.shown_database_id(q.database_id, shown.broker_database) as database_id,
        t.queue_id,
        t.procedure_name,
        t.execute_as,
@@ -661,7 +665,7 @@ select 'Broker Statistics', c.counter_name, '', c.cntr_value, 272696576
 union all
 select 'Broker Activation', 'Tasks Running', shown.broker_database, count(t.spid), 65792
   from servicebroker.shown_databases shown
-  left join sys.dm_broker_activated_tasks t using (database_id)
+  left join sys.dm_broker_activated_tasks t using (broker_database)
  group by shown.broker_database
 union all
 select 'Broker/DBM Transport', 'Open Connection Count', '', count(*), 65792

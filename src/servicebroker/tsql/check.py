@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from servicebroker.engine.security.tsql_objects import Use, check_schemas
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
-from servicebroker.tsql.interpreter.machine import RUNNERS
-from servicebroker.tsql.interpreter.objects import OPTIONS, check_definition
+from servicebroker.tsql.interpreter.foresight import Declared, foresee, inside
+from servicebroker.tsql.interpreter.objects import OPTIONS
 from servicebroker.tsql.interpreter.principals import asked_by_nothing
-from servicebroker.tsql.interpreter.queries import TEMPORARY
-from servicebroker.tsql.interpreter.session_functions import KNOWN
-from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT, check_options
+from servicebroker.tsql.interpreter.set_options import ALWAYS_OFF, ALWAYS_ON, WITHOUT_EFFECT
 from servicebroker.tsql.parser import parse, parse_apart
-from servicebroker.tsql.relational import translate, translate_expression
-from servicebroker.tsql.scope import Scope, UserType
 from servicebroker.tsql.session import Session
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import (
     Declarations,
-    DeclareTable,
-    DeclareVariable,
     Definition,
-    Expression,
-    Function,
-    InsertExecute,
+    ExecuteText,
+    NoEffect,
     Permission,
-    Procedure,
     Relational,
     SetOption,
     Statement,
-    Trigger,
     Unsupported,
 )
-from servicebroker.tsql.tokens import Batch, batches
-from servicebroker.tsql.translation.definitions.function_bodies import check_body
+from servicebroker.tsql.tokens import END, STRING, Batch, batches, string_value, tokenize
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
-from servicebroker.tsql.types import SqlType, parse_type, type_key
 
 _ = Session  # the module registers what runs each statement
 
@@ -63,42 +50,36 @@ class Finding(NamedTuple):
     note: str = ""
 
 
-class Declared(NamedTuple):
-    """What the statements of a batch have declared so far."""
-
-    variables: dict[str, SqlType]
-    tables: dict[str, str]
-    types: dict[str, UserType]  # of the whole script
-
-
 def check(script: str) -> Iterator[Finding]:
     """Judge each statement of a script without a database; names of tables and columns are not looked up."""
-    types: dict[str, UserType] = {}
+    known = Declared({}, {}, {}, [])
     try:
         for batch in batches(script):
-            yield from _check_batch(batch, types)
+            yield from _check_batch(batch, known)
     except TsqlError as error:
         yield _refused(error, "text")
 
 
-def _check_batch(batch: Batch, types: dict[str, UserType]) -> Iterator[Finding]:
+def _check_batch(batch: Batch, known: Declared) -> Iterator[Finding]:
     try:
         statements = parse(batch.tokens, ())
     except TsqlError as error:
-        yield from _check_apart(batch, error, types)
+        yield from _check_apart(batch, error, known)
         return
-    declared = Declared({}, {}, types)
+    declared = known._replace(variables={}, tables={})
     for statement in statements:
         yield from _check(statement, declared)
 
 
-def _check_apart(batch: Batch, error: TsqlError, types: dict[str, UserType]) -> Iterator[Finding]:
+def _check_apart(batch: Batch, error: TsqlError, known: Declared) -> Iterator[Finding]:
     """A batch that does not run: statement by statement, unless it is wrong as a whole."""
     parts = list(parse_apart(batch.tokens))
-    if not any(isinstance(found, TsqlError) for _, found in parts):
+    numbers = {found.number for _, found in parts if isinstance(found, TsqlError)}
+    if error.number not in numbers:
         yield _refused(error, "batch")
+    if not numbers:
         return
-    declared = Declared({}, {}, types)
+    declared = known._replace(variables={}, tables={})
     for words, found in parts:
         if isinstance(found, TsqlError):
             yield _refused(found, words or "statement")
@@ -113,81 +94,41 @@ def _refused(error: BrokerError, statement: str, line: int = 0) -> Finding:
 
 def _check(statement: Statement, declared: Declared) -> Iterator[Finding]:
     """The statement, then those inside it."""
-    if isinstance(statement, Procedure | Function):
-        declared = Declared({}, {}, declared.types)
-    elif isinstance(statement, Trigger):
-        tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
-        declared = Declared({}, tables, declared.types)
+    declared = declared.within(statement)
     if isinstance(statement, Declarations):
         for one in statement.made:
             with contextlib.suppress(BrokerError, UnknownColumns):  # which its DECLARE says
-                _judged(one, declared)
+                foresee(one, declared)
         return
     title = title_of(statement)
     try:
-        verdict, note = _judged(statement, declared)
-        yield Finding(statement.line, title, verdict, note)
+        foresee(statement, declared)
+        yield Finding(statement.line, title, *_difference(statement))
     except UnknownColumns:  # a star over a table: only the database knows its columns
         yield Finding(statement.line, title, Verdict.RUNS)
     except BrokerError as error:
         yield _refused(error, title, statement.line)
-    for inner in _inside(statement):
+    if isinstance(statement, ExecuteText):
+        yield from _check_text(statement, declared)
+    for inner in inside(statement):
         yield from _check(inner, declared)
 
 
-def _judged(statement: Statement, declared: Declared) -> tuple[Verdict, str]:
-    if isinstance(statement, Unsupported):
-        return Verdict.REFUSED, f"{statement.what} is not supported here. {statement.instead}"
-    if isinstance(statement, Definition):
-        check_definition(statement)
-    elif isinstance(statement, SetOption):
-        check_options(statement)
-    if type(statement) not in RUNNERS:
-        return Verdict.REFUSED, "There is nothing like it here."
-    _check_schema(statement)
-    scope = Scope(
-        "master", declared.variables, declared.tables, dict.fromkeys(KNOWN), user_types=declared.types
-    )  # fmt: skip
-    if isinstance(statement, Procedure | Function):
-        for parameter in statement.parameters:
-            if parameter.read_only:
-                declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
-            else:
-                declared.variables[parameter.name] = _type(parameter.type, declared)
-    if isinstance(statement, DeclareVariable):
-        if _is_table(statement.type, declared):
-            declared.tables[statement.name] = f'pg_temp."{statement.name}"'
-        else:
-            declared.variables.setdefault(statement.name, _type(statement.type, declared))
-    elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
-        _declare_type(statement, declared, scope)
-    elif isinstance(statement, DeclareTable):
-        declared.tables[statement.name] = f'pg_temp."{statement.name}"'
-        translate(f"CREATE TABLE #checked {statement.columns}", scope)
-    elif isinstance(statement, Function):
-        check_body(statement, scope)
-    elif isinstance(statement, Relational):
-        check_schemas(translate(statement.text, scope).uses)
-        made = TEMPORARY.search(statement.text)
-        if made:
-            name = (made[1] or made[2]).lower()
-            declared.tables[name] = f'pg_temp."{name}"'
-    elif isinstance(statement, InsertExecute):
-        return Verdict.RUNS, ""
-    for expression in _expressions(statement):
-        translate_expression(expression.text, scope)
-    return _difference(statement)
-
-
-def _check_schema(statement: Statement) -> None:
-    """Raises: BrokerError: 2760, 3701 or 1088 what it names is in a schema of the system."""
-    if isinstance(statement, Procedure | Function | Trigger):
-        check_schemas([Use(f"CREATE {title_of(statement)}", statement.name.schema or "dbo", statement.name.own)])
-    elif isinstance(statement, Definition) and statement.kind in ("QUEUE", "TYPE") and statement.verb == "CREATE":
-        check_schemas([Use(f"CREATE {statement.kind}", statement.name.schema or "dbo", statement.name.own)])
+def _check_text(statement: ExecuteText, declared: Declared) -> Iterator[Finding]:
+    """What a text that stands there as it is says."""
+    tokens = tokenize(statement.text.text)
+    if tokens.kinds == [STRING, END]:
+        inner = Batch(tokenize(string_value(tokens.text(0))))
+        for found in _check_batch(inner, declared):
+            yield found._replace(line=statement.line)
 
 
 def _difference(statement: Statement) -> tuple[Verdict, str]:
+    """What becomes of a statement that nothing refuses."""
+    if isinstance(statement, Unsupported):
+        raise unsupported(statement.what, statement.instead, statement.line)
+    if isinstance(statement, NoEffect):
+        return Verdict.DIFFERS, f"{statement.what} changes nothing here."
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
         return Verdict.DIFFERS, "The option changes nothing here."
     if isinstance(statement, Permission):
@@ -217,48 +158,7 @@ def _permission(statement: Permission) -> tuple[Verdict, str]:
     nothing = [one for one in statement.permissions if asked_by_nothing(statement.kind, one)]
     if not nothing:
         return Verdict.RUNS, ""
-    if statement.verb == "DENY":
-        return Verdict.REFUSED, f"40515: Nothing here asks for {', '.join(nothing)}: leave it out."
     return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept."
-
-
-def _type(text: str, declared: Declared) -> SqlType:
-    made = declared.types.get(type_key(text) or "")
-    return parse_type(text) if made is None or made.of is None else made.of
-
-
-def _is_table(text: str, declared: Declared) -> bool:
-    made = declared.types.get(type_key(text) or "")
-    return made is not None and made.of is None
-
-
-def _declare_type(statement: Definition, declared: Declared, scope: Scope) -> None:
-    clauses = statement.clauses
-    of = None
-    if "columns" in clauses:
-        translate(f"CREATE TABLE #checked {clauses['columns']}", scope)
-    else:
-        of = parse_type(clauses["type"])
-    key = f"{statement.name.schema or 'dbo'}.{statement.name.own}".lower()
-    declared.types[key] = UserType(0, of, clauses.get("columns", ""), clauses.get("is_nullable", True))
-
-
-def _expressions(statement: Statement) -> Iterator[Expression]:
-    for one in fields(statement):
-        value = getattr(statement, one.name)
-        if isinstance(value, Expression):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (each for each in value if isinstance(each, Expression))
-
-
-def _inside(statement: Statement) -> Iterator[Statement]:
-    for one in fields(statement):
-        value = getattr(statement, one.name)
-        if isinstance(value, Statement):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (each for each in value if isinstance(each, Statement))
 
 
 def title_of(statement: Statement) -> str:
@@ -267,7 +167,7 @@ def title_of(statement: Statement) -> str:
         return f"{statement.verb} {statement.kind}"
     if isinstance(statement, Relational | Permission):
         return statement.verb
-    if isinstance(statement, Unsupported):
+    if isinstance(statement, Unsupported | NoEffect):
         return statement.what
     name = type(statement).__name__
     return "".join(" " + letter if letter.isupper() else letter for letter in name).strip().upper()

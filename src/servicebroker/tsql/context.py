@@ -51,6 +51,7 @@ class SessionVerbs(JoinedTransaction):
         transactions = self._machine.transactions
         if transactions.count:
             transactions.check()
+            transactions.check_present()
             transactions.settle()
         return super()._do(steps)
 
@@ -83,6 +84,7 @@ class SessionDatabase(Database):
                 yield own
             return
         machine.transactions.check()
+        machine.transactions.check_present()
         machine.transactions.guard()
         machine.context.defined = True
         try:

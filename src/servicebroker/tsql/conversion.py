@@ -19,10 +19,11 @@ _RANGES = {
     "int": (-(2**31), 2**31 - 1),
     "bigint": (-(2**63), 2**63 - 1),
 }
+_SIZES = {"bit": 1, "tinyint": 1, "smallint": 2, "int": 4, "bigint": 8}  # bytes
 _DATES = (
     "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S.%f", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M",
-    "%Y-%m-%d", "%Y%m%d %H:%M:%S", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y", "%b %d %Y %I:%M%p", "%d %b %Y",
-    "%b %d, %Y", "%Y",
+    "%Y-%m-%d", "%Y%m%d %H:%M:%S.%f", "%Y%m%d %H:%M:%S", "%Y%m%d %H:%M", "%Y%m%d", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y",
+    "%b %d %Y %I:%M%p", "%d %b %Y", "%b %d, %Y", "%Y",
 )  # fmt: skip
 _BASE = datetime(1900, 1, 1)  # what number 0 is as a datetime
 
@@ -39,7 +40,8 @@ def convert(value: object, source: SqlType | None, target: SqlType) -> Any:
     if name in STRINGS:
         return _sized(_to_text(value, source, name in NATIONAL), target)
     if name in BINARIES:
-        return _sized_bytes(_to_bytes(value, source), target)
+        is_string = isinstance(value, str | bytes | bytearray | memoryview)
+        return (_sized_bytes if is_string else _last_bytes)(_to_bytes(value, source), target)
     return _CONVERTERS[name](value, source, target)
 
 
@@ -59,12 +61,20 @@ def _to_text(value: object, source: SqlType | None, national: bool) -> str:
         if source is not None and source.name in ("datetime", "smalldatetime"):
             hour = value.strftime("%I").lstrip("0").rjust(2)
             return f"{value:%b} {value.day:2d} {value.year} {hour}:{value:%M%p}"
-        return value.isoformat(" ", "milliseconds")
-    if isinstance(value, date | time):
+        return f"{value:%Y-%m-%d %H:%M:%S}{_fraction(value, source)}{' +00:00' if value.tzinfo else ''}"
+    if isinstance(value, time):
+        return f"{value:%H:%M:%S}{_fraction(value, source)}"
+    if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, float):
         return format(value, ".6g")
     return format(value, "f") if isinstance(value, Decimal) else str(value)
+
+
+def _fraction(value: datetime | time, source: SqlType | None) -> str:
+    """The fraction of a second in as many digits as the type has."""
+    digits = 7 if source is None or source.scale is None else source.scale
+    return f".{value.microsecond:06}0"[: digits + 1] if digits else ""
 
 
 def _sized(text: str, target: SqlType) -> str:
@@ -85,7 +95,7 @@ def _to_bytes(value: object, source: SqlType | None) -> bytes:
     if isinstance(value, UUID):
         return value.bytes_le
     if isinstance(value, int):
-        size = {"tinyint": 1, "bit": 1, "smallint": 2, "bigint": 8}.get(source.name if source else "int", 4)
+        size = _SIZES.get(source.name if source else "int", 4)
         return int(value).to_bytes(size, "big", signed=size > 1)
     raise _clash(source, "varbinary")
 
@@ -97,6 +107,14 @@ def _sized_bytes(data: bytes, target: SqlType) -> bytes:
     return data[:length].ljust(length, b"\0") if target.name == "binary" else data[:length]
 
 
+def _last_bytes(data: bytes, target: SqlType) -> bytes:
+    """What is no string is cut, and filled, on its left."""
+    length = target.length
+    if length is None or length < 0:
+        return data
+    return data[-length:].rjust(length, b"\0") if target.name == "binary" else data[-length:]
+
+
 def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
     low, high = _RANGES[target.name]
     if isinstance(value, str):
@@ -105,7 +123,8 @@ def _to_integer(value: object, source: SqlType | None, target: SqlType) -> int:
             raise _failed(value, source, target)
         number = int(text[:60] or "0")
     elif isinstance(value, bytes | bytearray | memoryview):
-        number = int.from_bytes(bytes(value)[-8:], "big", signed=len(bytes(value)) >= 4)
+        size = _SIZES[target.name]
+        number = int.from_bytes(bytes(value)[-size:].rjust(size, b"\0"), "big", signed=size > 1)
     elif isinstance(value, int | float | Decimal):
         number = int(value)
     elif isinstance(value, datetime):
@@ -178,13 +197,18 @@ def _to_time(value: object, source: SqlType | None, target: SqlType) -> object:
         raise _clash(source, target.name)
     if target.name == "date":
         return made.date()
+    made = _rounded(made, 3 if target.name == "datetime" else target.scale)
     if target.name == "time":
         return made.time()
     if target.name == "datetimeoffset":
         return made.replace(tzinfo=UTC)
-    if target.name == "datetime":
-        return made.replace(microsecond=made.microsecond // 1000 * 1000)
     return made
+
+
+def _rounded(moment: datetime, digits: int | None) -> datetime:
+    """To so many digits of a second, as PostgreSQL does it."""
+    step = 10 ** (6 - min(6, 7 if digits is None else digits))
+    return moment.replace(microsecond=0) + timedelta(microseconds=(moment.microsecond + step // 2) // step * step)
 
 
 def _read_time(text: str) -> datetime:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.types import SqlType, parse_type
+from servicebroker.tsql.types import BIT, SqlType, parse_type
 
 # $1: the quoted names of tables. A column of a table that T-SQL has made says its type and its spelling in a comment.
 QUERY = """
@@ -42,7 +42,12 @@ def columns_of(
     found: dict[str, tuple[Column, ...]] = {}
     for table, name, kind, modifier, required, identity, computed, note in rows:
         spelled, of = _noted(note, name, kind, modifier)
-        found[table] = (*found.get(table, ()), Column(spelled, of, identity, not required, computed))
+        found[table] = (
+            *found.get(table, ()),
+            Column(
+                spelled, of, identity, not required, computed, kind == "timestamptz" and of.name != "datetimeoffset"
+            ),
+        )
     return found
 
 
@@ -53,6 +58,8 @@ def _noted(note: str | None, name: str, kind: str, modifier: int) -> tuple[str, 
             return noted[2], parse_type(noted[1])
         except TsqlError:
             pass  # somebody's own comment
+    if kind == "int2" and name.startswith("is_"):  # a flag of the catalog
+        return name, BIT
     return name, _type(kind, modifier)
 
 

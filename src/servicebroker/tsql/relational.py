@@ -9,14 +9,15 @@ from typing import Any, TypeAlias
 from sqlglot import exp
 
 from servicebroker.tsql.scope import Scope
-from servicebroker.tsql.statement_errors import TsqlError, syntax_error
+from servicebroker.tsql.statement_errors import SYNTAX, TsqlError, syntax_error
 from servicebroker.tsql.translation.definitions.object_definitions import definition
 from servicebroker.tsql.translation.documents.xml_namespaces import without_namespaces
 from servicebroker.tsql.translation.queries import aggregates  # noqa: F401 # it registers what it writes, as below
 from servicebroker.tsql.translation.queries.assignments import assignment
-from servicebroker.tsql.translation.queries.selects import check_options, query
+from servicebroker.tsql.translation.queries.selects import query
 from servicebroker.tsql.translation.queries.selects_into import into_of, select_into
 from servicebroker.tsql.translation.reading.clauses import change
+from servicebroker.tsql.translation.reading.foreign_clauses import foreign_clause
 from servicebroker.tsql.translation.reading.parts import values_in
 from servicebroker.tsql.translation.reading.text_to_tree import LONG, Slice, parsed, read
 from servicebroker.tsql.translation.result import Translated
@@ -27,8 +28,10 @@ from servicebroker.tsql.translation.values.expressions import condition_or_value
 __all__ = ["Translated", "tables_of", "translate", "translate_expression"]
 
 _KEPT = 2000  # texts
+_NO_CONDITION = 4145  # what stands for CONTAINS, for example, is read as a call of a function
 _SHAPES = 4  # of scopes, for each text
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
+_LOOKS = frozenset({"SELECT", "UPDATE", "DELETE"})
 _DEFINITIONS = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE"})
 Entry: TypeAlias = tuple[str, dict[tuple[str, str], object], Any]
 _translated: OrderedDict[tuple[str, str], list[Entry]] = OrderedDict()
@@ -72,12 +75,15 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
             if database == scope.database and all(_answer(scope, *asked) == told for asked, told in used.items()):
                 return done
     writer = Writer(scope)
+    piece = read(text)
     try:
-        done = _WRITERS[what](writer, read(text))
+        done = _WRITERS[what](writer, piece)
         if isinstance(done, Translated):
-            done = done._replace(uses=tuple(writer.uses))
+            done = done._replace(uses=tuple(writer.uses), reads=_reads(writer))
     except RecursionError:
         raise TsqlError(191, "Some part of your SQL statement is nested too deeply.", severity=15) from None
+    except TsqlError as error:
+        raise (foreign_clause(piece.tokens) if error.number in (SYNTAX, _NO_CONDITION) else None) or error from None
     used = writer.used
     if what == "tables":  # which does not depend on what they hold
         used = {asked: told for asked, told in used.items() if asked[0] != "columns"}
@@ -87,6 +93,13 @@ def _remembered(what: str, text: str, scope: Scope) -> Any:
     if len(_translated) > _KEPT:
         _translated.popitem(last=False)
     return done
+
+
+def _reads(writer: Writer) -> tuple[str, ...]:
+    """What INSERT writes and does not read is none of them."""
+    looked_at = {(use.database, use.schema, use.name) for use in writer.uses if use.statement in _LOOKS}
+    found = writer.named.items()
+    return tuple(sorted(table for table, use in found if (use.database, use.schema, use.name) in looked_at))
 
 
 def _tables(writer: Writer, piece: Slice) -> tuple[str, ...]:
@@ -149,7 +162,6 @@ def _statement(writer: Writer, piece: Slice) -> Translated:
 def _query(writer: Writer, node: exp.Expression) -> Translated:
     if not isinstance(node, exp.Query):
         raise syntax_error("SELECT", 0)
-    check_options(node)
     assigned = [isinstance(each, exp.EQ) and isinstance(each.this, exp.Parameter) for each in node.expressions]
     if isinstance(node, exp.Select) and any(assigned):
         return assignment(writer, node)

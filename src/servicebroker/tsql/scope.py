@@ -20,6 +20,7 @@ class Column(NamedTuple):
     is_identity: bool = False
     is_nullable: bool = True
     is_computed: bool = False
+    is_moment: bool = False  # PostgreSQL knows its zone, which a datetime has not
 
 
 class UserFunction(NamedTuple):

@@ -73,9 +73,13 @@ class Message(NamedTuple):
 
 def syntax_error(near: str, line: int) -> TsqlError:
     """102: the text cannot go on with this word."""
-    return TsqlError(102, f"Incorrect syntax near '{near}'.", severity=15, line=line)
+    return TsqlError(SYNTAX, f"Incorrect syntax near '{near}'.", severity=15, line=line)
+
+
+SYNTAX = 102
+UNSUPPORTED = 40515
 
 
 def unsupported(what: str, instead: str, line: int) -> TsqlError:
     """What is understood but not done here; `instead` says what to write."""
-    return TsqlError(40515, f"{what} is not supported here. {instead}", line=line)
+    return TsqlError(UNSUPPORTED, f"{what} is not supported here. {instead}", line=line)

@@ -140,6 +140,13 @@ class Unsupported(Statement):
     instead: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoEffect(Statement):
+    """A statement that asks SQL Server for what nobody has to ask for here."""
+
+    what: str
+
+
 # ---------------------------------------------------------------- variables, messages, options
 
 

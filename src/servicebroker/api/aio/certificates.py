@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from servicebroker.api.aio.definitions import defined
 from servicebroker.api.aio.master_keys import AsyncMasterKeys
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals, user_certificates
@@ -131,14 +132,7 @@ class AsyncCertificates(AsyncMasterKeys):
         steps = user_certificates.alter_certificate(self.user.database_id, name, active_for_begin_dialog, kept)
         await self._alone(rights.authorized(steps, self.user, "ALTER CERTIFICATE", rights.certificate(name)))
 
-    async def drop_certificate(self, name: str) -> None:
-        """DROP CERTIFICATE. Conversations that have their session keys go on.
-
-        Raises:
-            BrokerError: 15151 no such certificate.
-        """
-        steps = user_certificates.drop_certificate(self.user.database_id, name)
-        await self._alone(rights.authorized(steps, self.user, "DROP CERTIFICATE", rights.certificate(name)))
+    drop_certificate = defined(user_certificates.drop_certificate)
 
     async def backup_certificate(
         self,

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import psycopg
 
-from servicebroker.api.aio.bindings import AsyncBindings
 from servicebroker.api.aio.certificates import AsyncCertificates
 from servicebroker.api.aio.definitions import AsyncDefinitions
 from servicebroker.api.aio.event_notifications import AsyncEventNotifications
@@ -55,7 +54,6 @@ class AsyncDatabase(
     AsyncSecurity,
     AsyncRouting,
     AsyncCertificates,
-    AsyncBindings,
     AsyncPoisonMessages,
     AsyncScripts,
     AsyncEventNotifications,

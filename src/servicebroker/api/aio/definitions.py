@@ -12,13 +12,13 @@ from uuid import UUID
 
 from servicebroker.api.aio.giving_way import MOMENTS, RISING
 from servicebroker.engine.activation.clause import Activation, set_activation
-from servicebroker.engine.catalog import alter, catalog, message_types, priorities, schemas, services
+from servicebroker.engine.catalog import alter, bindings, catalog, message_types, priorities, schemas, services
 from servicebroker.engine.catalog.catalog import Catalog, Queue
 from servicebroker.engine.catalog.event_notifications import drop_notifications_on
 from servicebroker.engine.delivery import transmission
 from servicebroker.engine.security import authorization as rights
 from servicebroker.engine.security import principals
-from servicebroker.model.arguments import ANY, check_switch, read_once
+from servicebroker.model.arguments import check_switch, read_once
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import User
 from servicebroker.store.statements import Steps
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def defined(steps: Callable[Concatenate[User, P], Steps[object]]) -> Callable[Concatenate[Any, P], Awaitable[None]]:
@@ -41,14 +42,29 @@ def defined(steps: Callable[Concatenate[User, P], Steps[object]]) -> Callable[Co
 
     whole = inspect.signature(steps)
     _user, *theirs = whole.parameters.values()
+    return _described(method, steps, theirs)
+
+
+def administered(steps: Callable[P, Steps[object]]) -> Callable[Concatenate[Any, P], Awaitable[None]]:
+    """The same for what concerns the whole instance: its object is that, and administrators alone may."""
+
+    async def method(instance: Any, /, *given: P.args, **named: P.kwargs) -> None:
+        await instance._administer(steps(*given, **named))
+
+    return _described(method, steps, inspect.signature(steps).parameters.values())
+
+
+def _described(method: Method, steps: Callable[..., object], parameters: Iterable[inspect.Parameter]) -> Method:
+    """The method with the words of its steps, for `help`, and with these parameters."""
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     functools.update_wrapper(method, steps)
-    method.__signature__ = whole.replace(parameters=[itself, *theirs], return_annotation=None)  # type: ignore[attr-defined]
+    signature = inspect.signature(steps).replace(parameters=[itself, *parameters], return_annotation=None)
+    method.__signature__ = signature  # type: ignore[attr-defined]
     return method
 
 
 class AsyncDefinitions(ABC):
-    """Message types, XML schema collections, contracts, queues, services and broker priorities."""
+    """Message types, schema collections, contracts, queues, services, broker priorities, remote service bindings."""
 
     instance: AsyncInstance
     database_id: int
@@ -70,27 +86,11 @@ class AsyncDefinitions(ABC):
     async def _do(self, steps: Steps[T]) -> T:
         """Run steps that are a transaction each."""
 
-    async def create_message_type(
-        self,
-        name: str,
-        validation: str = "NONE",
-        *,
-        schema_collection: str | None = None,
-        authorization: str | None = None,
-    ) -> None:
-        """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
+    create_message_type = defined(message_types.create_message_type)
 
-        `authorization` is the owner, a user or a role; without it the user that this object works as.
+    alter_message_type = defined(message_types.alter_message_type)
 
-        Raises:
-            BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
-        """
-
-        def steps() -> Steps[None]:
-            owner = yield from principals.find_owner(self.user, authorization)
-            yield from message_types.create_message_type(self.user, name, validation, schema_collection, owner)
-
-        await self._define(steps(), "CREATE MESSAGE TYPE")
+    drop_message_type = defined(message_types.drop_message_type)
 
     create_xml_schema_collection = defined(schemas.create_xml_schema_collection)
 
@@ -179,28 +179,6 @@ class AsyncDefinitions(ABC):
             yield from transmission.deliver_to_service(self.catalog, name, self.instance.clock())
 
         await self._define(steps(), "CREATE SERVICE", rights.queue(queue), rights.contracts(given))
-
-    async def alter_message_type(self, name: str, validation: str, *, schema_collection: str | None = None) -> None:
-        """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
-
-        Raises:
-            BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
-        """
-        await self._define(
-            message_types.alter_message_type(self.user, name, validation, schema_collection),
-            "ALTER MESSAGE TYPE",
-            rights.message_types([name]),
-        )
-
-    async def drop_message_type(self, name: str) -> None:
-        """DROP MESSAGE TYPE.
-
-        Raises:
-            BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
-        """
-        await self._define(
-            message_types.drop_message_type(self.database_id, name), "DROP MESSAGE TYPE", rights.message_types([name])
-        )
 
     async def drop_contract(self, name: str) -> None:
         """DROP CONTRACT; open conversations on it get the Error -8487, on both sides.
@@ -330,52 +308,17 @@ class AsyncDefinitions(ABC):
 
         await self._giving_way(steps)
 
-    async def create_broker_priority(
-        self,
-        name: str,
-        *,
-        contract_name: str = ANY,
-        local_service_name: str = ANY,
-        remote_service_name: str = ANY,
-        priority_level: int | str = "DEFAULT",
-    ) -> None:
-        """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
+    create_broker_priority = defined(priorities.create_broker_priority)
 
-        Where several match, the contract counts most, then the local service, then the remote one; without any,
-        the level is 5. `priority_level` may be "DEFAULT", a criterion "ANY".
+    alter_broker_priority = defined(priorities.alter_broker_priority)
 
-        Raises:
-            BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
-        """
-        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
-        await self._define(
-            priorities.create_broker_priority(self.database_id, name, criteria), "CREATE BROKER PRIORITY"
-        )
+    drop_broker_priority = defined(priorities.drop_broker_priority)
 
-    async def alter_broker_priority(
-        self,
-        name: str,
-        *,
-        contract_name: str | None = None,
-        local_service_name: str | None = None,
-        remote_service_name: str | None = None,
-        priority_level: int | str | None = None,
-    ) -> None:
-        """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
+    create_remote_service_binding = defined(bindings.create_remote_service_binding)
 
-        Raises:
-            BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
-        """
-        criteria = priorities.Criteria(contract_name, local_service_name, remote_service_name, priority_level)
-        await self._define(priorities.alter_broker_priority(self.database_id, name, criteria), "ALTER BROKER PRIORITY")
+    alter_remote_service_binding = defined(bindings.alter_remote_service_binding)
 
-    async def drop_broker_priority(self, name: str) -> None:
-        """DROP BROKER PRIORITY; conversations keep the level they have.
-
-        Raises:
-            BrokerError: 15151 no such priority.
-        """
-        await self._define(priorities.drop_broker_priority(self.database_id, name), "DROP BROKER PRIORITY")
+    drop_remote_service_binding = defined(bindings.drop_remote_service_binding)
 
     async def _deliver(self, steps: Callable[[], Steps[list[UUID]]], statement: str, *objects: rights.Lookup) -> None:
         """Do what delivers waiting messages, then the conversations that somebody was sending on."""

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from servicebroker.engine.conversation.upkeep import (
 )
 from servicebroker.engine.delivery.transmission import deliver_conversation, deliver_left_over, oldest_writer
 from servicebroker.engine.diagnosis.totals import StatementTotal, add_statements, add_totals
+from servicebroker.engine.diagnosis.wrong_clocks import note_wrong_clock
 from servicebroker.engine.remote.route_answers import take_answers
 from servicebroker.model.errors import ServiceBrokerError
 from servicebroker.store.aio.concurrency import Background, Event
@@ -131,7 +132,8 @@ class Upkeep:
                 self._tries -= 1
                 if await give_back(connection, self._closed.is_set):
                     self._tries = 0
-            await follow(self._clock, connection)
+            if ahead := await follow(self._clock, connection):
+                await tell_clock(connection, ahead, self._clock())
             if time.monotonic() >= due:
                 await upkeep(connection, self._clock(), self._closed.is_set, self._catalog)
                 due = time.monotonic() + self._interval
@@ -181,6 +183,14 @@ async def tell(connection: psycopg.AsyncConnection[Any], tally: Tally) -> None:
     except BaseException:
         tally.put_back(counts)
         raise
+
+
+async def tell_clock(connection: psycopg.AsyncConnection[Any], ahead: timedelta, now: datetime) -> None:
+    """Say that the clock of this machine is wrong, for doctor."""
+    try:
+        await run_alone(connection, note_wrong_clock(ahead, now))
+    except psycopg.errors.InsufficientPrivilege as problem:
+        _LOG.debug("clock: %s", problem)
 
 
 async def tell_statements(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -8,7 +8,7 @@ first event. A notification whose conversation has ended, or failed, is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple
@@ -16,9 +16,10 @@ from uuid import UUID
 
 from servicebroker.engine.catalog.alter import RENEW_MONITOR, find_user_queue, ring_monitors
 from servicebroker.engine.catalog.catalog import Catalog, created, find_queue_now
-from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
 from servicebroker.engine.conversation.end import end_conversation
 from servicebroker.engine.conversation.send import send
+from servicebroker.engine.security import authorization as rights
 from servicebroker.model import arguments, names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.errors import BrokerError
@@ -49,25 +50,44 @@ class _Notification(NamedTuple):
 
 
 def create_event_notification(
-    user: User, name: str, queue: str, events: Iterable[str], service: str, broker_instance: object, with_fan_in: bool
+    user: User,
+    name: str,
+    *,
+    on_queue: str,
+    events: str | Sequence[str],
+    to_service: str,
+    broker_instance: str | UUID = CURRENT_DATABASE,
+    with_fan_in: bool = False,
 ) -> Steps[None]:
-    """CREATE EVENT NOTIFICATION name ON QUEUE queue [WITH FAN_IN] FOR events TO SERVICE service, broker_instance.
+    """CREATE EVENT NOTIFICATION name ON QUEUE ... FOR events TO SERVICE: each event is a message to that service.
+
+    The message is of the type EventNotification; `sb.read_event` reads its body.
+
+    Args:
+        name: unique among those on the queue, compared without case.
+        on_queue: a queue of this database.
+        events: QUEUE_ACTIVATION, when the queue wants a reader; BROKER_QUEUE_DISABLED, when it was switched off by
+            itself; or both.
+        to_service: the service that is told; it accepts the contract PostEventNotification.
+        broker_instance: identifier of the database that has it, or "current database".
+        with_fan_in: of several that the same login made for the same service, one message goes out.
 
     Raises:
-        BrokerError: 8197 no such queue, 9718 QUEUE_ACTIVATION where a procedure is activated, 2714 name taken, 1093 a
-            broker instance that is none, 402 events that are none of a queue.
+        BrokerError: 9718 QUEUE_ACTIVATION where the activation of a procedure is on, 8197 no such queue, 2714 name
+            taken, 1093, 8413, 402, 15151 no permission to alter the queue.
     """
+    yield from rights.authorize(user, "ALTER QUEUE", rights.queue(on_queue))
     names.checked("event notification", name)
-    names.checked("service", service, names.MAXIMUM_SERVICE_NAME)
+    names.checked("service", to_service, names.MAXIMUM_SERVICE_NAME)
     check_switch("FAN_IN", with_fan_in)
     wanted = _checked_events(events)
     instance = arguments.broker_instance(broker_instance) if broker_instance != CURRENT_DATABASE else CURRENT_DATABASE
     if instance is None or instance == arguments.CURRENT_DATABASE:
         raise BrokerError(1093, broker_instance, hint=f"Give an identifier, or '{CURRENT_DATABASE}'.")
     try:
-        queue_id = (yield from find_user_queue("alter", user.database_id, queue)).queue_id
+        queue_id = (yield from find_user_queue("alter", user.database_id, on_queue)).queue_id
     except BrokerError as refused:
-        raise BrokerError(8197, queue) if refused.number == 15151 else refused from None
+        raise BrokerError(8197, on_queue) if refused.number == 15151 else refused from None
     if QUEUE_ACTIVATION in wanted:
         rows = yield Statement(
             "event_notifications.create_event_notification.find_queues",
@@ -81,7 +101,7 @@ def create_event_notification(
         "insert into servicebroker.event_notifications (database_id, name, queue_id, events, is_fan_in, service_name, "
         "broker_instance, owner_id, creator) values ($1, $2, $3, $4, $5, $6, $7, $8, session_user) "
         "on conflict do nothing returning object_id",
-        (user.database_id, name, queue_id, wanted, with_fan_in, service, instance, user.principal_id),
+        (user.database_id, name, queue_id, wanted, with_fan_in, to_service, instance, user.principal_id),
     )
     created(rows, name)
     yield _tell_monitors(queue_id)
@@ -204,11 +224,13 @@ def _send(notification: _Notification, body: bytes, now: datetime) -> Steps[Brok
         is_here = notification.broker_instance == CURRENT_DATABASE
         handle = yield from begin_dialog(
             notification.database_id,
-            names.EVENT_NOTIFICATION_SERVICE,
-            notification.service_name,
-            broker_instance=arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
-            contract=names.POST_EVENT_NOTIFICATION,
-            encryption=False,
+            NewDialog(
+                names.EVENT_NOTIFICATION_SERVICE,
+                notification.service_name,
+                arguments.CURRENT_DATABASE if is_here else notification.broker_instance,
+                names.POST_EVENT_NOTIFICATION,
+                encryption=False,
+            ),
             now=now,
         )
         yield Statement(

@@ -5,22 +5,32 @@ from __future__ import annotations
 from servicebroker.engine.catalog.alter import renew_versions
 from servicebroker.engine.catalog.catalog import created, find_user_object
 from servicebroker.engine.catalog.schemas import find_for_validation
-from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.engine.security import authorization as rights
+from servicebroker.engine.security.principals import find_owner
 from servicebroker.model import names
 from servicebroker.model.arguments import validation_letter
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import DBO, Kind, User
+from servicebroker.model.permissions import Kind, User
 from servicebroker.store.statements import Statement, Steps
 
 
 def create_message_type(
-    user: User, name: str, validation: str = "NONE", schema_collection: str | None = None, owner: int = DBO
-) -> Steps[int]:
-    """CREATE MESSAGE TYPE. `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
+    user: User,
+    name: str,
+    validation: str = "NONE",
+    *,
+    schema_collection: str | None = None,
+    authorization: str | None = None,
+) -> Steps[None]:
+    """CREATE MESSAGE TYPE; `validation` is NONE, EMPTY, WELL_FORMED_XML, or VALID_XML with a schema collection.
+
+    `authorization` is the owner, a user or a role; without it the user that this object works as.
 
     Raises:
-        BrokerError: 2714 the name is taken, 402 the validation, 15151 no such collection.
+        BrokerError: 2714 name taken, 402 unknown validation, 15151 no such collection or owner, 262.
     """
+    yield from rights.authorize(user, "CREATE MESSAGE TYPE")
+    owner = yield from find_owner(user, authorization)
     names.checked("message type", name)
     letter = validation_letter(validation, schema_collection)
     collection_id = yield from find_for_validation(user, schema_collection)
@@ -30,15 +40,16 @@ def create_message_type(
         "values ($1, $2, $3, $4, $5) on conflict do nothing returning message_type_id",
         (user.database_id, name, letter, collection_id, owner),
     )
-    return created(rows, name)
+    created(rows, name)
 
 
-def alter_message_type(user: User, name: str, validation: str, schema_collection: str | None = None) -> Steps[None]:
-    """ALTER MESSAGE TYPE: another validation, for what is delivered from now on.
+def alter_message_type(user: User, name: str, validation: str, *, schema_collection: str | None = None) -> Steps[None]:
+    """ALTER MESSAGE TYPE VALIDATION; messages that are in a queue already stay as they are.
 
     Raises:
-        BrokerError: 15151 when it or the collection does not exist, 9663 for a built-in one, 402 for the validation.
+        BrokerError: 15151 no such message type or collection, 9663 built-in, 402 unknown validation.
     """
+    yield from rights.authorize(user, "ALTER MESSAGE TYPE", rights.message_types([name]))
     letter = validation_letter(validation, schema_collection)
     collection_id = yield from find_for_validation(user, schema_collection)
     database_id = user.database_id
@@ -52,12 +63,14 @@ def alter_message_type(user: User, name: str, validation: str, schema_collection
     yield renew_versions(database_id)
 
 
-def drop_message_type(database_id: int, name: str) -> Steps[None]:
+def drop_message_type(user: User, name: str) -> Steps[None]:
     """DROP MESSAGE TYPE.
 
     Raises:
-        BrokerError: 3716 while a contract uses it, 15151 when it does not exist, 9663 for a built-in one.
+        BrokerError: 3716 a contract uses it, 15151 no such message type, 9663 built-in.
     """
+    yield from rights.authorize(user, "DROP MESSAGE TYPE", rights.message_types([name]))
+    database_id = user.database_id
     type_id = yield from find_user_object("drop", "message type", database_id, name)
     used = yield Statement(
         "message_types.drop_message_type.find_types_used",
@@ -66,7 +79,7 @@ def drop_message_type(database_id: int, name: str) -> Steps[None]:
     )
     if used:
         raise BrokerError(3716, "message type", name, "service contracts")
-    yield forget_permissions(database_id, Kind.MESSAGE_TYPE, type_id)
+    yield rights.forget_permissions(database_id, Kind.MESSAGE_TYPE, type_id)
     yield Statement(
         "message_types.drop_message_type.delete_message_types",
         "delete from servicebroker.message_types where database_id = $1 and message_type_id = $2",

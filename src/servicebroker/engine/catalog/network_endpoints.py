@@ -113,7 +113,7 @@ def alter_endpoint(name: str, clauses: Clauses, now: datetime) -> Steps[str | No
 
 
 def drop_endpoint(name: str) -> Steps[None]:
-    """DROP ENDPOINT: nothing leaves and nothing comes in any more; messages wait where they are.
+    """DROP ENDPOINT name: no connections any more; what is sent to other instances waits.
 
     Raises:
         BrokerError: 15151 when there is none of that name.

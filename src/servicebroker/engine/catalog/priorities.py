@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from servicebroker.engine.security.authorization import authorize
 from servicebroker.model import names
 from servicebroker.model.arguments import ANY, DEFAULT_LEVEL, criterion, priority_level
 from servicebroker.model.errors import BrokerError
+from servicebroker.model.permissions import User
 from servicebroker.store.statements import Statement, Steps
 
 # The level of an endpoint, drawn once when it is made. To be filled in with expressions for the four.
@@ -14,21 +16,34 @@ PRIORITY = "servicebroker.conversation_priority({database}, {contract}, {local},
 
 
 class Criteria(NamedTuple):
-    """What SET (...) says; None leaves a criterion as it is, in CREATE at its default."""
+    """What SET (...) says; None leaves a criterion as it is."""
 
-    contract_name: str | None = None
-    local_service_name: str | None = None
-    remote_service_name: str | None = None
-    priority_level: int | str | None = None
+    contract_name: str | None
+    local_service_name: str | None
+    remote_service_name: str | None
+    priority_level: int | str | None
 
 
-def create_broker_priority(database_id: int, name: str, criteria: Criteria) -> Steps[None]:
-    """CREATE BROKER PRIORITY name FOR CONVERSATION SET (...).
+def create_broker_priority(
+    user: User,
+    name: str,
+    *,
+    contract_name: str = ANY,
+    local_service_name: str = ANY,
+    remote_service_name: str = ANY,
+    priority_level: int | str = "DEFAULT",
+) -> Steps[None]:
+    """CREATE BROKER PRIORITY FOR CONVERSATION SET (...): the level, 1 to 10, of conversations begun from now on.
+
+    Where several match, the contract counts most, then the local service, then the remote one; without any,
+    the level is 5. `priority_level` may be "DEFAULT", a criterion "ANY".
 
     Raises:
-        BrokerError: 33301 a name too long or empty, 33302 level, 33303 name or criteria taken, 15151 unknown
-            contract or service, 402 wrong types.
+        BrokerError: 33301, 33302, 33303, 15151 unknown contract or service.
     """
+    yield from authorize(user, "CREATE BROKER PRIORITY")
+    database_id = user.database_id
+    criteria = Criteria(contract_name, local_service_name, remote_service_name, priority_level)
     names.checked("conversation priority", name)
     contract, service, remote, level = yield from _resolved(database_id, name, criteria)
     yield from _refuse_taken(database_id, name, 0, contract, service, remote, criteria)
@@ -41,12 +56,23 @@ def create_broker_priority(database_id: int, name: str, criteria: Criteria) -> S
     )
 
 
-def alter_broker_priority(database_id: int, name: str, criteria: Criteria) -> Steps[None]:
-    """ALTER BROKER PRIORITY: what is given changes. Conversations that exist keep their level.
+def alter_broker_priority(
+    user: User,
+    name: str,
+    *,
+    contract_name: str | None = None,
+    local_service_name: str | None = None,
+    remote_service_name: str | None = None,
+    priority_level: int | str | None = None,
+) -> Steps[None]:
+    """ALTER BROKER PRIORITY: what is given changes, for conversations begun from now on.
 
     Raises:
-        BrokerError: as `create_broker_priority`, and 15151 when there is none of that name.
+        BrokerError: 33301, 33302, 33303, 15151 no such priority, contract or service.
     """
+    yield from authorize(user, "ALTER BROKER PRIORITY")
+    database_id = user.database_id
+    criteria = Criteria(contract_name, local_service_name, remote_service_name, priority_level)
     priority_id, old_contract, old_service, old_remote = yield from _find("alter", database_id, name)
     contract, service, remote, level = yield from _resolved(database_id, name, criteria)
     contract = old_contract if criteria.contract_name is None else contract
@@ -61,13 +87,14 @@ def alter_broker_priority(database_id: int, name: str, criteria: Criteria) -> St
     )
 
 
-def drop_broker_priority(database_id: int, name: str) -> Steps[None]:
-    """DROP BROKER PRIORITY. Conversations that exist keep their level.
+def drop_broker_priority(user: User, name: str) -> Steps[None]:
+    """DROP BROKER PRIORITY; conversations keep the level they have.
 
     Raises:
-        BrokerError: 15151 when there is none of that name.
+        BrokerError: 15151 no such priority.
     """
-    priority_id, *_ = yield from _find("drop", database_id, name)
+    yield from authorize(user, "DROP BROKER PRIORITY")
+    priority_id, *_ = yield from _find("drop", user.database_id, name)
     yield Statement(
         "priorities.drop_broker_priority",
         "delete from servicebroker.broker_priorities where priority_id = $1",

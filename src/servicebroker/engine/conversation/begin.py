@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from servicebroker.engine.catalog.priorities import PRIORITY
@@ -14,38 +15,48 @@ from servicebroker.store import locks
 from servicebroker.store.statements import Rows, Statement, Steps
 
 
-def begin_dialog(
-    database_id: int,
-    from_service: str,
-    to_service: str,
-    *,
-    broker_instance: str | UUID | None = None,
-    contract: str = names.DEFAULT,
-    related_conversation: UUID | None = None,
-    related_conversation_group: UUID | None = None,
-    lifetime: int = MAXIMUM_LIFETIME,
-    encryption: bool = True,
-    now: datetime,
-) -> Steps[UUID]:
+class NewDialog(NamedTuple):
+    """What BEGIN DIALOG says; `lifetime` is in seconds."""
+
+    from_service: str
+    to_service: str
+    broker_instance: str | UUID | None = None
+    contract: str = names.DEFAULT
+    related_conversation: UUID | None = None
+    related_conversation_group: UUID | None = None
+    lifetime: int = MAXIMUM_LIFETIME
+    encryption: bool = True
+
+    def check(self, now: datetime) -> None:
+        """Refuse what is wrong by itself.
+
+        Raises:
+            BrokerError: 8406 and 8411 lifetime, 1093 and 8413 broker instance, 8417 and 8421 missing names, 8414 group
+                id, 402 types.
+        """
+        arguments.check_dialog(self.from_service, self.to_service, self.contract)
+        arguments.expiry(self.lifetime, now)
+        arguments.broker_instance(self.broker_instance)
+        arguments.check_switch("ENCRYPTION", self.encryption)
+        arguments.check_relation(self.related_conversation, self.related_conversation_group)
+
+
+def begin_dialog(database_id: int, dialog: NewDialog, *, now: datetime) -> Steps[UUID]:
     """BEGIN DIALOG: an endpoint in the state STARTED_OUTBOUND. No message, and no look at the target.
 
-    `lifetime` is in seconds. A related group that does not exist is made under the id that was given.
+    A related group that does not exist is made under the id that was given.
     Returns the conversation handle; its group is locked until the transaction ends.
 
     Raises:
-        BrokerError: 8423 and 8425 unknown service or contract, 8426 unknown related conversation, 9610
-            a related group of another service, 8406 and 8411 lifetime, 1093 and 8413 broker instance,
-            8414 group id, 8417 and 8421 missing names.
+        BrokerError: what `NewDialog.check` refuses, 8423 and 8425 unknown service or contract, 8426 unknown related
+            conversation, 9610 a related group of another service.
     """
-    arguments.check_dialog(from_service, to_service, contract)
-    expiry = arguments.expiry(lifetime, now)
-    instance = arguments.broker_instance(broker_instance)
-    arguments.check_switch("ENCRYPTION", encryption)
-    arguments.check_relation(related_conversation, related_conversation_group)
+    dialog.check(now)
+    instance = arguments.broker_instance(dialog.broker_instance)
     rows: Rows = ()
     while not rows:  # the service or the contract was dropped between the two looks: the first one says so
-        service_id, contract_id, own_instance = yield from _own_side(database_id, from_service, contract)
-        group = yield from _related_group(service_id, from_service, related_conversation, related_conversation_group)
+        service_id, contract_id, own_instance = yield from _own_side(database_id, dialog)
+        group = yield from _related_group(service_id, dialog)
         rows = yield Statement(
             "begin.begin_dialog",
             "with own as materialized (select servicebroker.own_queue($3, $2, $4) as queue_id), "
@@ -66,9 +77,9 @@ def begin_dialog(
                 service_id,
                 database_id,
                 contract_id,
-                encryption,
-                expiry,
-                to_service,
+                dialog.encryption,
+                arguments.expiry(dialog.lifetime, now),
+                dialog.to_service,
                 own_instance if instance == arguments.CURRENT_DATABASE else instance,
                 locks.GROUP,
             ),
@@ -78,7 +89,7 @@ def begin_dialog(
     return handle
 
 
-def _own_side(database_id: int, from_service: str, contract: str) -> Steps[tuple[int, int, str]]:
+def _own_side(database_id: int, dialog: NewDialog) -> Steps[tuple[int, int, str]]:
     """The numbers of the service and of the contract, and the broker's identifier.
 
     Raises:
@@ -93,17 +104,17 @@ def _own_side(database_id: int, from_service: str, contract: str) -> Steps[tuple
         "where d.database_id = $1",
         (
             database_id,
-            names.checked("service", from_service),
-            names.checked("service contract", contract),
+            names.checked("service", dialog.from_service),
+            names.checked("service contract", dialog.contract),
         ),
     )
     if not rows:
         raise BrokerError(8442)
     service_id, contract_id, own_instance = rows[0]
     if service_id is None:
-        raise BrokerError(8423, from_service)
+        raise BrokerError(8423, dialog.from_service)
     if contract_id is None:
-        raise BrokerError(8425, contract)
+        raise BrokerError(8425, dialog.contract)
     return service_id, contract_id, own_instance
 
 
@@ -130,10 +141,9 @@ def begin_conversation_timer(handle: UUID, timeout: int, *, now: datetime) -> St
     )
 
 
-def _related_group(
-    service_id: int, from_service: str, conversation: UUID | None, group: UUID | None
-) -> Steps[UUID | None]:
+def _related_group(service_id: int, dialog: NewDialog) -> Steps[UUID | None]:
     """The group that the new conversation joins, locked, so that nobody ends it meanwhile; None for a new one."""
+    conversation, group = dialog.related_conversation, dialog.related_conversation_group
     if conversation is not None:
         group = yield from lock_group_of(conversation)
     elif group is None:
@@ -148,5 +158,5 @@ def _related_group(
     )
     if rows and rows[0][0] != service_id:
         clause = "RELATED_CONVERSATION" if conversation is not None else "RELATED_CONVERSATION_GROUP"
-        raise BrokerError(9610, from_service, rows[0][1], clause, conversation or group)
+        raise BrokerError(9610, dialog.from_service, rows[0][1], clause, conversation or group)
     return group

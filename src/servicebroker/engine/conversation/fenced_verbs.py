@@ -14,6 +14,7 @@ from uuid import UUID
 from servicebroker.engine.activation.poison_detection import Disabled
 from servicebroker.engine.catalog.catalog import Labels, Queue
 from servicebroker.engine.conversation import enqueue, receive
+from servicebroker.engine.conversation.begin import NewDialog
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.engine.conversation.plain_verbs import Direct, Sent
 from servicebroker.engine.conversation.receive import ALL, Received, refuse_pipeline
@@ -124,34 +125,20 @@ class Fenced(Direct):
 
     # ------------------------------------------------------------ verbs
 
-    def begin_dialog(
-        self,
-        from_service: str,
-        to_service: str,
-        *,
-        broker_instance: str | UUID | None,
-        contract: str,
-        related_conversation: UUID | None,
-        related_conversation_group: UUID | None,
-        lifetime: int,
-        encryption: bool,
-    ) -> Steps[UUID]:
+    def begin_dialog(self, dialog: NewDialog) -> Steps[UUID]:
         """BEGIN DIALOG."""
-        arguments.check_dialog(from_service, to_service, contract)
-        arguments.expiry(lifetime, self.settings.clock())
-        arguments.check_switch("ENCRYPTION", encryption)
-        arguments.check_relation(related_conversation, related_conversation_group)
+        dialog.check(self.settings.clock())
         rows = yield call(
             "begin_conversation",
             self.user.database_id,
-            names.checked("service", from_service),
-            to_service,
-            names.checked("service contract", contract),
-            lifetime,
-            arguments.broker_instance(broker_instance),
-            related_conversation,
-            related_conversation_group,
-            encryption,
+            names.checked("service", dialog.from_service),
+            dialog.to_service,
+            names.checked("service contract", dialog.contract),
+            dialog.lifetime,
+            arguments.broker_instance(dialog.broker_instance),
+            dialog.related_conversation,
+            dialog.related_conversation_group,
+            dialog.encryption,
             locks=True,
         )
         handle, refusal, _ = rows[0]

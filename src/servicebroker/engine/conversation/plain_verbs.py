@@ -140,37 +140,14 @@ class Direct:
 
     # ------------------------------------------------------------ verbs
 
-    def begin_dialog(
-        self,
-        from_service: str,
-        to_service: str,
-        *,
-        broker_instance: str | UUID | None,
-        contract: str,
-        related_conversation: UUID | None,
-        related_conversation_group: UUID | None,
-        lifetime: int,
-        encryption: bool,
-    ) -> Steps[UUID]:
+    def begin_dialog(self, dialog: begin.NewDialog) -> Steps[UUID]:
         """BEGIN DIALOG."""
-        steps = begin.begin_dialog(
-            self.user.database_id,
-            from_service,
-            to_service,
-            broker_instance=broker_instance,
-            contract=contract,
-            related_conversation=related_conversation,
-            related_conversation_group=related_conversation_group,
-            lifetime=lifetime,
-            encryption=encryption,
-            now=self.settings.clock(),
-        )
         return authorization.authorized(
-            steps,
+            begin.begin_dialog(self.user.database_id, dialog, now=self.settings.clock()),
             self.user,
             "BEGIN DIALOG",
-            authorization.queue_of(from_service),
-            authorization.contracts([contract]),
+            authorization.queue_of(dialog.from_service),
+            authorization.contracts([dialog.contract]),
         )
 
     def begin_conversation_timer(self, handle: UUID, timeout: int) -> Steps[None]:

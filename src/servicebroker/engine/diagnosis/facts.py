@@ -9,9 +9,11 @@ from servicebroker.engine.diagnosis.consistency import changes_of
 from servicebroker.engine.diagnosis.findings import (
     HOUR,
     LONG,
+    TIMEOUTS,
     BlockerFacts,
     ConnectionFacts,
     ConversationFacts,
+    DaemonFacts,
     DisputeFacts,
     Facts,
     NeighbourFacts,
@@ -23,6 +25,7 @@ from servicebroker.engine.diagnosis.findings import (
     WaitFacts,
 )
 from servicebroker.engine.diagnosis.queue_counts import COUNT_LIMIT, queue_depths
+from servicebroker.engine.diagnosis.wrong_clocks import find_wrong_clocks
 from servicebroker.engine.remote.domain_state import find_membership
 from servicebroker.engine.remote.refusals import find_refusals
 from servicebroker.engine.security.certificate_ages import certificates_in_use
@@ -72,15 +75,18 @@ def gather(now: datetime) -> Steps[Facts]:
         "facts.gather.find_settings",
         "select name, setting from pg_settings where name in ('fsync', 'synchronous_commit', 'full_page_writes')",
     )
+    daemons = yield Statement(
+        "facts.gather.find_daemon",
+        "select l.pid, a.state, a.state_change from pg_locks l left join pg_stat_activity a using (pid) "
+        f"where l.locktype = 'advisory' and l.granted and {_HERE} and l.classid::bigint = {locks.BROKER}",
+    )
     others = yield Statement(
         "facts.gather.find_broker",
-        f"select exists (select from pg_locks l where l.locktype = 'advisory' and l.granted and {_HERE} "
-        f"and l.classid::bigint = {locks.BROKER}), "
-        "(select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(), "
+        "select (select count(*) from servicebroker.routes where address ilike 'tcp://%'), pg_is_in_recovery(), "
         "(select case state when 0 then 'STARTED' when 1 then 'STOPPED' else 'DISABLED' end "
         "from servicebroker.network_endpoints), (select encryption from servicebroker.network_endpoints)",
     )
-    has_daemon, remote_routes, in_recovery, endpoint, encryption = others[0]
+    remote_routes, in_recovery, endpoint, encryption = others[0]
     peers = yield Statement(
         "facts.gather.find_mistrusted",
         "select m.owner, m.claim, m.times, m.last_time, m.last_detail, (select c.name "
@@ -117,7 +123,7 @@ def gather(now: datetime) -> Steps[Facts]:
         [SessionFacts(*row) for row in sessions],
         certificates,
         dict(settings),
-        has_daemon,
+        DaemonFacts(*daemons[0]) if daemons else None,
         endpoint,
         remote_routes,
         in_recovery,
@@ -131,7 +137,18 @@ def gather(now: datetime) -> Steps[Facts]:
         [DisputeFacts(*row) for row in disputes],
         [OldCopyFacts(*row) for row in copies],
         (yield from find_refusals(now - HOUR)),
+        (yield from find_wrong_clocks(_MOST)),
     )
+
+
+def find_timeouts() -> Steps[dict[str, int]]:
+    """The timeouts of this session, in milliseconds."""
+    rows = yield Statement(
+        "facts.find_timeouts",
+        "select name, setting::bigint from pg_settings where name = any($1::text[])",
+        (list(TIMEOUTS),),
+    )
+    return dict(rows)
 
 
 _LOCK_WORDS = {

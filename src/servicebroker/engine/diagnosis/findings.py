@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+from servicebroker.engine.diagnosis.wrong_clocks import WrongClock
 from servicebroker.engine.remote.domain_state import ToldMembership
-from servicebroker.engine.remote.refusals import Refused
+from servicebroker.engine.remote.refusals import BROKE, Refused
 from servicebroker.engine.security.certificate_ages import InUse
 from servicebroker.model.certificates import Facts as CertificateFacts
 from servicebroker.model.peers import ADDRESS, INSTANCE, MESSAGES, NOBODY, STANDING, WITHOUT_PROOF
@@ -21,6 +22,10 @@ LONG = timedelta(minutes=1)  # a transaction older than this, or a message that 
 HOUR = timedelta(hours=1)  # so long a refusal is told
 ENOUGH = 2**30  # bytes that a disk has left; a twentieth of a small one
 REASONLESS = timedelta(seconds=10)  # messages that wait longer, and nobody says why, are worth one too
+OFTEN = 3  # times that connections with a peer break, lately within LONG, until the network is worth one
+SHORT = 1_000  # milliseconds: a timeout of applications that is no longer cuts what they do
+TIMEOUTS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+_NO_CONNECTION = ("too many clients", "remaining connection slots", "too many connections")
 
 NO_REASON = "nobody has said why."
 
@@ -48,6 +53,14 @@ class QueueFacts(NamedTuple):
     hosted: bool
     is_piped: bool  # a pipeline reads it
     failing: int
+
+
+class DaemonFacts(NamedTuple):
+    """The session of the daemon that serves the instance: since when it is `active` or idle, if we may see that."""
+
+    pid: int
+    state: str | None
+    since: datetime | None
 
 
 class WaitFacts(NamedTuple):
@@ -156,7 +169,7 @@ class Facts(NamedTuple):
     sessions: list[SessionFacts]
     certificates: list[InUse]
     settings: dict[str, str]
-    has_daemon: bool
+    daemon: DaemonFacts | None
     endpoint: str | None  # its state
     remote_routes: int
     in_recovery: bool
@@ -170,6 +183,7 @@ class Facts(NamedTuple):
     disputes: Sequence[DisputeFacts] = ()
     old_copies: Sequence[OldCopyFacts] = ()
     refusals: Sequence[Refused] = ()  # of the last hour
+    clocks: Sequence[WrongClock] = ()
 
 
 class ConversationFacts(NamedTuple):
@@ -207,7 +221,10 @@ def judge(facts: Facts) -> list[Finding]:
         *(finding for queue in facts.queues for finding in judge_queue(queue, facts.now)),
         *(_waiting(wait) for wait in facts.waits if wait.status or facts.now - wait.oldest > REASONLESS),
         *_network(facts),
-        *(_refusal(one) for one in facts.refusals),
+        *(_clock(one) for one in facts.clocks if abs(facts.now - one.last) < LONG),
+        *_daemon(facts.daemon, facts.now),
+        *(_refusal(one) for one in facts.refusals if one.number != BROKE),
+        *(_broken(one) for one in facts.refusals if one.number == BROKE and _lasts(one, facts.now)),
         *(_dispute(one) for one in facts.disputes),
         *(_peer(one) for one in facts.peers if facts.now - one.last < RECENTLY),
         *(_old_copy(one) for one in facts.old_copies if facts.now - one.last < RECENTLY),
@@ -220,7 +237,11 @@ def judge(facts: Facts) -> list[Finding]:
 def judge_down(problem: str, certificates: Sequence[CertificateFacts], now: datetime) -> list[Finding]:
     """What can be said while the database is down: that it is, and what lies in files."""
     said = f"It is down, so that most cannot be known: {problem}"
-    found = [Finding("PostgreSQL", said, "Start the server; what waits goes on by itself then. Ask doctor again.")]
+    advice = "Start the server; what waits goes on by itself then. Ask doctor again."
+    if any(words in problem for words in _NO_CONNECTION):
+        said = f"No connection is left, so that most cannot be known: {problem}"
+        advice = "End sessions that nobody needs, or raise max_connections (ALTER ROLE ... CONNECTION LIMIT)."
+    found = [Finding("PostgreSQL", said, advice)]
     own = [InUse("", "", one.subject, True, one.expiry_date) for one in certificates]
     return [*found, *(_certificate(one, now) for one in own if one.is_expiring(now))]
 
@@ -232,6 +253,19 @@ def judge_disk(folder: str, free: int, size: int) -> list[Finding]:
     said = f"Its disk is full but for {free // 2**20} MB."
     return [
         Finding(f"folder {folder}", said, "Make room, or move the folder to a larger disk; what waits goes on then.")
+    ]
+
+
+def judge_timeouts(settings: Mapping[str, int]) -> list[Finding]:
+    """Timeouts of the role, in milliseconds, that cut what applications do; sessions of the broker's own have none."""
+    return [
+        Finding(
+            "PostgreSQL",
+            f"{name} is {settings[name]} ms for this role: verbs and transactions that take longer are cut.",
+            f"Raise it, or take it away: ALTER ROLE ... RESET {name}, in the server's settings, or in the URL.",
+        )
+        for name in TIMEOUTS
+        if 0 < settings.get(name, 0) <= SHORT
     ]
 
 
@@ -291,14 +325,21 @@ def judge_queue(queue: QueueFacts, now: datetime) -> Iterator[Finding]:
             ),
             "servicebroker poison list shows them and their errors.",
         )
-    late = queue.oldest is not None and now - queue.oldest > LONG
-    watched = queue.readers or queue.holders or queue.is_piped or queue.is_activated or queue.failing
-    if queue.is_on and late and not watched and queue.oldest is not None:
-        yield Finding(
-            subject,
-            f"Nobody receives: {counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}.",
-            "Start the program that reads it, or give the queue an activation procedure.",
-        )
+    watched = queue.holders or queue.is_piped or queue.is_activated or queue.failing
+    if queue.is_on and not watched and queue.oldest is not None and now - queue.oldest > REASONLESS:
+        waits = f"{counted(queue.messages, 'message')}, the oldest for {_long(now - queue.oldest)}"
+        if queue.readers:
+            yield Finding(
+                subject,
+                f"{counted(queue.readers, 'reader waits and takes', 'readers wait and take')} nothing of {waits}.",
+                "See whether that program is frozen: waiting_readers has its session, pg_stat_activity its process.",
+            )
+        else:
+            yield Finding(
+                subject,
+                f"Nobody receives: {waits}.",
+                "Start the program that reads it, or give the queue an activation procedure.",
+            )
 
 
 def _waiting(wait: WaitFacts) -> Finding:
@@ -317,6 +358,45 @@ def _refusal(one: Refused) -> Finding:
     often = f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
     return Finding(
         f"peer {one.peer}", f"{what}, {often}: {one.number} {one.text}", after_refusal(one.number, is_ours=one.is_ours)
+    )
+
+
+def _clock(one: WrongClock) -> Finding:
+    """Nothing goes by it, but somebody reads logs."""
+    where = f"machine {one.host}" if one.host else "machine of the PostgreSQL server"
+    off = f"{abs(one.seconds_ahead):,} s {'ahead of' if one.seconds_ahead > 0 else 'behind'}"
+    return Finding(
+        where,
+        f"The clock of {one.program} there is {off} that of the PostgreSQL server, whose time counts for all.",
+        "Set the clock that is wrong.",
+    )
+
+
+def _lasts(one: Refused, now: datetime) -> bool:
+    """Whether connections with a peer break again and again; one alone is what every restart of a machine does."""
+    return one.times >= OFTEN and abs(now - one.last) < LONG
+
+
+def _broken(one: Refused) -> Finding:
+    often = f"{counted(one.times, 'time')} since {one.first:%H:%M:%S}, lately {one.last:%Y-%m-%d %H:%M:%S} UTC"
+    return Finding(
+        f"peer {one.peer}",
+        f"The connection with it broke, {often}: {one.text}",
+        "See what is between the two instances.",
+    )
+
+
+def _daemon(daemon: DaemonFacts | None, now: datetime) -> Iterator[Finding]:
+    """One that lives looks into its database every second."""
+    if daemon is None or daemon.since is None or now - daemon.since <= REASONLESS:
+        return
+    long = _long(now - daemon.since)
+    said = f"has waited in one statement for {long}" if daemon.state == "active" else f"has done nothing for {long}"
+    yield Finding(
+        "servicebroker serve",
+        f"The process that serves the instance (session {daemon.pid}) {said}: what goes out and what comes in waits.",
+        "See whether it is frozen, or its machine; end it and start it again. Another one that stands by takes over "
+        f"after select pg_terminate_backend({daemon.pid}).",
     )
 
 
@@ -341,7 +421,7 @@ def _network(facts: Facts) -> Iterator[Finding]:
         )
     if not facts.remote_routes:
         return
-    if not facts.has_daemon:
+    if facts.daemon is None:
         yield Finding(
             "network",
             f"{facts.remote_routes} routes lead to other instances, and no servicebroker serve runs here.",

@@ -17,7 +17,7 @@ def gather_own(now: datetime) -> Steps[Facts]:
     """The facts about the queues that the role may receive from, and about what its services have sent."""
     queues, waits = (yield call("own_queues", COUNT_LIMIT)), (yield call("own_waits", COUNT_LIMIT))
     shown = [QueueFacts(*row) for row in queues]
-    return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, True, None, 0, False)
+    return Facts(now, [], shown, [WaitFacts(*row) for row in waits], [], [], {}, None, None, 0, False)
 
 
 def gather_own_conversation(database_id: int, handle: UUID, now: datetime) -> Steps[ConversationFacts]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from servicebroker.engine.conversation.begin import begin_dialog
+from servicebroker.engine.conversation.begin import NewDialog, begin_dialog
 from servicebroker.engine.conversation.endpoints import find_endpoint
 from servicebroker.engine.delivery.parking import park
 from servicebroker.model import names
@@ -64,14 +64,10 @@ def _ask(database_id: int, about: str, missing: Ask, now: datetime) -> Steps[Non
     is_ours, is_asked, was_useless = rows[0]
     if not is_ours or is_asked:
         return
-    handle = yield from begin_dialog(
-        database_id,
-        names.SERVICE_BROKER,
-        DYNAMIC_ROUTING_SERVICE,
-        contract=names.CONFIGURATION_NOTICE,
-        encryption=False,
-        now=now,
+    asking = NewDialog(
+        names.SERVICE_BROKER, DYNAMIC_ROUTING_SERVICE, contract=names.CONFIGURATION_NOTICE, encryption=False
     )
+    handle = yield from begin_dialog(database_id, asking, now=now)
     rows = yield Statement(
         "missing_routes.ask.insert_route_requests",
         "insert into servicebroker.route_requests as r (database_id, about, service_name, conversation_handle) "

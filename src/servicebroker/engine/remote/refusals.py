@@ -10,6 +10,7 @@ from servicebroker.store.statements import Statement, Steps
 
 MOST = 200  # rows: the latest
 KEPT = timedelta(days=1)
+BROKE = 9753  # kept under this number: a connection that was online has broken
 
 
 class Refusal(NamedTuple):

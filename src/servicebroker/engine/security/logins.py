@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from servicebroker.model import names
+from servicebroker.model.arguments import check_switch
 from servicebroker.model.domain import check_account
 from servicebroker.model.errors import BrokerError
 from servicebroker.model.permissions import Kind, bringing
@@ -34,19 +35,23 @@ def demand_administrator() -> Steps[None]:
         raise BrokerError(15247)
 
 
-def create_login(name: str, *, is_windows: bool) -> Steps[None]:
-    """CREATE LOGIN [FROM WINDOWS].
+def create_login(name: str, *, from_windows: bool = False) -> Steps[None]:
+    """CREATE LOGIN name [FROM WINDOWS]: a name for a peer. It has no password: nobody opens a session as a login.
+
+    `from_windows`: it is the member of a domain that the name says, as DOMAIN\\member, and needs CONNECT on the
+    endpoint.
 
     Raises:
-        BrokerError: 15025 name taken, 15407 a member of a domain has another form.
+        BrokerError: 15025 name taken, 15407 a member is not named like that, 15247, 402.
     """
+    check_switch("FROM WINDOWS", from_windows)
     names.checked("login", name)
-    if is_windows:
+    if from_windows:
         check_account(name)
     rows = yield Statement(
         "logins.create_login",
         "insert into servicebroker.logins (name, is_windows) values ($1, $2) on conflict do nothing returning login_id",
-        (name, is_windows),
+        (name, from_windows),
     )
     if not rows:
         raise BrokerError(15025, name)
@@ -56,7 +61,7 @@ def drop_login(name: str) -> Steps[None]:
     """DROP LOGIN, with what was granted to it. Users that are for it stay, for nobody.
 
     Raises:
-        BrokerError: 15151 no such login, or public, 15141 a certificate is its.
+        BrokerError: 15151 no such login, or public, 15141 a certificate is its, 15247.
     """
     login_id = yield from find_login("drop", name)
     if login_id == PUBLIC:
@@ -115,12 +120,36 @@ def find_connect() -> Steps[Connect]:
     return Connect(public, {name: state for login_id, name, state in rows if login_id != PUBLIC})
 
 
-def set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
-    """GRANT (G), DENY (D) or REVOKE (None) CONNECT ON ENDPOINT::endpoint for a login, or public.
+def grant_connect(endpoint: str, login: str) -> Steps[None]:
+    """GRANT CONNECT ON ENDPOINT::endpoint TO login: peers that are this login are let in.
+
+    To public: every peer that proves to have the key of its certificate, also one that nobody has imported.
 
     Raises:
-        BrokerError: 15151 no such endpoint or login.
+        BrokerError: 15151 no such endpoint or login, 15247.
     """
+    return _set_connect(endpoint, login, GRANT)
+
+
+def deny_connect(endpoint: str, login: str) -> Steps[None]:
+    """DENY CONNECT ON ENDPOINT::endpoint TO login: counts more than what was granted to public.
+
+    Raises:
+        BrokerError: as `grant_connect`.
+    """
+    return _set_connect(endpoint, login, DENY)
+
+
+def revoke_connect(endpoint: str, login: str) -> Steps[None]:
+    """REVOKE CONNECT ON ENDPOINT::endpoint FROM login, granted or denied; nothing there is no error.
+
+    Raises:
+        BrokerError: as `grant_connect`.
+    """
+    return _set_connect(endpoint, login, None)
+
+
+def _set_connect(endpoint: str, login: str, state: str | None) -> Steps[None]:
     login_id = yield from find_login("find", login)
     rows = yield Statement(
         "logins.set_connect.find_endpoints",
@@ -161,12 +190,36 @@ def find_login(action: str, name: str) -> Steps[int]:
     return int(rows[0][0])
 
 
-def set_permission(permission: str, principal: str, on_login: str | None, state: str | None) -> Steps[None]:
-    """GRANT (G), DENY (D) or REVOKE (None) for a login, or public; on another login, or on the instance.
+def grant(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
+    """GRANT permission TO a login, which may be public: on the instance, or ON LOGIN::login. It takes back a DENY.
+
+    What a login is granted counts where T-SQL works as that login (EXECUTE AS LOGIN).
 
     Raises:
-        BrokerError: 4606 no such permission, 15151 no such login, 4624 to a login on itself.
+        BrokerError: 4606 no such permission there, 15151 no such login, 4624 on itself, 15247.
     """
+    return _set_permission(permission, principal, login, GRANT)
+
+
+def deny(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
+    """DENY permission TO a login: counts more than any GRANT, to it or to public.
+
+    Raises:
+        BrokerError: as `grant`.
+    """
+    return _set_permission(permission, principal, login, DENY)
+
+
+def revoke(permission: str, principal: str, *, login: str | None = None) -> Steps[None]:
+    """REVOKE permission FROM a login, granted or denied; nothing there is no error.
+
+    Raises:
+        BrokerError: as `grant`.
+    """
+    return _set_permission(permission, principal, login, None)
+
+
+def _set_permission(permission: str, principal: str, on_login: str | None, state: str | None) -> Steps[None]:
     kind = Kind.SERVER if on_login is None else Kind.LOGIN
     bringing(kind, permission)
     on_id = 0 if on_login is None else (yield from find_login("find", on_login))

@@ -77,8 +77,8 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
     """Refuse to define, change or drop what belongs to the broker, and to take its name: to everybody, dbo too.
 
     Raises:
-        BrokerError: 2760, 3701 or 1088 in a schema of the system; 2714, 3705, 4909, 2010, 1914, 416 or 8197 of a queue;
-            2714 of a module.
+        BrokerError: 2760, 3701 or 1088 in a schema of the system; 2714, 3705, 4909, 2010, 1914, 4708 or 8197 of a
+            queue; 2714 of a module, 208 of a view to alter that is not there.
     """
     check_schemas(uses)
     found = yield from _find(user, uses)
@@ -87,6 +87,8 @@ def check_definitions(user: User, uses: Sequence[Use]) -> Steps[None]:
             raise _of_a_queue(use)
         if one.is_module and _creates(use):
             raise BrokerError(2714, use.name)
+        if use.statement == "ALTER VIEW" and not one.is_there:
+            raise BrokerError(208, use.shown or use.name)
 
 
 def create_schema(user: User, name: str) -> Steps[str]:
@@ -267,5 +269,5 @@ def _of_a_queue(use: Use) -> BrokerError:
         return BrokerError(3701, "drop", "index", use.shown or use.name)
     if use.statement.startswith("DROP"):
         return BrokerError(3705, use.statement, use.name, "service queue", "DROP QUEUE")
-    number = {"CREATE INDEX": 1914, "CREATE TRIGGER": 8197, "ALTER TABLE": 4909, "TRUNCATE TABLE": 416}
+    number = {"CREATE INDEX": 1914, "CREATE TRIGGER": 8197, "ALTER TABLE": 4909, "TRUNCATE TABLE": 4708}
     return BrokerError(number.get(use.statement, 2010), use.name)

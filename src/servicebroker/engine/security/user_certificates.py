@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from servicebroker.engine.security.authorization import forget_permissions
+from servicebroker.engine.security.authorization import authorize, certificate, forget_permissions
 from servicebroker.model import names
 from servicebroker.model.arguments import check_switch
 from servicebroker.model.certificates import Facts
 from servicebroker.model.errors import BrokerError
-from servicebroker.model.permissions import Kind
+from servicebroker.model.permissions import Kind, User
 from servicebroker.store.statements import Statement, Steps
 
 NONE, BY_MASTER_KEY, BY_PASSWORD = "N", "M", "P"
@@ -118,16 +118,17 @@ def alter_certificate(database_id: int, name: str, is_active: bool | None, key: 
     )
 
 
-def drop_certificate(database_id: int, name: str) -> Steps[None]:
+def drop_certificate(user: User, name: str) -> Steps[None]:
     """DROP CERTIFICATE. Conversations that have their session keys go on.
 
     Raises:
         BrokerError: 15151 no such certificate.
     """
-    found = yield from find_certificate("drop", database_id, name)
+    yield from authorize(user, "DROP CERTIFICATE", certificate(name))
+    found = yield from find_certificate("drop", user.database_id, name)
     yield Statement(
         "user_certificates.drop_certificate",
         "delete from servicebroker.certificates where certificate_id = $1",
         (found.certificate_id,),
     )
-    yield forget_permissions(database_id, Kind.CERTIFICATE, found.certificate_id)
+    yield forget_permissions(user.database_id, Kind.CERTIFICATE, found.certificate_id)

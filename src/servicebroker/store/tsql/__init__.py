@@ -10,8 +10,9 @@ from servicebroker.model.errors import RULES
 
 def library() -> list[str]:
     """The files, in the order in which they need each other, and the view of the errors."""
-    names = ("conversions", "numbers", "strings", "times", "json", "xml", "xml_changes", "sizes", "views", "names")
-    return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in names), _messages()]
+    values = ("conversions", "binary_forms", "numbers", "strings", "times", "json", "xml", "xml_changes", "sizes")
+    catalog = ("views", "names", "isolation")
+    return [*((resources.files(__package__) / f"{name}.sql").read_text() for name in values + catalog), _messages()]
 
 
 def _messages() -> str:

@@ -162,6 +162,14 @@ create or replace function tsql.to_nvarchar(moment time) returns text language s
 create or replace function tsql.to_nvarchar(moment time, style integer) returns text language sql immutable parallel safe return moment::text;
 create or replace function tsql.to_nvarchar(truth boolean) returns text language sql immutable parallel safe return truth::integer::text;
 
+-- datetime2, time and datetimeoffset, whose scale says how many digits of a second there are.
+create or replace function tsql.scaled_text(moment timestamp, scale integer) returns text language sql immutable strict parallel safe
+return to_char(moment, 'YYYY-MM-DD HH24:MI:SS') || case scale when 0 then '' else left(to_char(moment, '.US') || '0', scale + 1) end;
+create or replace function tsql.scaled_text(moment time, scale integer) returns text language sql immutable strict parallel safe
+return substr(tsql.scaled_text(date '2000-01-01' + moment, scale), 12);
+create or replace function tsql.scaled_text(moment timestamptz, scale integer) returns text language sql immutable strict parallel safe
+return tsql.scaled_text(moment at time zone 'UTC', scale) || ' +00:00';
+
 do $$
 declare
     source text;
@@ -229,7 +237,7 @@ end $$;
 
 -- The number that bytes write, the highest first; only the last eight count.
 create or replace function tsql.number_of(bytes bytea) returns bigint language sql immutable strict parallel safe
-return ('x' || right(lpad(encode(bytes, 'hex'), 16, '0'), 16))::bit(64)::bigint;
+return ('x' || right(repeat('0', 16) || encode(bytes, 'hex'), 16))::bit(64)::bigint;
 
 do $$
 declare
@@ -255,7 +263,7 @@ begin
                        'return (value::date - date ''1900-01-01'')::%s', target.column1, target.column2, target.column2);
         if target.column5 = 4 then
             execute 'create or replace function tsql.to_int(value bytea) returns integer language sql immutable parallel safe '
-                    'return (''x'' || right(lpad(encode(value, ''hex''), 8, ''0''), 8))::bit(32)::integer';
+                    'return (''x'' || right(''00000000'' || encode(value, ''hex''), 8))::bit(32)::integer';
         elsif target.column5 = 1 then
             execute 'create or replace function tsql.to_tinyint(value bytea) returns smallint language sql immutable parallel safe '
                     'return (tsql.number_of(value) & 255)::smallint';

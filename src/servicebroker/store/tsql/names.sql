@@ -56,11 +56,11 @@ end;
 
 create or replace function tsql.db_id(name text) returns smallint language sql stable parallel safe
 begin atomic
-    select d.database_id::smallint from servicebroker.databases d where lower(d.name) = lower(db_id.name);
+    select d.database_id::smallint from tsql.databases d where lower(d.name) = lower(db_id.name);
 end;
 create or replace function tsql.db_name(id integer) returns text language sql stable parallel safe
 begin atomic
-    select d.name from servicebroker.databases d where d.database_id = id;
+    select d.name from tsql.databases d where d.database_id = id;
 end;
 create or replace function tsql.databasepropertyex(name text, property text) returns text language sql stable parallel safe
 begin atomic
@@ -161,3 +161,17 @@ begin atomic
     select c.certificate_id from servicebroker.certificates c join servicebroker.databases d using (database_id)
      where lower(d.name) = lower(cert_id.database) and lower(c.name) = lower(cert_id.name);
 end;
+
+-- The rows of a catalog view, `kind` being one of them, as another database has them: msdb.sys.service_queues.
+create or replace function tsql.catalog_of(database text, said text, kind anyelement) returns setof anyelement
+language plpgsql volatile as $$
+declare
+    shown text := coalesce(current_setting('servicebroker.database', true), '');
+begin
+    if not exists (select from tsql.databases d where lower(d.name) = lower(database)) then
+        perform tsql.refuse(208, format('Invalid object name ''%s''.', said));
+    end if;
+    perform set_config('servicebroker.database', database, false);
+    return query execute format('select * from %s', pg_typeof(kind));
+    perform set_config('servicebroker.database', shown, false);
+end $$;

@@ -167,7 +167,7 @@ begin
 end $$;
 
 create or replace view tsql.databases with (security_invoker = true) as
-select d.name, d.database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
+select d.name, sys.shown_database_id(d.database_id, d.name) as database_id, null::integer as source_database_id, 160::smallint as compatibility_level,
        'Latin1_General_BIN2'::text as collation_name, 0::smallint as user_access, 'MULTI_USER'::text as user_access_desc,
        0::smallint as is_read_only, 0::smallint as state, 'ONLINE'::text as state_desc, 1::smallint as recovery_model, 'FULL'::text as recovery_model_desc,
        d.service_broker_guid, d.is_broker_enabled::integer::smallint as is_broker_enabled,
@@ -178,7 +178,7 @@ select d.name, d.database_id, null::integer as source_database_id, 160::smallint
  union all
 select system.name, system.id, null, 160::smallint, 'Latin1_General_BIN2', 0::smallint, 'MULTI_USER', 0::smallint, 0::smallint, 'ONLINE',
        1::smallint, 'FULL', null, 0::smallint, 0::smallint, null, 1::smallint, 0::smallint
-  from (values ('master', 32761), ('tempdb', 32762), ('model', 32763)) system(name, id)
+  from (values ('master', 1), ('tempdb', 2), ('model', 3)) system(name, id)
  where not exists (select from servicebroker.databases d where lower(d.name) = system.name);
 create or replace view tsql.sysdatabases with (security_invoker = true) as select name, database_id as dbid from tsql.databases;
 -- @@SPID of the sessions that have asked for it: the number that they hold as a lock (store/locks.py, TSQL_SESSION).

@@ -8,10 +8,11 @@ from servicebroker.store import locks
 from servicebroker.store.running import fetch
 from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.calls import named_arguments, system
+from servicebroker.tsql.interpreter.foresight import CALLS
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
-from servicebroker.tsql.syntax import Execute
+from servicebroker.tsql.syntax import Constant, Execute
 from servicebroker.tsql.types import INT, NVARCHAR
 
 GRANTED, TIMED_OUT, CANCELLED, DEADLOCKED, WRONG_CALL = 0, -1, -2, -3, -999
@@ -21,6 +22,22 @@ _FAILED = (
     (psycopg.errors.QueryCanceled, CANCELLED),
     (psycopg.errors.DeadlockDetected, DEADLOCKED),
 )
+
+
+def _check_constants(statement: Execute) -> None:
+    """Refuse a mode that stands in the text and is not there."""
+    for place, one in enumerate(statement.arguments):
+        is_mode = one.name == "@lockmode" or (not one.name and place == 1)
+        if is_mode and isinstance(one.value, Constant):
+            _check_mode(str(one.value.value).upper(), statement)
+
+
+CALLS["sp_getapplock"] = _check_constants
+
+
+def _check_mode(mode: str, statement: Execute) -> None:
+    if mode not in _MODES:
+        raise unsupported(f"The lock mode {mode}", "Use Shared or Exclusive.", statement.line)
 
 
 @system("sp_getapplock")
@@ -34,8 +51,7 @@ def _get(machine: Machine, statement: Execute) -> int:
         machine, statement, ("@resource", "@lockmode", "@lockowner", "@locktimeout", "@dbprincipal"), required=2
     )
     mode = _text(given["@lockmode"]).upper()
-    if mode not in _MODES:
-        raise unsupported(f"The lock mode {mode}", "Use Shared or Exclusive.", statement.line)
+    _check_mode(mode, statement)
     of_session = _of_session(given)
     if not of_session and not machine.transactions.count:
         return WRONG_CALL

@@ -98,13 +98,13 @@ def call(
 def _run(machine: Machine, body: Sequence[Statement]) -> None:
     """The statements of a procedure. It must leave as many transactions open as it found."""
     before = machine.transactions.count
-    nocount, xact_abort = machine.nocount, machine.xact_abort
+    nocount, xact_abort, isolation = machine.nocount, machine.xact_abort, machine.isolation
     try:
         machine.run(body)
     except ScopeEnd:
         pass  # what could not be found ended the procedure alone
     finally:
-        machine.nocount, machine.xact_abort = nocount, xact_abort
+        machine.nocount, machine.xact_abort, machine.isolation = nocount, xact_abort, isolation
     after = machine.transactions.count
     if after != before and not machine.tries:
         error = TsqlError(

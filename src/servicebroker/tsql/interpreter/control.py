@@ -14,7 +14,7 @@ from servicebroker.tsql.interpreter import user_types
 from servicebroker.tsql.interpreter.evaluation import condition, evaluate, text
 from servicebroker.tsql.interpreter.frame import Jump, Left, Signal
 from servicebroker.tsql.interpreter.machine import Machine, runs
-from servicebroker.tsql.interpreter.set_options import set_option
+from servicebroker.tsql.interpreter.set_options import SNAPSHOT, set_option
 from servicebroker.tsql.postgres_errors import from_broker
 from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import (
@@ -30,6 +30,7 @@ from servicebroker.tsql.syntax import (
     Goto,
     If,
     Label,
+    NoEffect,
     Return,
     Revert,
     RollbackTransaction,
@@ -102,6 +103,11 @@ def _return(machine: Machine, statement: Return) -> Signal:
         value, source = evaluate(machine, statement.value)
         machine.frame.code = 0 if value is None else int(convert(value, source, INT))
     return Signal.RETURN
+
+
+@runs(NoEffect)
+def _no_effect(machine: Machine, statement: NoEffect) -> None:
+    machine.done()
 
 
 @runs(Unsupported)
@@ -244,7 +250,7 @@ def _check_cookie(machine: Machine, variable: str, statement: str) -> None:
 
 @runs(BeginTransaction)
 def _begin(machine: Machine, statement: BeginTransaction) -> None:
-    machine.transactions.begin(text(machine, statement.name) or "")
+    machine.transactions.begin(text(machine, statement.name) or "", snapshot=machine.isolation == SNAPSHOT)
     machine.done(0)
 
 

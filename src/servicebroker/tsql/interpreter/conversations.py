@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 import psycopg
@@ -148,13 +150,25 @@ def _received(machine: Machine, statement: Receive, wait: float) -> list[Message
     if statement.where and where is None:
         raise BrokerError(8418) if statement.where == "conversation_handle" else BrokerError(8420)
     is_handle = statement.where == "conversation_handle"
-    return database_of(machine, statement.queue).verbs.receive(
-        written(statement.queue),
-        top=top,
-        conversation_handle=where if is_handle else None,
-        conversation_group_id=None if is_handle else where,
-        wait=wait,
-    )
+    with _reading(statement.queue):
+        return database_of(machine, statement.queue).verbs.receive(
+            written(statement.queue),
+            top=top,
+            conversation_handle=where if is_handle else None,
+            conversation_group_id=None if is_handle else where,
+            wait=wait,
+        )
+
+
+@contextmanager
+def _reading(queue: Name) -> Iterator[None]:
+    """A queue that is not there is no object of that name, as for SELECT. Raises: TsqlError: 208."""
+    try:
+        yield
+    except BrokerError as refused:
+        if refused.number != 15151:
+            raise
+        raise TsqlError(208, f"Invalid object name '{queue}'.") from None
 
 
 @runs(GetConversationGroup)
@@ -164,7 +178,8 @@ def _get(machine: Machine, statement: GetConversationGroup) -> None:
 
 def _get_group(machine: Machine, statement: GetConversationGroup, wait: float) -> None:
     convert(UUID(int=0), UNIQUEIDENTIFIER, machine.frame.type_of(statement.group))
-    group = database_of(machine, statement.queue).verbs.get_conversation_group(written(statement.queue), wait=wait)
+    with _reading(statement.queue):
+        group = database_of(machine, statement.queue).verbs.get_conversation_group(written(statement.queue), wait=wait)
     machine.frame.assign(statement.group, group, UNIQUEIDENTIFIER)
     machine.done(int(group is not None))
 

@@ -41,7 +41,7 @@ RUNNERS: dict[type[Statement], Runner] = {}
 
 MAXIMUM_NESTING = 32
 # errors after which a batch does not go on, and whose transaction is undone: conversions, deadlocks, doomed work
-_ABORTING = frozenset({241, 242, 245, 248, 295, 1205, 3930, 8114, 8169, 9420})
+_ABORTING = frozenset({241, 242, 245, 248, 295, 1205, 3930, 3960, 8114, 8169, 9420})
 # errors of a name that is not there: the procedure or text ends, what called it goes on
 _ENDING_SCOPE = frozenset({102, 137, 156, 195, 207, 208, 1087, 4104})
 
@@ -92,6 +92,7 @@ class Machine:
         caught: the errors that CATCH blocks are working on, the innermost last.
         tries: in how many TRY blocks this is.
         options: what SET has set.
+        isolation: what SET TRANSACTION ISOLATION LEVEL has set.
         app_locks: the locks of sp_getapplock that the session holds: name, and whether it is shared.
     """
 
@@ -115,6 +116,7 @@ class Machine:
         self.fetch_status: int = 0
         self.nocount = False
         self.xact_abort = False
+        self.isolation = "READ COMMITTED"
         self.options: dict[str, str] = {}
         self.app_locks: list[tuple[str, bool]] = []
         self.last_error: TsqlError | None = None

@@ -16,6 +16,7 @@ from servicebroker.store.running import fetch
 from servicebroker.store.statements import Rows
 from servicebroker.tsql.context import SessionDatabase, database_of
 from servicebroker.tsql.interpreter import triggers, user_types
+from servicebroker.tsql.interpreter.foresight import refuse_unrunnable
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines
 from servicebroker.tsql.parser import parse_text
@@ -80,15 +81,13 @@ def parsed(text: str) -> Procedure:
 def _procedure(machine: Machine, statement: Procedure) -> None:
     for parameter in statement.parameters:
         user_types.check_parameter(machine, parameter)
-    if statement.name.own.startswith("#"):
-        raise TsqlError(40515, "A temporary procedure is not supported here. Give it a name without #.")
+    refuse_unrunnable(statement, machine.queries.user_types)
     store(machine, statement, "P")
 
 
 @runs(Trigger)
 def _trigger(machine: Machine, statement: Trigger) -> None:
-    if statement.instead_of:
-        raise TsqlError(40515, "INSTEAD OF is not supported here. Write an AFTER trigger.")
+    refuse_unrunnable(statement, machine.queries.user_types)
     name = statement.name
     on_table = Use("CREATE TRIGGER", statement.table.schema or "dbo", statement.table.own, shown=str(name))
     table = machine.queries.table_named(statement.table)

@@ -14,7 +14,7 @@ from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.evaluation import evaluate, integer, text
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.parser.words import words
-from servicebroker.tsql.statement_errors import Message, TsqlError, unsupported
+from servicebroker.tsql.statement_errors import SYNTAX, Message, TsqlError, unsupported
 from servicebroker.tsql.syntax import Definition, Name
 from servicebroker.tsql.types import NVARCHAR
 
@@ -50,13 +50,13 @@ def check_definition(statement: Definition) -> None:
     Raises:
         TsqlError: 40515.
     """
+    refusal = _REFUSALS.get((statement.verb, statement.kind))
+    if refusal is not None:
+        refusal(statement)
     if (statement.verb, statement.kind) not in DEFINERS:
         raise unsupported(
             f"{statement.verb} {statement.kind}", "See the table of statements in the reference.", statement.line
         )
-    refusal = _REFUSALS.get((statement.verb, statement.kind))
-    if refusal is not None:
-        refusal(statement)
 
 
 @runs(Definition)
@@ -309,9 +309,13 @@ def _endpoint_clauses(machine: Machine, statement: Definition) -> dict[str, Any]
 @defines("CREATE", "ENDPOINT")
 def _create_endpoint(machine: Machine, statement: Definition) -> None:
     clauses = _endpoint_clauses(machine, statement)
-    if "listener_port" not in clauses:
-        raise TsqlError(102, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
     _warn(machine, machine.instance.create_endpoint(statement.name.own, **clauses))
+
+
+@refuses("CREATE", "ENDPOINT")
+def _only_with_a_port(statement: Definition) -> None:
+    if "listener_port" not in statement.clauses:
+        raise TsqlError(SYNTAX, "Incorrect syntax: AS TCP (LISTENER_PORT = ...) is missing.", severity=15)
 
 
 @defines("ALTER", "ENDPOINT")

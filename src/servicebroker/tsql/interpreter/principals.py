@@ -15,7 +15,7 @@ from servicebroker.tsql.context import MASTER, SessionDatabase, check_alone
 from servicebroker.tsql.interpreter.conversations import written
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.objects import defines, drop, refuses
-from servicebroker.tsql.interpreter.transport import connect_on_endpoint
+from servicebroker.tsql.interpreter.transport import check_endpoint_permission, connect_on_endpoint
 from servicebroker.tsql.statement_errors import Message, unsupported
 from servicebroker.tsql.syntax import Definition, Name, Permission
 from servicebroker.tsql.translation.text_writer import string
@@ -101,12 +101,12 @@ def _for_no_certificate(statement: Definition) -> None:
 def _alter_user(machine: Machine, statement: Definition) -> None:
     user, name = machine.context.database.user, statement.name.own
     machine.context.ask(authorize(user, "ALTER USER", user_named(name)))
+
+
+@refuses("ALTER", "USER")
+def _only_dbo(statement: Definition) -> None:
     if set(statement.clauses) - {"default_schema"}:
         raise unsupported("ALTER USER", "Drop the user and create it again.", statement.line)
-    _only_dbo(statement)
-
-
-def _only_dbo(statement: Definition) -> None:
     if statement.clauses["default_schema"].lower() != "dbo":
         raise unsupported("A DEFAULT_SCHEMA other than dbo", "Write the schema before the name.", statement.line)
 
@@ -169,9 +169,10 @@ def _drop_schema(machine: Machine, statement: Definition) -> None:
 
 @runs(Permission)
 def _permission(machine: Machine, statement: Permission) -> None:
+    check_permission(statement)
     if statement.kind == "ENDPOINT":
         connect_on_endpoint(machine, statement)
-    elif statement.kind == "LOGIN" or (not statement.kind and OF_THE_INSTANCE.issuperset(statement.permissions)):
+    elif _is_of_the_instance(statement):
         _on_instance(machine, statement)
     else:
         nothing = tuple(one for one in statement.permissions if asked_by_nothing(statement.kind, one))
@@ -181,6 +182,29 @@ def _permission(machine: Machine, statement: Permission) -> None:
         if kept:
             _on_object(machine, replace(statement, permissions=kept))
     machine.done(0)
+
+
+def _is_of_the_instance(statement: Permission) -> bool:
+    return statement.kind == "LOGIN" or (not statement.kind and OF_THE_INSTANCE.issuperset(statement.permissions))
+
+
+def check_permission(statement: Permission) -> None:
+    """Refuse what never runs; `tsql check` asks this too.
+
+    Raises:
+        TsqlError: 40515. Also DENY of what nothing asks for: what it is to keep from happening would happen.
+    """
+    verb, kind, line = statement.verb, statement.kind, statement.line
+    nothing = [one for one in statement.permissions if asked_by_nothing(kind, one)]
+    if kind == "ENDPOINT":
+        check_endpoint_permission(statement)
+    elif _is_of_the_instance(statement):
+        if statement.grant_option:
+            raise unsupported("WITH GRANT OPTION on the instance", "Leave it out.", line)
+    elif nothing and verb == "DENY":
+        raise unsupported(f"DENY {', '.join(nothing)}", "Nothing here asks for it: leave it out.", line)
+    elif len(nothing) < len(statement.permissions) and kind not in ("", "DATABASE", "OBJECT", *_OBJECTS):
+        raise unsupported(f"{verb} ON {kind}", "Leave it out.", line)
 
 
 def asked_by_nothing(kind: str, permission: str) -> bool:
@@ -197,8 +221,6 @@ def _on_instance(machine: Machine, statement: Permission) -> None:
     """
     if machine.database.name.lower() != MASTER:
         raise BrokerError(4621)
-    if statement.grant_option:
-        raise unsupported("WITH GRANT OPTION on the instance", "Leave it out.", statement.line)
     name = None if statement.name is None else statement.name.own
     if name is None:
         machine.context.demand("PERMISSIONS OF THE INSTANCE")
@@ -213,9 +235,6 @@ def _on_instance(machine: Machine, statement: Permission) -> None:
 
 
 def _on_object(machine: Machine, statement: Permission) -> None:
-    kind = statement.kind
-    if kind not in ("", "DATABASE", "OBJECT", *_OBJECTS):
-        raise unsupported(f"{statement.verb} ON {kind}", "Leave it out.", statement.line)
     database: SessionDatabase = machine.database
     target = _target(machine, statement)
     is_all = statement.permissions in (("ALL",), ("ALL PRIVILEGES",)) and "tsql_object" in target
@@ -257,12 +276,16 @@ def _is_queue(machine: Machine, name: Name) -> bool:
 
 
 def _not_kept(machine: Machine, statement: Permission) -> None:
-    """Raises: TsqlError: 40515 for DENY and REVOKE: what they are to keep from happening would happen."""
     what = f"{statement.verb} {', '.join(statement.permissions)}"
     what += f" ON {statement.kind}::{statement.name}" if statement.kind else ""
-    if statement.verb == "DENY":
-        raise unsupported(what, "Nothing here asks for this permission: leave it out.", statement.line)
     machine.say(Message(f"{what} changes nothing: nothing here asks for this permission.", 0, 0))
+
+
+@refuses("ALTER", "AUTHORIZATION")
+def _only_of_what_is_owned(statement: Definition) -> None:
+    kind = statement.clauses["kind"]
+    if kind not in ("OBJECT", "DATABASE", "SCHEMA", "ENDPOINT", "ROLE", *_OBJECTS) or kind == "USER":
+        raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
 
 
 @defines("ALTER", "AUTHORIZATION")
@@ -273,7 +296,5 @@ def _alter_authorization(machine: Machine, statement: Definition) -> None:
         machine.context.ask(authorize(user, "ALTER AUTHORIZATION ON DATABASE", subject=subject))
         machine.say(Message(f"ALTER AUTHORIZATION ON {kind} changes nothing: dbo works for the owner.", 0, 0))
         return
-    if kind not in ("OBJECT", *_OBJECTS) or kind in ("USER", "SCHEMA"):
-        raise unsupported(f"ALTER AUTHORIZATION ON {kind}", "Leave it out.", statement.line)
     target = {"queue" if kind == "OBJECT" else _OBJECTS[kind]: written(statement.name)}
     machine.database.alter_authorization(owner, **target)

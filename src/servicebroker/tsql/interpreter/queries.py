@@ -18,12 +18,14 @@ from servicebroker.tsql.interpreter.evaluation import type_of
 from servicebroker.tsql.interpreter.frame import Frame
 from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.remembered import Columns, UserFunctions, UserTypes
+from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
 from servicebroker.tsql.statement_errors import TsqlError, unsupported
 from servicebroker.tsql.syntax import Name, Relational
+from servicebroker.tsql.translation.text_writer import Lock, string
 from servicebroker.tsql.types import SqlType
 
 TEMPORARY = re.compile(r"\bINTO\s+(#[\w$#@]+)|\A\s*CREATE\s+TABLE\s+\[?(#[\w$#@]+)", re.IGNORECASE)
@@ -176,11 +178,12 @@ class Queries:
         self._show_database(text)
         self._tell_who(text)
         machine.transactions.guard()
-        alone = bool(done.before) and not machine.transactions.count
+        before = self._held(done) + done.before
+        alone = bool(before) and not machine.transactions.count
         try:
             if alone:
                 run_command(machine.connection, b"begin")
-            for lock in done.before:
+            for lock in before:
                 machine.connection.run_described(lock.sql, self._values(lock.parameters))
             if done.kind == "ddl":
                 run_command(machine.connection, done.sql.encode())
@@ -197,6 +200,17 @@ class Queries:
                 self.columns.forget()
             raise
         return result
+
+    def _held(self, done: Translated) -> tuple[Lock, ...]:
+        """What keeps others out of the tables of a statement, under the isolation levels that promise it.
+
+        A SELECT by itself needs nothing: it sees one state, and nothing comes after it.
+        """
+        machine = self.machine
+        is_last = done.kind == "rows" and not machine.transactions.count
+        if machine.isolation not in HOLDING or is_last or done.kind == "ddl":
+            return ()
+        return tuple(Lock(f"SELECT tsql.hold({string(table)})", ()) for table in done.reads)
 
     def _values(self, names: tuple[str, ...]) -> tuple[object, ...]:
         frame, functions = self.machine.frame, self.machine.functions

@@ -11,16 +11,19 @@ from servicebroker.tsql.interpreter import transport
 from servicebroker.tsql.interpreter.evaluation import text
 from servicebroker.tsql.interpreter.machine import Machine
 from servicebroker.tsql.interpreter.objects import defines, drop, refuses
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
-from servicebroker.tsql.syntax import Definition
+from servicebroker.tsql.statement_errors import syntax_error, unsupported
+from servicebroker.tsql.syntax import Constant, Definition
 
 
 @defines("CREATE", "MASTER KEY")
 def _create_master_key(machine: Machine, statement: Definition) -> None:
-    password = statement.clauses.get("password")
-    if password is None:
+    machine.database.create_master_key(statement.clauses["password"])
+
+
+@refuses("CREATE", "MASTER KEY")
+def _only_with_a_password(statement: Definition) -> None:
+    if "password" not in statement.clauses:
         raise unsupported("A master key without a password", "Write ENCRYPTION BY PASSWORD = '...'.", statement.line)
-    machine.database.create_master_key(password)
 
 
 @refuses("ALTER", "MASTER KEY")
@@ -53,12 +56,23 @@ def _drop_master_key(machine: Machine, statement: Definition) -> None:
     machine.database.drop_master_key()
 
 
-@defines("BACKUP", "MASTER KEY")
-def _backup_master_key(machine: Machine, statement: Definition) -> None:
+@refuses("BACKUP", "MASTER KEY")
+def _backed_up_anyhow(statement: Definition) -> None:
     raise unsupported("BACKUP MASTER KEY", "It is in PostgreSQL's backup, encrypted by its password.", statement.line)
 
 
 # ---------------------------------------------------------------- certificates
+
+
+@refuses("CREATE", "CERTIFICATE")
+@refuses("ALTER", "CERTIFICATE")
+@refuses("BACKUP", "CERTIFICATE")
+def _only_files(statement: Definition) -> None:
+    encoded = statement.clauses.get("binary", Constant(b"")).value
+    if not isinstance(encoded, bytes):
+        raise syntax_error(str(encoded)[:30], statement.line)
+    if "binary" in statement.clauses.get("private_key", {}):
+        raise unsupported("A private key in BINARY", "Use FILE.", statement.line)
 
 
 @defines("CREATE", "CERTIFICATE")
@@ -67,8 +81,6 @@ def _create_certificate(machine: Machine, statement: Definition) -> None:
         _create(machine, statement)
         return
     encoded = statement.clauses["binary"].value
-    if not isinstance(encoded, bytes):
-        raise TsqlError(102, f"Incorrect syntax near '{str(encoded)[:30]}'.", severity=15)
     with TemporaryDirectory() as folder:  # the API reads files
         file = Path(folder) / "certificate"
         file.write_bytes(encoded)
@@ -94,8 +106,6 @@ def _create(machine: Machine, statement: Definition) -> None:
 
 def _private_key(statement: Definition) -> dict[str, Any]:
     said = statement.clauses.get("private_key", {})
-    if "binary" in said:
-        raise unsupported("A private key in BINARY", "Use FILE.", statement.line)
     names = {"file": "private_key_file"}
     return {names.get(name, name): value for name, value in said.items()}
 

@@ -39,6 +39,11 @@ def _caught(attribute: str) -> Callable[[Machine], object]:
     return value
 
 
+def _db_id(machine: Machine) -> object:
+    rows = fetch(machine.connection, "session_functions.db_id", "select tsql.db_id($1)", (machine.database.name,))
+    return rows[0][0]
+
+
 KNOWN: dict[str, Known] = {
     "@@rowcount": (lambda machine: machine.rowcount, INT),
     "@@error": (lambda machine: machine.error, INT),
@@ -62,7 +67,7 @@ KNOWN: dict[str, Known] = {
     "error_state": (_caught("state"), INT),
     "error_line": (_caught("line"), INT),
     "error_procedure": (_caught("procedure"), _NAME),
-    "db_id": (lambda machine: machine.database.database_id, _SMALL),
+    "db_id": (_db_id, _SMALL),
     "db_name": (lambda machine: machine.database.name, _NAME),
     "user_name": (lambda machine: machine.database.user.name, _NAME),
     "current_user": (lambda machine: machine.database.user.name, _NAME),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.parser.grammar import SET_OPTIONS
+from servicebroker.tsql.statement_errors import TsqlError, syntax_error, unsupported
 from servicebroker.tsql.syntax import SetOption
 
 if TYPE_CHECKING:
@@ -25,9 +26,15 @@ WITHOUT_EFFECT |= {
     "QUERY_GOVERNOR_COST_LIMIT",
     "CONTEXT_INFO",
     "ANSI_PADDING",
+    "FIPS_FLAGGER",
+    "NO_BROWSETABLE",
+    "RESULT_SET_CACHING",
 }
 _DONE = frozenset({"NOCOUNT", "XACT_ABORT", "IDENTITY_INSERT", "LOCK_TIMEOUT"})
-_LEVELS = ("READ UNCOMMITTED", "READ COMMITTED")
+SNAPSHOT = "SNAPSHOT"
+# under these, what a transaction has read from stays as it was to its end; see `Queries`
+HOLDING = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
+_LEVELS = frozenset({"READ UNCOMMITTED", "READ COMMITTED", SNAPSHOT}) | HOLDING
 
 
 def set_option(machine: Machine, statement: SetOption) -> None:
@@ -56,29 +63,63 @@ def _set_one(machine: Machine, option: str, value: str, statement: SetOption) ->
         machine.queries.identity_insert(statement.value)
     elif option == "LOCK_TIMEOUT":
         _lock_timeout(machine, value)
+    elif option == "TRANSACTION ISOLATION LEVEL":
+        _isolation_level(machine, value, statement)
+
+
+def _isolation_level(machine: Machine, level: str, statement: SetOption) -> None:
+    """For what follows; a transaction that has begun keeps its snapshot, and one without gets none."""
+    transactions = machine.transactions
+    if transactions.count and level != machine.isolation and transactions.has_begun():
+        if level == SNAPSHOT:
+            raise TsqlError(
+                3951, f"Transaction failed in database '{machine.database.name}' because the statement was run under "
+                "snapshot isolation but the transaction did not start in snapshot isolation.",
+            )  # fmt: skip
+        if transactions.snapshot:
+            raise unsupported(
+                f"SET TRANSACTION ISOLATION LEVEL {level} in a transaction of SNAPSHOT", "Say it before BEGIN "
+                "TRANSACTION.", statement.line,
+            )  # fmt: skip
+    machine.isolation = level
+    if transactions.count and not transactions.has_begun():
+        transactions.begin_as(snapshot=level == SNAPSHOT)
 
 
 def _check_one(option: str, value: str, statement: SetOption) -> None:
     if option == "TRANSACTION ISOLATION LEVEL":
         if value not in _LEVELS:
-            raise unsupported(
-                f"SET TRANSACTION ISOLATION LEVEL {value}", "Use READ COMMITTED, with UPDLOCK or HOLDLOCK where rows "
-                "must stay as they are.", statement.line,
-            )  # fmt: skip
+            raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
     elif option == "ROWCOUNT":
         if value != "0":
             raise unsupported("SET ROWCOUNT", "Write SELECT TOP (n).", statement.line)
     elif option in ALWAYS_ON | ALWAYS_OFF:
+        if value not in ("ON", "OFF"):
+            raise syntax_error(statement.value, statement.line)
         if value != ("ON" if option in ALWAYS_ON else "OFF"):
             raise unsupported(f"SET {option} {value}", "Leave it out.", statement.line)
-    elif option not in WITHOUT_EFFECT | _DONE:
+    elif option in ("NOCOUNT", "XACT_ABORT"):
+        if value not in ("ON", "OFF"):
+            raise syntax_error(statement.value, statement.line)
+    elif option == "LOCK_TIMEOUT":
+        _milliseconds(value)
+    elif option in WITHOUT_EFFECT | _DONE:
+        pass
+    elif option in SET_OPTIONS:
+        raise unsupported(f"SET {option}", "Leave it out.", statement.line)
+    else:
         raise TsqlError(195, f"'{option}' is not a recognized SET option.", severity=15)
+
+
+def _milliseconds(value: str) -> int:
+    number = int(value) if value.lstrip("-").isdecimal() else None
+    if number is None or number < -1 or number > 2**31 - 1:
+        raise syntax_error(value, 0)
+    return number
 
 
 def _lock_timeout(machine: Machine, value: str) -> None:
     """Milliseconds; -1 waits for ever, 0 not at all, which PostgreSQL counts from 1."""
-    number = int(value) if value.lstrip("-").isdecimal() else None
-    if number is None or number < -1 or number > 2**31 - 1:
-        raise TsqlError(102, f"Incorrect syntax near '{value}'.", severity=15)
+    number = _milliseconds(value)
     limit = 0 if number == -1 else max(number, 1)
     machine.set_server_option("lock_timeout", str(limit))

@@ -17,7 +17,7 @@ from servicebroker.tsql.interpreter.session_functions import KNOWN
 from servicebroker.tsql.parser.token_reader import number
 from servicebroker.tsql.statement_errors import TsqlError
 from servicebroker.tsql.tokens import NUMBER, STRING, VARIABLE, WORD, Tokens, string_value, tokenize
-from servicebroker.tsql.types import INT, UNIQUEIDENTIFIER, SqlType, parse_type
+from servicebroker.tsql.types import BINARIES, INT, STRINGS, UNIQUEIDENTIFIER, SqlType, parse_type
 
 if TYPE_CHECKING:
     from servicebroker.tsql.interpreter.machine import Machine
@@ -223,11 +223,17 @@ def _known(name: str) -> Compiled:
 def _converted(value: Compiled, target: SqlType) -> Compiled:
     def result(machine: Machine) -> Value:
         given, source = value(machine)
-        if isinstance(given, bool):
+        if isinstance(given, bool) or _goes_through_bytes(given, source, target):
             raise NotSimple
         return Value(None if given is None else convert(given, source, target), target)
 
     return result
+
+
+def _goes_through_bytes(given: object, source: SqlType | None, target: SqlType) -> bool:
+    """Whether one of the two is binary and the other no text: PostgreSQL has the forms of all types."""
+    is_binary = isinstance(given, bytes | bytearray | memoryview)
+    return is_binary != (target.name in BINARIES) and (target if is_binary else source or target).name not in STRINGS
 
 
 def _either(left: Compiled, right: Compiled) -> Compiled:

@@ -14,9 +14,10 @@ import psycopg
 
 from servicebroker.api.transaction import release_kept
 from servicebroker.store.direct import Ahead, DirectConnection, run_command
-from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
 
 _GUARD = b"tsql_statement"
+_BEGIN = (b"begin", b"begin isolation level repeatable read")  # the second one is what SNAPSHOT means
 _DOOMED = (
     "The current transaction cannot be committed and cannot support operations that write to the log file. "
     "Roll back the transaction."
@@ -35,6 +36,7 @@ class Transactions:
         count: @@TRANCOUNT.
         doomed: whether it can only be rolled back: XACT_STATE() is -1.
         took: the transaction's id and the queue of each RECEIVE that found something.
+        snapshot: whether all of its statements see what was there when the first one ran.
         when_undone: is called after PostgreSQL has undone something, with which settings of the connection go back.
     """
 
@@ -43,6 +45,7 @@ class Transactions:
     doomed: bool = False
     took: set[tuple[int, int]] = field(default_factory=set)
     outer: bool = False  # the transaction belongs to the caller, who ends it
+    snapshot: bool = False
     when_undone: Callable[[], None] = field(default=lambda: None)
     _name: str = ""
     _savepoints: list[tuple[str, str]] = field(default_factory=list)  # name in T-SQL, in PostgreSQL
@@ -54,12 +57,20 @@ class Transactions:
         """XACT_STATE()."""
         return -1 if self.doomed else int(self.count > 0)
 
-    def begin(self, name: str = "") -> None:
+    def begin(self, name: str = "", *, snapshot: bool = False) -> None:
         """BEGIN TRANSACTION; one inside another one only counts."""
         if self.count == 0:
-            self.connection.ahead.append(Ahead(b"begin"))
+            self.connection.ahead.append(Ahead(_BEGIN[snapshot]))
+            self.snapshot = snapshot
             self._name = name.lower()
         self.count += 1
+
+    def begin_as(self, *, snapshot: bool) -> None:
+        """Another isolation level for a transaction of which nothing has been sent yet."""
+        self.connection.ahead[:] = [
+            Ahead(_BEGIN[snapshot]) if one.command in _BEGIN else one for one in self.connection.ahead
+        ]
+        self.snapshot = snapshot
 
     def commit(self) -> bool:
         """COMMIT TRANSACTION; whether that ended it.
@@ -86,7 +97,7 @@ class Transactions:
 
     def has_begun(self) -> bool:
         """Whether BEGIN has been sent."""
-        return not any(one.command == b"begin" for one in self.connection.ahead)
+        return not any(one.command in _BEGIN for one in self.connection.ahead)
 
     def rollback(self) -> None:
         """ROLLBACK TRANSACTION of all.
@@ -111,7 +122,7 @@ class Transactions:
 
     def _ended(self) -> None:
         self.count = 0
-        self.doomed = self._guarded = False
+        self.doomed = self._guarded = self.snapshot = False
         self._savepoints.clear()
         self._name = ""
         release_kept(self.connection)
@@ -127,7 +138,7 @@ class Transactions:
         run_command(self.connection, b"rollback")
         self.when_undone()
         release_kept(self.connection)
-        self.connection.ahead.append(Ahead(b"begin"))
+        self.connection.ahead.append(Ahead(_BEGIN[self.snapshot]))
         self._guarded = False
         self.doomed = True
 
@@ -181,6 +192,19 @@ class Transactions:
         """
         if self.doomed:
             raise TsqlError(3930, _DOOMED)
+
+    def check_present(self) -> None:
+        """Refuse what goes by the state of now, and not by that of when the transaction began.
+
+        Raises:
+            TsqlError: 40515.
+        """
+        if self.snapshot:
+            raise unsupported(
+                "The broker in a transaction of SNAPSHOT",
+                "RECEIVE has to see what others have just committed: say another isolation level before BEGIN "
+                "TRANSACTION.", 0,
+            )  # fmt: skip
 
     def guard(self) -> None:
         """Before a statement that PostgreSQL may refuse."""

@@ -45,13 +45,22 @@ def create_certificate(machine: Machine, statement: Definition, private_key: dic
 def alter_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
     """ALTER CERTIFICATE in master: what its private key lies under."""
     check_alone(machine, "ALTER CERTIFICATE in master")
-    if set(statement.clauses) != {"private_key"} or "private_key_file" in private_key:
+    check_alteration(statement)
+    machine.instance.alter_certificate(statement.name.own, **private_key)
+
+
+def check_alteration(statement: Definition) -> None:
+    """Refuse what ALTER CERTIFICATE never does in master.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if set(statement.clauses) != {"private_key"} or "file" in statement.clauses["private_key"]:
         raise unsupported(
             "ALTER CERTIFICATE in master, but for the passwords of its private key,",
             "Create another one, and drop this one.",
             statement.line,
         )
-    machine.instance.alter_certificate(statement.name.own, **private_key)
 
 
 def backup_certificate(machine: Machine, statement: Definition, private_key: dict[str, Any]) -> None:
@@ -60,19 +69,27 @@ def backup_certificate(machine: Machine, statement: Definition, private_key: dic
     machine.instance.backup_certificate(statement.name.own, statement.clauses["file"], **private_key)
 
 
-def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
-    """GRANT, DENY and REVOKE CONNECT ON ENDPOINT, for logins.
+def check_endpoint_permission(statement: Permission) -> None:
+    """Refuse other permissions than CONNECT.
 
     Raises:
-        TsqlError: 40515 for other permissions than CONNECT.
-        BrokerError: 15151 no such endpoint or login.
+        TsqlError: 40515.
     """
-    if statement.permissions != ("CONNECT",) or statement.name is None:
+    if statement.permissions != ("CONNECT",):
         raise unsupported(
             f"{statement.verb} {', '.join(statement.permissions)} ON ENDPOINT",
             "Endpoints have CONNECT; they are altered by the owner of the instance.",
             statement.line,
         )
+
+
+def connect_on_endpoint(machine: Machine, statement: Permission) -> None:
+    """GRANT, DENY and REVOKE CONNECT ON ENDPOINT, for logins.
+
+    Raises:
+        BrokerError: 15151 no such endpoint or login.
+    """
+    assert statement.name is not None
     check_alone(machine, f"{statement.verb} CONNECT ON ENDPOINT")
     machine.context.demand("CONNECT ON ENDPOINT", "endpoint", statement.name.own)
     instance = machine.instance

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from servicebroker.tsql.parser.extent import expression_end, statement_end
+from servicebroker.tsql.parser.extent import expression_end
+from servicebroker.tsql.parser.grammar import FIRST_WORDS, Feature, feature_at, feature_end
 from servicebroker.tsql.parser.objects import Objects
 from servicebroker.tsql.parser.variables import check_variables
 from servicebroker.tsql.parser.words import STARTERS, begins_statement
-from servicebroker.tsql.statement_errors import TsqlError
-from servicebroker.tsql.syntax import Block, Definition, Label, Name, Relational, Statement, Unsupported
+from servicebroker.tsql.statement_errors import UNSUPPORTED, TsqlError, unsupported
+from servicebroker.tsql.syntax import Definition, Label, Name, NoEffect, Relational, Statement, Unsupported
 from servicebroker.tsql.tokens import Tokens, tokenize
 
 
@@ -42,9 +43,10 @@ def parse_apart(tokens: Tokens) -> Iterator[tuple[str, Sequence[Statement] | Tsq
         try:
             made = parser.several()
         except TsqlError as error:
+            end = parser.refused_end(begin, error)
             if not parser.open_block(begin):
                 yield " ".join(word for word in tokens.words[begin : begin + 2] if word[:1].isalpha()), error
-                parser.at = max(parser.at, begin + 1)
+                parser.at = end
                 while parser.word not in ("", ";") and not (
                     parser.word in STARTERS and begins_statement(tokens, parser.at)
                 ):
@@ -60,7 +62,8 @@ def parse_text(text: str, known: Collection[str] | None = None) -> tuple[Stateme
     return parse(tokenize(text), known)
 
 
-_RELATIONAL = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE", "STATISTICS")
+_RELATIONAL = ("TABLE", "INDEX", "VIEW", "UNIQUE", "CLUSTERED", "NONCLUSTERED", "SEQUENCE")
+_MODULES = ("PROCEDURE", "PROC", "FUNCTION", "TRIGGER")
 _OBJECTS = {
     ("MESSAGE", "TYPE"): "message_type",
     ("CONTRACT",): "contract",
@@ -81,23 +84,6 @@ _OBJECTS = {
     ("CERTIFICATE",): "certificate",
     ("TYPE",): "type_",
 }
-_REFUSED = {
-    "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
-    "SYNONYM": "Name the object itself.",
-    "SYMMETRIC": "Dialog security makes its session keys itself.",
-    "ASYMMETRIC": "Use a certificate.",
-    "CREDENTIAL": "Leave it out: files are read with the rights of the process.",
-    "FULLTEXT": "Leave it out.",
-    "PARTITION": "Leave it out.",
-    "SERVER": "Leave it out.",
-    "RULE": "Use a CHECK constraint.",
-    "DEFAULT": "Use a DEFAULT constraint.",
-    "APPLICATION": "Use a role.",
-    "DATABASE": "Leave it out.",
-    "AVAILABILITY": "PostgreSQL's replication does that.",
-    "RESOURCE": "Leave it out.",
-    "WORKLOAD": "Leave it out.",
-}
 
 
 class Parser(Objects):
@@ -106,6 +92,9 @@ class Parser(Objects):
     def statement(self) -> Statement:
         """The statement that begins here."""
         line, word = self.line, self.word
+        feature = feature_at(self.tokens, self.at) if word in FIRST_WORDS else None
+        if feature is not None:
+            return self._foreign(line, feature)
         parse_word = _STATEMENTS.get(word)
         if parse_word is not None:
             self.at += 1
@@ -177,7 +166,7 @@ class Parser(Objects):
             kind = "PROCEDURE" if self.word == "PROC" else self.word
             self.at += 1
             return self._drop_modules(line, kind)
-        elif self.take("SIGNATURE"):
+        elif self.take("SIGNATURE") or self.take("COUNTER", "SIGNATURE"):
             return self._signature(line)
         return self._object(line, verb, begin)
 
@@ -189,18 +178,39 @@ class Parser(Objects):
         if self.word in _RELATIONAL:
             self.at = begin
             return self.relational(line)
-        if self.word in _REFUSED and verb == "DROP":  # mostly behind an IF EXISTS that finds nothing
-            kind, self.at = self.word, statement_end(self.tokens, begin)
-            return Unsupported(line, f"DROP {kind}", _REFUSED[kind])
-        if self.word in _REFUSED:
-            self.refuse(f"{verb} {self.word}", _REFUSED[self.word])
         raise self.failure()
+
+    def _foreign(self, line: int, feature: Feature) -> Statement:
+        """A statement that nothing stands behind."""
+        behind = self.at + feature.length
+        self.at = feature_end(self.tokens, behind)
+        if not feature.may_be(self.words[behind : self.at]):
+            self.at -= 1
+            self.fail()
+        if not feature.instead:
+            return NoEffect(line, feature.name)
+        if feature.name.startswith("DROP"):  # mostly behind an IF EXISTS that finds nothing
+            return Unsupported(line, feature.name, feature.instead)
+        raise unsupported(feature.name, feature.instead, line)
+
+    def refused_end(self, begin: int, error: TsqlError) -> int:
+        """Where the statement at `begin` ends that was not read to its end."""
+        words = self.words[begin : begin + 4]
+        if words[0] in ("CREATE", "ALTER") and any(word in _MODULES for word in words[1:]):
+            return len(self.words) - 1  # its body is the rest of the batch
+        place = max(self.at, begin + 1)
+        return feature_end(self.tokens, place) if error.number == UNSUPPORTED else place
 
     def _drop_modules(self, line: int, kind: str) -> Statement:
         if_exists = self.take("IF", "EXISTS")
         names = [self.name()]
         while self.take(","):
             names.append(self.name())
+        if self.take(";", "0"):
+            self.refuse("A numbered procedure", "Give each procedure its own name.")
+        if kind == "TRIGGER" and self.take("ON"):
+            self.refuse_ddl_trigger()
+            self.fail()
         return Definition(line, "DROP", kind, names[0], {"names": names}, if_exists)
 
     def _open(self, line: int) -> Statement:
@@ -208,8 +218,6 @@ class Parser(Objects):
         self.at += 1
         if self.word == "MASTER":
             return self.open_key(line) if opens else self.close_key(line)
-        if self.word == "SYMMETRIC":
-            self.refuse("OPEN SYMMETRIC KEY", _REFUSED["SYMMETRIC"])
         return self.cursor_step(line, "OPEN" if opens else "CLOSE")
 
     def _end(self, line: int) -> Statement:
@@ -233,8 +241,7 @@ class Parser(Objects):
         self.at += 1
         names = self._triggers()
         self.expect("ON")
-        if self.word in ("DATABASE", "ALL"):
-            self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
+        self.refuse_ddl_trigger()
         return Definition(line, verb, "TRIGGER", self.name(), {"names": names, "by_table": False})
 
     def _switch_of_table(self, line: int) -> Statement | None:
@@ -272,20 +279,6 @@ class Parser(Objects):
                 return word == "MERGE"
         return False
 
-    def _kill(self, line: int) -> Statement:
-        self.refuse("KILL", "End the session in PostgreSQL: select pg_terminate_backend(pid).")
-
-    def _restore(self, line: int) -> Statement:
-        self.refuse("RESTORE", "Restore PostgreSQL's backup, see the page on backups.")
-
-    def _dbcc(self, line: int) -> Statement:
-        self.refuse("DBCC", "servicebroker check looks whether all that is stored holds together.")
-
-    def _no_effect(self, line: int) -> Statement:
-        while self.word not in ("", ";") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
-            self.at += 1
-        return Block(line, ())
-
 
 _STATEMENTS: dict[str, Callable[[Parser, int], Statement]] = {
     "BEGIN": Parser.begin,
@@ -322,9 +315,4 @@ _STATEMENTS: dict[str, Callable[[Parser, int], Statement]] = {
     "ENABLE": Parser._switch_trigger,
     "DISABLE": Parser._switch_trigger,
     "MERGE": Parser._merge,
-    "KILL": Parser._kill,
-    "RESTORE": Parser._restore,
-    "DBCC": Parser._dbcc,
-    "CHECKPOINT": Parser._no_effect,
-    "RECONFIGURE": Parser._no_effect,
 }

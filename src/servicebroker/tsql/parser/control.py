@@ -41,7 +41,7 @@ from servicebroker.tsql.syntax import (
     Variable,
     While,
 )
-from servicebroker.tsql.tokens import COMPOUND, QUOTED, STRING, VARIABLE, WORD, Tokens, unquoted
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, QUOTED, STRING, VARIABLE, WORD, Tokens, unquoted
 
 MAXIMUM_DEPTH = 64
 _CURSOR_OPTIONS = words(
@@ -245,7 +245,8 @@ class Control(Dialogs):
 
     def _cursor(self, line: int) -> Statement:
         name = self.identifier().lower()
-        self.take_any("INSENSITIVE", "SCROLL")
+        while self.take_any("INSENSITIVE", "SCROLL"):
+            pass
         self.expect("CURSOR")
         return self._cursor_query(line, name, is_variable=False)
 
@@ -261,7 +262,10 @@ class Control(Dialogs):
         if end == begin:
             self.fail()
         last = self.words[begin:end]
-        if last[-1] == "FOR":
+        if last[-1] == "FOR" and self.word == "UPDATE":
+            self.at += 1
+            while self.take("OF") or self.take(","):
+                self.identifier()
             self.refuse("A cursor FOR UPDATE", "Update the rows by their key.")
         if last[-3:] == ["FOR", "READ", "ONLY"]:
             end -= 3
@@ -302,18 +306,29 @@ class Control(Dialogs):
             name = self.variable()
             if self.take(".", "MODIFY"):
                 return SetVariable(line, name, Expression(f"{name}.{MUTATOR}{self.parenthesized()}", line))
+            if self.word in (".", "::"):
+                self.refuse("A property or method of a variable", "Use columns, or xml.")
             operator = self._assigns()
             if self.take("CURSOR"):
                 return self._cursor_query(line, name, is_variable=True)
             return _set_variable(line, name, operator, self.expression())
-        if self.take("TRANSACTION", "ISOLATION", "LEVEL"):
+        if self.take("TRANSACTION", "ISOLATION", "LEVEL") or self.take("TRAN", "ISOLATION", "LEVEL"):
             first = self.own_name().own.upper()
             if first in ("READ", "REPEATABLE"):
                 first += " " + self.own_name().own.upper()
             return SetOption(line, ("TRANSACTION ISOLATION LEVEL",), first)
         if self.take("IDENTITY_INSERT"):
-            table = self.name()
+            begin = self.at
+            self.name()
+            table = self.slice(begin, self.at)
             return SetOption(line, ("IDENTITY_INSERT",), f"{table} {self.expect_any('ON', 'OFF')}")
+        if self.take("OFFSETS"):
+            while self.word not in ("ON", "OFF"):
+                if not self.word:
+                    self.fail()
+                self.at += 1
+            self.at += 1
+            self.refuse("SET OFFSETS", "Leave it out.")
         if self.take("STATISTICS"):
             options = [f"STATISTICS {self.own_name().own.upper()}"]
             while self.take(","):
@@ -343,6 +358,8 @@ class Control(Dialogs):
     def raiserror(self, line: int) -> Statement:
         """RAISERROR (message, severity, state, arguments) WITH LOG, NOWAIT, SETERROR."""
         parenthesized = self.take("(")
+        if not parenthesized and self.tokens.kinds[self.at] in (NUMBER, VARIABLE) and self.peek():
+            self.refuse("RAISERROR without parentheses", "Write RAISERROR ('text', 16, 1), or THROW.")
         if not parenthesized:
             self.fail()
         values = [self.expression()]

@@ -8,6 +8,7 @@ from servicebroker.tsql.tokens import Tokens
 _SIGNS = frozenset(["(", ")", ",", ";", "", "CASE", "END", ":"])
 _IN_EXPRESSION = _SIGNS | STARTERS
 _JOINERS = ("UNION", "ALL", "EXCEPT", "INTERSECT")
+_ALTERED = ("COLUMN", "CONSTRAINT", "PERIOD", "NOT", "ROWGUIDCOL", "PERSISTED", "MASKED", "SPARSE", "HIDDEN")
 _IN_STATEMENT = (_IN_EXPRESSION | {"VALUES"}) - {","}
 
 
@@ -57,6 +58,8 @@ def statement_end(tokens: Tokens, at: int) -> int:
     is_table = verb == "ALTER"
     depth = cases = 0
     at += 1
+    if is_table and words[at] == "TABLE":
+        at = _behind_action(words, at)
     while True:
         word = words[at]
         if word not in _IN_STATEMENT:
@@ -87,6 +90,8 @@ def statement_end(tokens: Tokens, at: int) -> int:
             awaits_set = word == "UPDATE"
         elif awaits_query and word in ("EXEC", "EXECUTE"):
             return at
+        elif awaits_query and word == "WITH":
+            pass
         elif awaits_set and word == "SET":
             awaits_set = False
         elif _goes_on(words, at, is_table=is_table):
@@ -94,6 +99,13 @@ def statement_end(tokens: Tokens, at: int) -> int:
         elif begins_statement(tokens, at):
             return at
         at += 1
+
+
+def _behind_action(words: list[str], at: int) -> int:
+    """ALTER TABLE name, and the word that says what is altered."""
+    while words[at + 2 : at + 3] == ["."]:
+        at += 2
+    return min(at + (3 if words[at + 2 : at + 3] != ["("] else 2), len(words) - 1)
 
 
 def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
@@ -107,6 +119,8 @@ def _goes_on(words: list[str], at: int, *, is_table: bool) -> bool:
         return before == "ON"
     if word == "SET":
         return before in ("DELETE", "UPDATE")
+    if word == "MERGE":
+        return words[at + 1] in ("JOIN", "UNION")
     if word == "IF":
-        return before in ("TABLE", "VIEW", "INDEX", "COLUMN", "CONSTRAINT")
-    return is_table and word in ("DROP", "ALTER", "SET", "CHECK") and words[at + 1] in ("COLUMN", "CONSTRAINT")
+        return before in ("TABLE", "VIEW", "INDEX", "COLUMN", "CONSTRAINT", "SEQUENCE", "SCHEMA")
+    return is_table and word in ("DROP", "ALTER", "SET", "CHECK") and words[at + 1] in _ALTERED

@@ -30,6 +30,8 @@ class Functions(Procedures):
         self.expect("RETURNS")
         table = self._table_returned()
         if self.take("TABLE"):
+            if self.word == "(":
+                self.refuse("A .NET function (EXTERNAL NAME)", "Write it in T-SQL.")
             self._function_options()
             self.take("AS")
             self.expect("RETURN")
@@ -92,6 +94,10 @@ class Functions(Procedures):
                     self.expect("AS")
                     if not self.take("CALLER"):
                         self.refuse("EXECUTE AS of a function", "It works as its caller; write a procedure.")
+                elif self.word == "NATIVE_COMPILATION":
+                    self.refuse_native()
+                elif self.take("INLINE", "="):  # whether its body becomes a part of the query: how it is done
+                    self.expect_any("ON", "OFF")
                 elif not (
                     self.take("SCHEMABINDING") or self.take("ENCRYPTION") or self.take("CALLED", "ON", "NULL", "INPUT")
                 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from servicebroker.tsql.parser.control import Control
 from servicebroker.tsql.parser.extent import statement_end
 from servicebroker.tsql.statement_errors import TsqlError
@@ -50,9 +52,12 @@ class Procedures(Control):
         while self.tokens.kinds[self.at] == VARIABLE:
             name = self.declared_name()
             self.take("AS")
-            kind = self.type_name()
-            if self.take("VARYING"):
+            if self.word == "CURSOR":
                 self.refuse("A cursor parameter", "Pass values, or use a table.")
+            kind = self.type_name()
+            if self.take("NOT", "NULL"):
+                self.refuse("NOT NULL of a parameter", "Leave it out.")
+            self.take("NULL")
             default = self.expression("OUTPUT", "OUT", "READONLY", "AS", "WITH") if self.take("=") else None
             output = self.take_any("OUTPUT", "OUT") is not None
             read_only = self.take("READONLY")
@@ -72,11 +77,17 @@ class Procedures(Control):
                 if self.take_any("EXECUTE", "EXEC"):
                     self.expect("AS")
                     execute_as = self.string() if self.tokens.kinds[self.at] == STRING else self.own_name().own.upper()
+                elif self.word == "NATIVE_COMPILATION":
+                    self.refuse_native()
                 elif not self.take_any("RECOMPILE", "ENCRYPTION", "SCHEMABINDING"):
                     self.fail()
                 if not self.take(","):
                     break
         return execute_as
+
+    def refuse_native(self) -> NoReturn:
+        """A module that SQL Server compiles."""
+        self.refuse("NATIVE_COMPILATION", "Leave it out, and write BEGIN for BEGIN ATOMIC WITH (...).")
 
     def must_be_first(self, what: str, begin: int) -> None:
         """Refuse what stands behind something else in its batch.
@@ -90,13 +101,17 @@ class Procedures(Control):
                 line=self.tokens.line(begin),
             )  # fmt: skip
 
+    def refuse_ddl_trigger(self) -> None:
+        """ON DATABASE and ON ALL SERVER."""
+        if self.word == "DATABASE" or (self.word == "ALL" and self.peek() == "SERVER"):
+            self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
+
     def create_trigger(self, line: int, action: str, begin: int) -> Statement:
         """CREATE TRIGGER name ON table AFTER INSERT, UPDATE AS body."""
         self.must_be_first("CREATE TRIGGER", begin)
         name = self.name()
         self.expect("ON")
-        if self.word in ("DATABASE", "ALL"):
-            self.refuse("A trigger on DDL", "Use CREATE EVENT NOTIFICATION.")
+        self.refuse_ddl_trigger()
         table = self.name()
         execute_as = self._module_options()
         instead_of = self.take("INSTEAD", "OF")
@@ -105,8 +120,11 @@ class Procedures(Control):
         events = [self.expect_any("INSERT", "UPDATE", "DELETE")]
         while self.take(","):
             events.append(self.expect_any("INSERT", "UPDATE", "DELETE"))
+        self.take("WITH", "APPEND")
         self.take("NOT", "FOR", "REPLICATION")
         self.expect("AS")
+        if self.word == "EXTERNAL":
+            self.refuse("A .NET trigger (EXTERNAL NAME)", "Write it in T-SQL.")
         body = self.body()
         text = self.slice(begin, self.at)
         return Trigger(line, action, name, table, execute_as, instead_of, tuple(events), body, text)
@@ -152,6 +170,8 @@ class Procedures(Control):
             self.expect("=")
         procedure: Name | Variable
         procedure = Variable(self.variable()) if self.tokens.kinds[self.at] == VARIABLE else self.name()
+        if self.take(";", "0"):
+            self.refuse("A numbered procedure", "Give each procedure its own name.")
         arguments: list[Argument] = []
         if not self._ends_call():
             while True:
@@ -188,7 +208,8 @@ class Procedures(Control):
         """INSERT, also of what a procedure selects."""
         begin = self.at
         end = statement_end(self.tokens, begin)
-        if self.words[end] not in ("EXEC", "EXECUTE"):
+        has_rows = {"VALUES", "SELECT"}.intersection(self.words[begin:end])  # what follows is a statement of its own
+        if has_rows or self.words[end] not in ("EXEC", "EXECUTE"):
             return self.relational(line)
         target = self.slice(begin, end)
         self.at = end + 1

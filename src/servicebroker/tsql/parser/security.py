@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from servicebroker.tsql.parser.functions import Functions
+from servicebroker.tsql.parser.words import STARTERS, begins_statement
 from servicebroker.tsql.syntax import Definition, Name, Permission, Revert, Statement
 from servicebroker.tsql.tokens import STRING
 
@@ -19,6 +20,11 @@ _SWITCHES = {
 _SECURABLES = (
     "MESSAGE TYPE", "REMOTE SERVICE BINDING", "XML SCHEMA COLLECTION", "SYMMETRIC KEY", "ASYMMETRIC KEY", "SERVICE",
     "CONTRACT", "ROUTE", "OBJECT", "SCHEMA", "DATABASE", "ENDPOINT", "CERTIFICATE", "LOGIN", "USER", "ROLE", "TYPE",
+)  # fmt: skip
+_OTHER_SECURABLES = (
+    "APPLICATION ROLE", "ASSEMBLY", "AVAILABILITY GROUP", "CREDENTIAL", "DATABASE SCOPED CREDENTIAL", "EVENT SESSION",
+    "EXTERNAL LANGUAGE", "EXTERNAL LIBRARY", "FULLTEXT CATALOG", "FULLTEXT STOPLIST", "SEARCH PROPERTY LIST",
+    "SERVER ROLE",
 )  # fmt: skip
 
 
@@ -52,16 +58,9 @@ class Securing(Functions):
             if self.take("COLLATE"):
                 clauses["collate"] = self.own_name().own
             elif self.take("WITH"):
-                while True:
-                    option = self.own_name().own.upper()
-                    if option in _SWITCHES:
-                        clauses[_SWITCHES[option]] = True
-                    elif option == "TRUSTWORTHY":
-                        clauses["trustworthy"] = self.on_off()
-                    else:
-                        self.own_name()
-                    if not self.take(","):
-                        break
+                self._database_option(clauses)
+                while self.take(","):
+                    self._database_option(clauses)
             elif self.take("FOR"):
                 self.refuse("FOR ATTACH", "Restore PostgreSQL's backup, see the page on backups.")
             else:
@@ -73,6 +72,30 @@ class Securing(Functions):
                         break
                     if self.take("FILEGROUP"):
                         self.own_name()
+                        self._filegroup_options()
+        if self.take("AS", "SNAPSHOT"):
+            self.refuse("A snapshot of a database", "Say SET TRANSACTION ISOLATION LEVEL SNAPSHOT.")
+        if self.take("AS", "COPY"):
+            self.refuse("CREATE DATABASE AS COPY", "Restore PostgreSQL's backup, see the page on backups.")
+        if self.word == "(":  # how much of the cloud it gets
+            self.parenthesized()
+
+    def _filegroup_options(self) -> None:
+        while self.take_any(
+            "CONTAINS", "FILESTREAM", "MEMORY_OPTIMIZED_DATA", "DEFAULT", "READONLY", "READ_ONLY", "READWRITE",
+            "READ_WRITE", "AUTOGROW_ALL_FILES", "AUTOGROW_SINGLE_FILE",
+        ):  # fmt: skip
+            pass
+
+    def _database_option(self, clauses: Clauses) -> None:
+        """One of CREATE DATABASE ... WITH: those of the broker are done, how the rest is kept is PostgreSQL's."""
+        option = self.own_name().own.upper()
+        if option in _SWITCHES:
+            clauses[_SWITCHES[option]] = True
+        elif option == "TRUSTWORTHY":
+            clauses["trustworthy"] = self.on_off()
+        else:
+            self._other_option(option)
 
     def _alter_database(self, clauses: Clauses) -> None:
         if self.take("MODIFY", "NAME"):
@@ -82,7 +105,11 @@ class Securing(Functions):
             return
         if self.word in ("ADD", "REMOVE", "MODIFY"):
             clauses["ignored"] = [self._files()]
+            self._termination(clauses)
             return
+        moved = self.take_any("FAILOVER", "FORCE_FAILOVER_ALLOW_DATA_LOSS", "REBUILD")
+        if moved:
+            self.refuse(f"ALTER DATABASE {moved}", "PostgreSQL's replication and backups do that.")
         self.expect("SET")
         ignored: list[str] = []
         while True:
@@ -96,6 +123,10 @@ class Securing(Functions):
             if not self.take(","):
                 break
         clauses["ignored"] = ignored
+        self._termination(clauses)
+
+    def _termination(self, clauses: Clauses) -> None:
+        """WITH NO_WAIT, WITH ROLLBACK IMMEDIATE."""
         if self.word == "WITH" and self.peek() in ("ROLLBACK", "NO_WAIT"):
             self.at += 1
             if self.take("NO_WAIT"):
@@ -110,6 +141,11 @@ class Securing(Functions):
     def _files(self) -> str:
         """ADD FILE (...), MODIFY FILEGROUP name DEFAULT: PostgreSQL keeps its files itself."""
         verb = self.expect_any("ADD", "REMOVE", "MODIFY")
+        if verb == "MODIFY" and self.word == "(":  # how much of the cloud it gets
+            self.parenthesized()
+            return verb
+        if self.take("SECONDARY"):
+            self.refuse(f"ALTER DATABASE {verb} SECONDARY", "PostgreSQL's replication does that.")
         self.take("LOG")
         kind = self.expect_any("FILE", "FILEGROUP")
         if kind == "FILE" and self.word == "(":
@@ -120,20 +156,24 @@ class Securing(Functions):
                 self.own_name()
         else:
             self.own_name()
-            self.take_any("DEFAULT", "READONLY", "READ_ONLY", "READWRITE", "READ_WRITE")
+            self._filegroup_options()
+            if self.take("NAME", "="):
+                self.own_name()
         return f"{verb} {kind}"
 
     def _other_option(self, option: str) -> str:
         begin = self.at
-        self.take("=")
-        if self.word == "(":
-            self.parenthesized()
-        elif self.word not in (",", ";", "", "WITH") and self.tokens.line(self.at) == self.tokens.line(self.at - 1):
-            self.at += 1
-            self.take_any("SECONDS", "MINUTES")
+        while self.word not in (",", ";", "", ")", "WITH") and not self._at_statement():
             if self.word == "(":
                 self.parenthesized()
+            elif self.tokens.line(self.at) == self.tokens.line(self.at - 1):
+                self.at += 1
+            else:
+                break
         return f"{option} {self.slice(begin, self.at)}" if self.at > begin else option
+
+    def _at_statement(self) -> bool:
+        return self.word in STARTERS and begins_statement(self.tokens, self.at)
 
     # ------------------------------------------------------------ principals
 
@@ -146,7 +186,11 @@ class Securing(Functions):
         state = self.take_any("ENABLE", "DISABLE") if verb == "ALTER" else None
         if state:
             clauses["state"] = state
+        elif verb == "ALTER" and self.take_any("ADD", "DROP"):
+            self.expect("CREDENTIAL")
+            self.refuse("A credential of a login", "Leave it out: files are read with the rights of the process.")
         elif self.take("FROM"):
+            self._refuse_external_provider()
             if self.take("WINDOWS"):
                 clauses["windows"] = True
                 if self.take("WITH"):
@@ -164,6 +208,8 @@ class Securing(Functions):
     def _pairs(self, clauses: Clauses) -> None:
         """PASSWORD = '...' MUST_CHANGE, DEFAULT_DATABASE = [x], CHECK_POLICY = OFF, ..."""
         while True:
+            if self.take("NO", "CREDENTIAL"):
+                self.refuse("A credential of a login", "Leave it out: files are read with the rights of the process.")
             option = self.own_name().own.lower()
             self.expect("=")
             if self.tokens.kinds[self.at] == STRING:
@@ -176,8 +222,13 @@ class Securing(Functions):
                 pass
             if option == "password" and self.take("OLD_PASSWORD", "="):
                 self.string()
+                self.take("UNLOCK")
             if not self.take(","):
                 return
+
+    def _refuse_external_provider(self) -> None:
+        if self.take("EXTERNAL", "PROVIDER"):
+            self.refuse("EXTERNAL PROVIDER", "Use a certificate, or WITHOUT LOGIN.")
 
     def user(self, line: int, verb: str) -> Statement:
         """`login`, `without_login`, `certificate`, `default_schema`, `name`."""
@@ -186,6 +237,7 @@ class Securing(Functions):
         if verb == "DROP":
             return Definition(line, verb, "USER", name, clauses, if_exists)
         if self.take_any("FOR", "FROM"):
+            self._refuse_external_provider()
             if self.take("LOGIN"):
                 clauses["login"] = self.own_name().own
             elif self.take("ASYMMETRIC"):
@@ -325,7 +377,7 @@ class Securing(Functions):
             self.expect("ENCRYPTION", "BY", "PASSWORD", "=")
             clauses["password"] = self.string()
             return Definition(line, "BACKUP", "MASTER KEY", Name(("",)), clauses)
-        raise self.refusal(f"BACKUP {self.word}", "Back up the PostgreSQL database, see the page on backups.")
+        raise self.failure()
 
     def open_key(self, line: int) -> Statement:
         """OPEN MASTER KEY DECRYPTION BY PASSWORD."""
@@ -374,7 +426,15 @@ class Securing(Functions):
             words = (*kind.split(), "::")
             if self.take(*words):
                 return kind, self.name() if self.is_identifier() else self.own_name()
-        return "OBJECT", self.name()
+        for kind in _OTHER_SECURABLES:
+            if self.take(*kind.split(), "::"):
+                self.refuse(f"A permission on {kind}", "Leave it out.")
+        if self.word == "COLUMN" and self.words[self.at + 2 : self.at + 4] == ["KEY", "DEFINITION"]:
+            self.refuse("A permission on column keys", "Leave it out.")
+        name = self.name()
+        if self.word == "(":
+            self.refuse("A permission on columns", "Grant it on the table.")
+        return "OBJECT", name
 
     def alter_authorization(self, line: int) -> Statement:
         """ALTER AUTHORIZATION ON kind::name TO owner."""

@@ -240,7 +240,8 @@ def number(text: str) -> int | Decimal | float | bytes:
     if text[:2] in ("0x", "0X"):
         digits = text[2:]
         return bytes.fromhex(digits if len(digits) % 2 == 0 else "0" + digits)
-    text = text.lstrip("$")
+    if not text[0].isdigit() and text[0] != ".":  # a sign of a currency
+        text = text[1:]
     if "e" in text or "E" in text:
         return float(text)
     if "." in text:

@@ -26,6 +26,7 @@ class Translated(NamedTuple):
             no column of the result. The last one is SCOPE_IDENTITY().
         server: the version of PostgreSQL that the statement needs; 0 for any that is supported.
         uses: what it does with which tables, views, queues and functions, each once; temporary ones are everybody's.
+        reads: the quoted PostgreSQL names of the tables whose rows it looks for, for the isolation levels that hold them.
     """
 
     sql: str
@@ -38,3 +39,4 @@ class Translated(NamedTuple):
     identity: int | None = None
     server: int = 0
     uses: tuple[Use, ...] = ()
+    reads: tuple[str, ...] = ()

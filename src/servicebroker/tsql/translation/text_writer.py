@@ -357,6 +357,11 @@ def schema_of(database: str, schema: str) -> str:
     return quoted(names.postgres_name(database, schema or "dbo"))
 
 
+def moment_text(text: str, column: Column) -> str:
+    """A column as a datetime has it: UTC to the millisecond, without a zone."""
+    return f"({text} AT TIME ZONE 'UTC')::timestamp(3)" if column.is_moment else text
+
+
 def as_text(value: Sql) -> str:
     """A string as PostgreSQL's text; open literals get the type."""
     return f"{value.text}::text" if value.is_open else value.text

@@ -90,6 +90,8 @@ def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
     done = query(writer, parsed(without_namespaces(writer, read(function.query))), outermost=False)
     if writer.locks:
         raise _locks()
+    if done.outputs is None or any(output.type is None for output in done.outputs):
+        _check_tables(writer)
     if done.outputs is None:
         raise TsqlError(40515, "SELECT * over a table that is not there yet is not supported in a function.")
     columns = []
@@ -103,6 +105,13 @@ def inline(function: Function, scope: Scope) -> tuple[str, tuple[Column, ...]]:
             )  # fmt: skip
         columns.append(Column(output.name, output.type))
     return done.text, tuple(columns)
+
+
+def _check_tables(writer: Writer) -> None:
+    """Raises: TsqlError: 208 the types are not known since a table is not there."""
+    for (kind, table), columns in writer.used.items():
+        if kind == "columns" and not columns and table in writer.named:
+            raise TsqlError(208, f"Invalid object name '{writer.named[table].name}'.")
 
 
 def table_of(columns: Sequence[Column]) -> str:

@@ -11,6 +11,7 @@ from servicebroker.tsql.tokens import NUMBER, unquoted
 from servicebroker.tsql.translation.definitions.table_columns import (
     Elements,
     Reader,
+    collation,
     column_type_of,
     comments,
     condition,
@@ -67,7 +68,9 @@ def _statements(writer: Writer, reader: Reader) -> list[str]:
     if verb == "DROP":
         reader.place = 1
         return _drop(writer, reader)
-    raise refused(f"{verb} {reader.word()}")
+    if verb == "ALTER" and reader.word() == "SEQUENCE":
+        raise refused("ALTER SEQUENCE", "Drop it, and create it again.")
+    raise reader.wrong()
 
 
 def _table(writer: Writer, reader: Reader, *statements: str) -> tuple[str, ObjectName]:
@@ -119,12 +122,40 @@ def _alter_table(writer: Writer, reader: Reader) -> list[str]:
         return _add(writer, reader, table, own)
     if reader.take("ALTER", "COLUMN"):
         return _alter_column(writer, reader, table)
+    if reader.take("DROP", "INDEX"):
+        raise refused("ALTER TABLE ... DROP INDEX", "Use DROP INDEX.")
     if reader.take("DROP"):
         return _drop_members(reader, table)
     if reader.take("CHECK", "CONSTRAINT"):  # all constraints are checked always
         reader.name()
-        return [f"SELECT {string(table)}::regclass"]
-    raise refused(f"ALTER TABLE ... {reader.word()}")
+        while reader.take(","):
+            reader.name()
+        return _nothing(table)
+    changed = reader.word(2) if reader.word() == "SET" else ""
+    if reader.take("REBUILD") or changed in ("LOCK_ESCALATION", "FILESTREAM_ON"):
+        reader.place = len(reader.piece.words)
+        return _nothing(table)
+    if reader.word() not in _INSTEAD:
+        raise reader.wrong()
+    raise refused(f"ALTER TABLE ... {reader.word()} {changed}".rstrip(), _INSTEAD[reader.word()])
+
+
+_CHANGES = "Use a trigger, or a column of the type rowversion."
+_INSTEAD = {
+    "NOCHECK": "Drop the constraint, and add it again.",
+    "SWITCH": "Move the rows with DELETE ... OUTPUT ... INTO.",
+    "SPLIT": "Leave it out.",
+    "MERGE": "Leave it out.",
+    "ENABLE": _CHANGES,
+    "DISABLE": _CHANGES,
+    "SET": "Leave it out.",
+    "ALTER": "Drop the index, and create it again.",
+}
+
+
+def _nothing(table: str) -> list[str]:
+    """What changes nothing, but that the table has to be there."""
+    return [f"SELECT {string(table)}::regclass"]
 
 
 def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[str]:
@@ -145,7 +176,17 @@ def _is_constraint(member: str) -> bool:
 
 def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
     name = reader.name()
+    if reader.word() in ("ADD", "DROP"):
+        change = f"{reader.word()} {reader.word(1)}"
+        reader.place += 1
+        if reader.word() not in ("ROWGUIDCOL", "PERSISTED", "NOT", "SPARSE", "HIDDEN"):
+            raise refused(f"ALTER COLUMN ... {change}") if reader.word() == "MASKED" else reader.wrong()
+        reader.place = len(reader.piece.words)
+        return _nothing(table)
     of, _ = column_type_of(writer, reader)
+    if reader.take("COLLATE"):
+        collation(reader)
+    reader.take("SPARSE")
     written = column_type(of)
     column = identifier(name)
     actions = [f"ALTER COLUMN {column} TYPE {written} USING {column}::{written}"]
@@ -153,6 +194,7 @@ def _alter_column(writer: Writer, reader: Reader, table: str) -> list[str]:
         actions.append(f"ALTER COLUMN {column} SET NOT NULL")
     elif reader.take("NULL"):
         actions.append(f"ALTER COLUMN {column} DROP NOT NULL")
+    storage(reader)
     return [
         f"ALTER TABLE {table} {', '.join(actions)}",
         f"COMMENT ON COLUMN {table}.{column} IS {string(f'{of} {name}')}",
@@ -168,6 +210,7 @@ def _drop_members(reader: Reader, table: str) -> list[str]:
             kind = "CONSTRAINT"
         exists = "IF EXISTS " if reader.take("IF", "EXISTS") else ""
         actions.append(f"DROP {kind} {exists}{identifier(reader.name())}")
+        storage(reader)
         if not reader.take(","):
             return [f"ALTER TABLE {table} {', '.join(actions)}"]
 
@@ -178,7 +221,7 @@ def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
     if reader.word() == "(":
         columns = " (" + ", ".join(ordered(each)[0] for each in reader.inside().split()) + ")"
     while reader.take("WITH") or reader.take(","):
-        if reader.word() not in ("SCHEMABINDING", "VIEW_METADATA"):
+        if reader.word() not in ("SCHEMABINDING", "VIEW_METADATA", "ENCRYPTION"):
             raise refused(f"WITH {reader.word()} of a view")
         reader.place += 1
     if not reader.take("AS"):
@@ -314,6 +357,7 @@ def _dropped(writer: Writer, reader: Reader, kind: str, exists: str) -> str:
     if reader.take("ON"):
         table, own = _table(writer, reader, "DROP INDEX")
         index = unquoted(name.text)
+        storage(reader)
     else:  # the old form: table.index
         parts = name.part(0, len(name.words) - 2)
         if len(name.words) < 3:

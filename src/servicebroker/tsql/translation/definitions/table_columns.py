@@ -100,7 +100,12 @@ class Reader:
 def elements(writer: Writer, table: str, piece: Slice) -> Elements:
     """The elements between the parentheses of a table of this PostgreSQL name."""
     found = Elements()
-    pieces = [each for each in piece.split() if each.words]
+    pieces = piece.split()
+    if not pieces[-1].words:  # a comma may stand behind the last one
+        pieces.pop()
+    for each in pieces:
+        if not each.words:
+            raise syntax_error(",", each.line())
     for each in pieces:  # columns first: constraints and computed columns speak of them
         if each.words[0] not in _TABLE_WORDS and each.words[1:2] != ["AS"]:
             _column(writer, each, found)
@@ -154,10 +159,11 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
             reader.take("NOT", "FOR", "REPLICATION")
         elif reader.take("DEFAULT"):
             parts.append(f"DEFAULT {_default(writer, reader, Column(name, of))}")
+            reader.take("WITH", "VALUES")  # the rows that are there have it anyhow
         elif reader.take("COLLATE"):
-            _collation(reader)
-        elif reader.take("ROWGUIDCOL") or reader.take("SPARSE") or reader.take("PERSISTED"):
-            continue
+            collation(reader)
+        elif reader.word() in ("ROWGUIDCOL", "SPARSE", "PERSISTED", "FILESTREAM"):
+            reader.place += 1
         elif reader.word() in ("PRIMARY", "UNIQUE"):
             primary = reader.word() == "PRIMARY"
             key = label + _key(reader, "")
@@ -257,8 +263,8 @@ def _without_parameters(writer: Writer) -> None:
         raise TsqlError(128, f'The name "{writer.parameters[0]}" is not permitted in this context.', severity=15)
 
 
-def _collation(reader: Reader) -> None:
-    """Strings are compared as with a binary collation; one that ignores case would be another rule."""
+def collation(reader: Reader) -> None:
+    """Steps over COLLATE name. Strings are compared as with a binary collation; one that ignores case would be another rule."""
     name = reader.name()
     if "_CI" in name.upper():
         raise refused(
@@ -294,7 +300,7 @@ def storage(reader: Reader) -> None:
     while True:
         if reader.take("WITH"):
             if reader.word() == "(":
-                reader.inside()
+                _check_storage(reader.inside())
             else:
                 while reader.word() and reader.word() != "ON":
                     reader.place += 1
@@ -304,8 +310,24 @@ def storage(reader: Reader) -> None:
         ):
             reader.place += 1
             reader.name()
+            if reader.word() == "(":  # the column of a partition scheme
+                reader.inside()
         else:
             return
+
+
+_KEPT_OTHERWISE = {
+    "SYSTEM_VERSIONING": "Keep what was before in a table of its own, filled by a trigger.",
+    "LEDGER": "Leave it out: nothing here proves that rows were not changed.",
+    "REMOTE_DATA_ARCHIVE": "Leave it out.",
+}
+
+
+def _check_storage(piece: Slice) -> None:
+    for each in piece.split():
+        instead = _KEPT_OTHERWISE.get(each.words[0]) if each.words else None
+        if instead is not None:
+            raise refused(f"WITH ({each.words[0]})", instead)
 
 
 def ordered(piece: Slice) -> tuple[str, str]:
@@ -402,19 +424,37 @@ def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> 
             raise reader.wrong()
         name = unquoted(reader.piece.tokens.text(reader.piece.first + place + 1))
         text = _default(writer, reader, known.get(name.lower(), Column(name, SqlType("unknown"))))
+        reader.take("WITH", "VALUES")
         if reader.word(-1) == "FOR" or reader.word() == "FOR":
             raise reader.wrong()
         found.defaults.append((name, text))
     elif reader.take("INDEX"):
-        name = reader.name()
-        unique = reader.take("UNIQUE")
-        _clustered(reader)
-        found.indexes.append((name, unique, ["".join(ordered(each)) for each in reader.inside().split()]))
-        storage(reader)
+        _index(reader, found)
     else:
         raise reader.wrong()
     if reader.word():
         raise reader.wrong()
+
+
+def _index(reader: Reader, found: Elements) -> None:
+    """INDEX name (columns). One by columns is how SQL Server keeps the table."""
+    name = reader.name()
+    unique = reader.take("UNIQUE")
+    _clustered(reader)
+    is_by_columns = reader.take("COLUMNSTORE")
+    columns = ["".join(ordered(each)) for each in reader.inside().split()] if reader.word() == "(" else []
+    if not columns and not is_by_columns:
+        raise reader.wrong()
+    if reader.take("ORDER") or reader.take("INCLUDE"):
+        reader.inside()
+    if reader.take("WHERE"):
+        if unique:
+            raise refused("A unique index with WHERE inside of CREATE TABLE", "Use CREATE INDEX.")
+        end = reader.piece.find("WITH", "ON", after=reader.place)
+        reader.place = end if end is not None else len(reader.piece.words)
+    if not is_by_columns:
+        found.indexes.append((name, unique, columns))
+    storage(reader)
 
 
 def stamps(table: str, found: Elements) -> list[str]:

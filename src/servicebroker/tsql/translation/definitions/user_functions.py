@@ -50,8 +50,8 @@ def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | Non
     Raises:
         TsqlError: 208 no such function, or it returns a value; 313 and 8144 too few or too many arguments.
     """
-    call = node.expression if isinstance(node, exp.Dot) else node.this
-    if not isinstance(call, exp.Anonymous) or (isinstance(node, exp.Table) and not node.db):
+    call = _call_in(node)
+    if call is None:
         return None
     name, shown = _name(writer, node)
     writer.note(name, "SELECT")
@@ -70,15 +70,21 @@ def table_call(writer: Writer, node: exp.Expression, alias: exp.Expression | Non
     return f"{text} AS {identifier(known)}{listed}"
 
 
+def _call_in(node: exp.Expression) -> exp.Anonymous | None:
+    call = node.expression if isinstance(node, exp.Dot) else node.this if isinstance(node, exp.Table) else node
+    return call if isinstance(call, exp.Anonymous) else None
+
+
 def _own(call: exp.Expression) -> str:
     return call.name.removeprefix(MARK)
 
 
 def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
     """The quoted PostgreSQL name, and the name as it was written."""
-    if isinstance(node, exp.Table):
-        parts = [part for part in (node.catalog, node.db) if part]
-        call = node.this
+    if not isinstance(node, exp.Dot):
+        parts = [part for part in (node.args.get("catalog"), node.args.get("db")) if part]
+        parts = [part.name for part in parts]
+        call = _call_in(node) or node
     else:
         parts = _owners(node.this)
         call = node.expression
@@ -87,9 +93,10 @@ def _name(writer: Writer, node: exp.Expression) -> tuple[str, str]:
     if len(parts) > 2:
         raise TsqlError(7202, f"Could not find server '{parts[0]}' in sys.servers.")
     database = parts[0] if len(parts) == 2 else writer.scope.database
-    own, name = _own(call), postgres_function(database, parts[-1], _own(call))
+    schema = parts[-1] if parts else ""  # which a function in FROM may leave out
+    own, name = _own(call), postgres_function(database, schema, _own(call))
     elsewhere = database if database.lower() != writer.scope.database.lower() else ""
-    writer.named[name] = Use("SELECT", parts[-1] or "dbo", own, elsewhere)
+    writer.named[name] = Use("SELECT", schema or "dbo", own, elsewhere)
     return name, ".".join([*parts, own])
 
 

@@ -18,6 +18,7 @@ from servicebroker.tsql.translation.text_writer import (
     closed_text,
     identifier,
     label,
+    moment_text,
     only,
     refused,
     unsupported,
@@ -37,10 +38,10 @@ _QUERY = (
     "having",
     "order",
     "offset",
-    "options",
 )
-NO_OPTION = frozenset({"RECOMPILE", "MAXDOP", "MAXRECURSION", "KEEPFIXED PLAN", "KEEP PLAN", "FAST", "FORCE ORDER",
-                       "HASH JOIN", "LOOP JOIN", "MERGE JOIN", "OPTIMIZE FOR", "ROBUST PLAN", "EXPAND VIEWS"})  # fmt: skip
+
+
+STAR = "\0*"  # the name of an output that stands for columns which nobody knows
 
 
 class Output(NamedTuple):
@@ -168,8 +169,7 @@ _SETS: dict[type[exp.Expression], str] = {exp.Union: "UNION", exp.Except: "EXCEP
 
 
 def _joined(writer: Writer, node: exp.SetOperation, *, outermost: bool, into: str) -> Query:
-    only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_", "options")
-    check_options(node)
+    only(node, "this", "expression", "distinct", "order", "limit", "offset", "with_")
     left = query(writer, node.this, outermost=outermost, into=into)
     right = query(writer, node.expression, outermost=False)
     word = _SETS[type(node)] + ("" if node.args.get("distinct") else " ALL")
@@ -189,7 +189,6 @@ def _named(outputs: list[Output] | None, outermost: bool) -> dict[str, str]:
 
 def _select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> Query:
     only(node, *_QUERY, "with_", "into")
-    check_options(node)
     if node.args.get("into") is not None and not into:
         raise TsqlError(156, "Incorrect syntax near the keyword 'INTO'.", severity=15)
     if not node.expressions:
@@ -205,7 +204,7 @@ def _select(writer: Writer, node: exp.Select, *, outermost: bool, into: str) -> 
 
 
 def _known(outputs: list[Output]) -> list[Output] | None:
-    return None if any(output.name == "*" for output in outputs) else outputs
+    return None if any(output.name == STAR for output in outputs) else outputs
 
 
 def _text(writer: Writer, node: exp.Select, found: From, outputs: list[Output], outermost: bool) -> str:
@@ -305,14 +304,6 @@ def row_count(writer: Writer, node: exp.Expression) -> str:
     return value.text if value.text.isdigit() else f"({value.text})::bigint"
 
 
-def check_options(node: exp.Expression) -> None:
-    """OPTION (...): what only guides the optimizer changes nothing here; the rest is refused."""
-    for each in node.args.get("options") or []:
-        name = each.this.name.upper()
-        if name not in NO_OPTION:
-            raise refused(f"OPTION ({name})")
-
-
 def output(writer: Writer, node: exp.Expression, found: From, *, outermost: bool) -> list[Output]:
     """A part of the list of SELECT: a column of the result, or those that a star stands for."""
     if isinstance(node, exp.Star) or (isinstance(node, exp.Column) and isinstance(node.this, exp.Star)):
@@ -356,6 +347,10 @@ def output_name(node: exp.Expression) -> tuple[str, exp.Expression]:
     """The name of a column of a result, and the expression; `'name' = expression` names it too."""
     if isinstance(node, exp.Alias):
         return node.alias, node.this
+    if isinstance(node, exp.Subquery) and node.alias:  # name = (SELECT ...)
+        inside = node.copy()
+        inside.set("alias", None)
+        return node.alias, inside
     if isinstance(node, exp.EQ) and isinstance(node.this, exp.Literal | exp.National) and node.this.name:
         return node.this.name, node.expression
     if isinstance(node, exp.Column):
@@ -381,10 +376,15 @@ def _star(writer: Writer, node: exp.Expression, found: From, *, outermost: bool)
 def _columns_of(writer: Writer, source: Source, outermost: bool) -> list[Output]:
     prefix = writer.alias(source.alias)
     if source.columns is None or (source.is_catalog and len(source.columns) < 3):
-        return [Output("*", f"{prefix}.*", None)]
+        return [Output(STAR, f"{prefix}.*", None)]
     make = label if outermost else identifier
     return [
-        Output(column.name, f"{prefix}.{identifier(column.name)} AS {make(column.name)}", column.type, source.alias)
+        Output(
+            column.name,
+            f"{moment_text(f'{prefix}.{identifier(column.name)}', column)} AS {make(column.name)}",
+            column.type,
+            source.alias,
+        )
         for column in source.columns.values()
         if column.name != "broker_database"
     ]

@@ -29,6 +29,11 @@ from servicebroker.tsql.translation.values.alternatives import alike
 from servicebroker.tsql.translation.values.catalog_views import catalog_view
 from servicebroker.tsql.types import NVARCHAR
 
+_NOT_HERE = frozenset(
+    {"openrowset", "openquery", "opendatasource", "openxml", "containstable", "freetexttable", "changetable"}
+    | {"generate_series", "predict", "semantickeyphrasetable", "semanticsimilaritytable"}
+)
+
 
 class From:
     """FROM as it is written: text, tables in sight, and what their hints say."""
@@ -269,11 +274,11 @@ def _function(writer: Writer, node: exp.Expression, alias: exp.Expression | None
     nodes = nodes_of(writer, node, alias, found.sources)
     if nodes is not None:
         return nodes
-    users = table_call(writer, node, alias, found.sources)
+    shown = called.removeprefix(MARK)
+    users = table_call(writer, node, alias, found.sources) if shown not in _NOT_HERE else None
     if users is not None:
         return users
-    shown = called.removeprefix(MARK) or "A function"
-    raise refused(f"{shown[:60]} in FROM", "Write the schema before a function of yours, as dbo.name(...).")
+    raise refused(f"{shown[:60] or 'A function'} in FROM", "Read a table, a view or a function of yours.")
 
 
 def _string_split(writer: Writer, node: exp.Expression, alias: exp.Expression | None, found: From) -> str:

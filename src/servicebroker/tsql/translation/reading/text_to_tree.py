@@ -15,7 +15,8 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.tokens import COMPOUND, NUMBER, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.tokens import COMPOUND, NUMBER, STRING, VARIABLE, WORD, Tokens, tokenize
+from servicebroker.tsql.translation.reading.optimizer_hints import left_out
 
 LONG = 20_000  # characters of a text that is not worth to be kept
 MARK = "tsql_"  # before the name of a function, so that it stays the call that was written
@@ -38,10 +39,16 @@ _FUNCTIONS = frozenset(
     STRING_TO_ARRAY ASYMKEY_ID KEY_GUID CERTENCODED""".split()  # noqa: SIM905 # a list of so many strings is harder to read
 )
 _NAMES_BEFORE = frozenset({"INTO", "TABLE", "JOIN", "UPDATE", "INSERT", "VIEW", "REFERENCES", "INDEX", ".", "AS"})
+_SOURCES_BEFORE = frozenset(
+    {"FROM", "JOIN", "APPLY"}
+)  # behind which a function of users may be called as one of sqlglot
+_TABLES_OF_SQLGLOT = frozenset({"OPENJSON", "OPENXML", "VALUES", "UNNEST"})
 _ENDS = frozenset({",", ")", "FROM", "WHERE", "OUTPUT", "OPTION", "GROUP", "HAVING", "ORDER", "FOR", "UNION", "", ";"})
 
 
-_BEHIND = frozenset({",", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
+_BEHIND = frozenset({"", ")", "FROM", "WHERE", "GROUP", "ORDER", "HAVING", "UNION"})
+_BEFORE_VALUES = frozenset({"SELECT", "DISTINCT", "(", ",", "BY", "SET", "VALUES"})
+_JOINING = frozenset({",", "BY", "AS", "EXISTS"})
 
 
 _is_reading = ContextVar("is_reading", default=False)
@@ -169,15 +176,19 @@ def _respelled(piece: Slice) -> str:
     pending: list[int] = []  # the depths at which an operand of a compound assignment is open
     depth = 0
     place = tokens.starts[piece.first] if piece.first < piece.last else 0
+    without = left_out(tokens, piece.first, piece.last)
     for at in range(piece.first, piece.last):
         word = words[at]
+        if at in without:
+            place = tokens.starts[at]
+            continue
         if pending and depth == pending[-1] and word in _ENDS:
             out.append(")")
             pending.pop()
         if word == ";":
             raise syntax_error(";", tokens.line(at))
-        if word == "," and at + 1 < piece.last and words[at + 1] in _BEHIND:  # sqlglot would not mind
-            raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
+        if _is_alone(word, words, at, piece):  # sqlglot would not mind
+            raise syntax_error(tokens.text(min(at + 1, piece.last - 1)), 0)
         out.append(" " if tokens.starts[at] > place else "")
         place = tokens.ends[at]
         depth += {"(": 1, ")": -1, "CASE": 1, "END": -1}.get(word, 0)
@@ -189,7 +200,7 @@ def _respelled(piece: Slice) -> str:
             pending.append(depth)
         elif kinds[at] == NUMBER and text.lower() == "0x":
             out.append(f"{MARK}no_bytes()")
-        elif kinds[at] == NUMBER and text[0] == "$":
+        elif kinds[at] == NUMBER and not text[0].isdigit() and text[0] != ".":  # a sign of a currency
             out.append(f"CAST({text[1:] or '0'} AS MONEY)")
         elif kinds[at] == VARIABLE and text.startswith("@@"):
             out.append(f"{MARK}global('{text.lower()}')")
@@ -197,6 +208,10 @@ def _respelled(piece: Slice) -> str:
             out.append(f"1 = {MARK}{text}" if word == "UPDATE" else MARK + text)  # which is a condition
         elif word in ("CURRENT_USER", "SESSION_USER", "SYSTEM_USER", "USER") and _is_value(words, at, piece):
             out.append(f"{MARK}{text}()")
+        elif kinds[at] == STRING and at > piece.first and kinds[at - 1] == STRING:  # the name of a column
+            out.append(f"AS {text}")
+        elif word == "REAL" and (words[at - 1], words[at + 1]) in (("AS", ")"), ("(", ",")):
+            out.append("FLOAT(24)")
         elif word == "SOME" and words[at + 1] == "(":
             out.append("ANY")
         else:
@@ -205,8 +220,24 @@ def _respelled(piece: Slice) -> str:
     return "".join(out)
 
 
+def _is_alone(word: str, words: list[str], at: int, piece: Slice) -> bool:
+    """A comma or a word of which what belongs to it is missing."""
+    if word not in _JOINING:
+        return False
+    after = words[at + 1] if at + 1 < piece.last else ""
+    if word == "EXISTS":
+        return after != "("
+    if after in _BEHIND or (word != "," and after == ","):
+        return True
+    return word == "," and at > piece.first and words[at - 1] in _BEFORE_VALUES
+
+
 def _is_function(words: list[str], at: int, piece: Slice) -> bool:
-    if words[at] not in _FUNCTIONS or at + 1 >= piece.last or words[at + 1] != "(":
+    if at + 1 >= piece.last or words[at + 1] != "(":
+        return False
+    if at > piece.first and words[at - 1] in _SOURCES_BEFORE and words[at] not in _TABLES_OF_SQLGLOT:
+        return True
+    if words[at] not in _FUNCTIONS:
         return False
     before = words[max(at - 2, piece.first) : at]
     is_type = words[at] in ("CHAR", "NCHAR") and before[:1] in (["CONVERT"], ["TRY_CONVERT"]) and before[1:] == ["("]

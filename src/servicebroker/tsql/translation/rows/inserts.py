@@ -6,7 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.queries.selects import query
+from servicebroker.tsql.translation.queries.selects import STAR, query
 from servicebroker.tsql.translation.queries.sources import From, object_name, table_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import names_in, table_in, value_in
@@ -183,7 +183,7 @@ def _returned(
     text += " RETURNING " + ", ".join(each.text for each in listed)
     if outputs.into is not None:
         return Translated(into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before)
-    is_known = all(each.name != "*" for each in listed)
+    is_known = all(each.name != STAR for each in listed)
     identity = None
     if identities and is_known:
         text += f", inserted.{identifier(identities[0].name)} AS {label('tsql_identity')}"

@@ -6,7 +6,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.scope import Column
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
-from servicebroker.tsql.translation.queries.selects import common
+from servicebroker.tsql.translation.queries.selects import STAR, common
 from servicebroker.tsql.translation.queries.sources import From, object_name, read_from, table_name
 from servicebroker.tsql.translation.reading.hints import hints_from, lock_before
 from servicebroker.tsql.translation.reading.parts import (
@@ -96,7 +96,7 @@ def _output(writer: Writer, text: str, outputs: Outputs, target: Source, found: 
         return Translated(
             into(writer, outputs, text, listed), tuple(writer.parameters), "count", before=before, server=_OLD
         )
-    if any(each.name == "*" for each in listed):
+    if any(each.name == STAR for each in listed):
         return Translated(text, tuple(writer.parameters), "rows", before=before, server=_OLD)
     names, types = tuple(each.name for each in listed), tuple(each.type for each in listed)
     return Translated(text, tuple(writer.parameters), "rows", names, types, before=before, server=_OLD)

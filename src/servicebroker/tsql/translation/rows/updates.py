@@ -17,9 +17,9 @@ from servicebroker.tsql.tokens import COMPOUND, VARIABLE
 from servicebroker.tsql.translation.documents.shared import UnknownColumns
 from servicebroker.tsql.translation.queries.common_targets import ADDRESS, CommonTarget, common_target
 from servicebroker.tsql.translation.queries.selects import (
+    STAR,
     CommonTable,
     Output,
-    check_options,
     common_tables,
     row_count,
     with_text,
@@ -117,8 +117,6 @@ def write_change(writer: Writer, change: Change) -> Translated:
         settings = settings_of(change.set) if change.set is not None else []
         reads = change.rows is not None or change.outputs is not None or any(map(_reads, settings))
         writer.check_changes(target.table, change.verb, *(("SELECT",) if reads else ()))
-        if change.rows is not None:
-            check_options(change.rows)
         with writer.query(target.found.sources):
             return _written(writer, change, target, settings, prefix)
     finally:
@@ -373,7 +371,7 @@ def _listed(
     found.sources = [Source(name, _seen(target, name), target.table) for name in known]
     with writer.renamed(known), writer.query(found.sources):
         listed = returning(writer, change.outputs, found)
-    if any(each.name == "*" for each in listed):
+    if any(each.name == STAR for each in listed):
         if target.common is not None:
             raise UnknownColumns("OUTPUT")
         return listed, (None, None)

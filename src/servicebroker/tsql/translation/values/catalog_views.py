@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from servicebroker.store.queue import quoted
 from servicebroker.tsql.scope import Column
-from servicebroker.tsql.translation.text_writer import Writer, refused
+from servicebroker.tsql.translation.text_writer import Writer, refused, string
 from servicebroker.tsql.types import SYSNAME
 
 # views of the schema tsql: what sys has not, or has otherwise
@@ -58,14 +58,12 @@ def catalog_view(writer: Writer, own: object) -> View | None:
     """The view that sys.name or INFORMATION_SCHEMA.name means, None for another schema.
 
     Raises:
-        TsqlError: 40515 for the views of another database.
+        TsqlError: 40515 for a view of INFORMATION_SCHEMA that is not there.
     """
     name, schema, database = (str(getattr(own, part)).lower() for part in ("name", "schema", "database"))
     old = name in ("sysdatabases", "sysobjects", "syslogins") and schema in ("", "dbo")
     if schema not in ("sys", "information_schema") and not old:
         return None
-    if database and database != writer.scope.database.lower() and name not in _INSTANCE:
-        raise refused(f"{own}: the catalog of another database", f"Write USE {database} first.")
     if schema == "information_schema":
         if name not in _INFORMATION:
             raise refused(f"INFORMATION_SCHEMA.{name.upper()}", "Use the views of sys.")
@@ -75,4 +73,6 @@ def catalog_view(writer: Writer, own: object) -> View | None:
     columns = dict(writer.table_columns(view) or {})
     for each in named if not columns else [name for name in named if name in columns]:
         columns[each] = Column(each, SYSNAME)
+    if database and database != writer.scope.database.lower() and name not in _INSTANCE:
+        view = f"tsql.catalog_of({string(database)}, {string(str(own))}, null::{view})"
     return View(view, columns)

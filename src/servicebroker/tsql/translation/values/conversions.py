@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError, syntax_error
 from servicebroker.tsql.translation.text_writer import Sql, refused
-from servicebroker.tsql.types import SqlType, make_type, postgres_type
+from servicebroker.tsql.types import APPROXIMATE, BINARIES, SqlType, make_type, postgres_type
 
 _NAMES = {
     "uuid": "uniqueidentifier",
@@ -23,6 +23,7 @@ _NAMES = {
 }
 _NATIONAL = ("nvarchar", "nchar", "ntext", "sysname")
 _SINGLE = ("varchar", "char", "text")
+_SCALED = ("datetime2", "time", "datetimeoffset")
 _SIZE = re.compile(r"\d{1,9}")
 
 
@@ -56,13 +57,48 @@ def converted(value: Sql, to: SqlType, *, style: str | None = None, attempt: boo
     if value.type == to and style is None:
         return Sql(f"{value.text}::text", to) if value.is_open else value
     source = f"{value.text}::text" if value.is_open else value.text
+    if to.name in BINARIES and value.type is not None and value.kind not in ("string", "binary") and not attempt:
+        return _last_bytes(_bytes_of(source, value.type), to)
+    if value.kind == "binary" and to.name in _FROM_BYTES and not attempt:
+        return _sized(Sql(f"tsql.{to.name}_of_bytes({source})", to), to)
+    if value.kind == "binary" and to.name in APPROXIMATE:
+        raise TsqlError(529, f"Explicit conversion from data type varbinary to {to.name} is not allowed.")
     arguments = f"({source}, {style})" if style is not None else f"({source})"
     if attempt:
         function = f"tsql.try_{_function(value, to)}"
         return _sized(Sql(f"{function}{arguments}", to), to)
+    if value.type is not None and value.type.name in _SCALED and to.name in _NATIONAL + _SINGLE and style is None:
+        return _sized(Sql(f"tsql.scaled_text({source}, {7 if value.type.scale is None else value.type.scale})", to), to)
     if value.kind == "string" and to.name in _NATIONAL + _SINGLE and style is None:
         return _sized(Sql(source, to), to, value.type)
     return _sized(Sql(f"tsql.{_function(value, to)}{arguments}", to), to)
+
+
+_FROM_BYTES = frozenset({"decimal", "money", "smallmoney", "date", "datetime", "smalldatetime", "time", "datetime2"})
+_SAME_BYTES = frozenset({"date", "float", "real", "smalldatetime"})
+
+
+def _bytes_of(text: str, of: SqlType) -> str:
+    """The bytes of a value that is neither text nor bytes."""
+    if of.name in _SAME_BYTES:
+        return f"tsql.bytes_of_{of.name}({text})"
+    if of.name == "decimal":
+        return f"tsql.bytes_of_decimal({text}, {of.precision}, {of.scale})"
+    if of.name in _SCALED:
+        return f"tsql.bytes_of_{of.name}({text}, {7 if of.scale is None else of.scale})"
+    if of.name in ("money", "smallmoney"):
+        return f"tsql.low_bytes(tsql.bytes_of_money({text}), {8 if of.name == 'money' else 4})"
+    if of.name in ("tinyint", "bit"):
+        return f"tsql.low_bytes(tsql.to_varbinary({text}), 1)"
+    return f"tsql.to_varbinary{'_xml' if of.name == 'xml' else ''}({text})"
+
+
+def _last_bytes(value: str, to: SqlType) -> Sql:
+    """Cut, and filled, on the left."""
+    if to.length is None or to.length < 0:
+        return Sql(value, to)
+    size = to.length if to.name == "binary" else f"least({to.length}, octet_length({value}))"
+    return Sql(f"tsql.low_bytes({value}, {size})", to)
 
 
 def _function(value: Sql, to: SqlType) -> str:

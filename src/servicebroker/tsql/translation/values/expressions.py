@@ -12,6 +12,7 @@ from servicebroker.tsql.translation.text_writer import (
     closed_text,
     identifier,
     is_predicate,
+    moment_text,
     only,
     predicate_of,
     refused,
@@ -90,7 +91,9 @@ def _column(writer: Writer, node: exp.Column) -> Sql:
     written = identifier(name) if not alias else f"{writer.alias(alias)}.{identifier(name)}"
     if found is None and not writer.sources:
         raise TsqlError(207, f"Invalid column name '{name}'.")
-    return Sql(written, found[1].type if found else None)
+    if found is None:
+        return Sql(written, None)
+    return Sql(moment_text(written, found[1]), found[1].type)
 
 
 @value_of(exp.Identifier)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sqlglot import exp
 
 from servicebroker.tsql.statement_errors import TsqlError
+from servicebroker.tsql.translation.reading.foreign_clauses import FOREIGN_FUNCTIONS
 from servicebroker.tsql.translation.reading.text_to_tree import MARK
 from servicebroker.tsql.translation.text_writer import (
     Sql,
@@ -42,6 +43,8 @@ def _call(writer: Writer, node: exp.Anonymous) -> Sql:
     if name in SESSION and not node.expressions:
         return session_value(writer, name)
     function = WITH_ARGUMENT.get(name) or FUNCTIONS.get(name)
+    if function is None and name.upper() in FOREIGN_FUNCTIONS:
+        raise refused(f"{name.upper()}()")
     if function is None:
         raise TsqlError(195, f"'{written.removeprefix(MARK)[:60]}' is not a recognized built-in function name.")
     return _written(writer, name, function, list(node.expressions))

@@ -1,0 +1,45 @@
+"""Machines whose clock is not the server's: kept for doctor, since only who runs there can know."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from servicebroker.store.statements import Statement, Steps
+
+_KEPT = timedelta(days=1)
+
+
+class WrongClock(NamedTuple):
+    """By what a program on a host has found; the host is '' where it is the server's own."""
+
+    program: str
+    host: str
+    seconds_ahead: int
+    last: datetime
+
+
+def note_wrong_clock(ahead: timedelta, now: datetime) -> Steps[None]:
+    """Keep how far the clock of this session's machine is ahead of the server's."""
+    yield Statement(
+        "wrong_clocks.note_wrong_clock",
+        "insert into servicebroker.wrong_clocks "
+        "values (current_setting('application_name'), coalesce(host(inet_client_addr()), ''), $1, $2) "
+        "on conflict (program, host) do update set seconds_ahead = excluded.seconds_ahead, "
+        "last_time = excluded.last_time",
+        (round(ahead.total_seconds()), now),
+    )
+    yield Statement(
+        "wrong_clocks.note_wrong_clock.forget",
+        "delete from servicebroker.wrong_clocks where last_time < $1 or last_time > $2",
+        (now - _KEPT, now + _KEPT),
+    )
+
+
+def find_wrong_clocks(most: int) -> Steps[list[WrongClock]]:
+    """Those that were noted, the latest first."""
+    rows = yield Statement(
+        "wrong_clocks.find_wrong_clocks",
+        f"select program, host, seconds_ahead, last_time from servicebroker.wrong_clocks order by 4 desc limit {most}",
+    )
+    return [WrongClock(*row) for row in rows]

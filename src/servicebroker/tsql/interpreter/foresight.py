@@ -1,0 +1,228 @@
+"""What can be said of a statement before it runs: `tsql check` asks it of a script, CREATE PROCEDURE of its body.
+
+Names of tables and columns are not looked up: they may come later.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import fields
+from typing import NamedTuple
+
+from servicebroker.engine.security.tsql_objects import Use, check_schemas
+from servicebroker.model.errors import BrokerError
+from servicebroker.tsql.context import MASTER
+from servicebroker.tsql.interpreter.machine import RUNNERS
+from servicebroker.tsql.interpreter.objects import check_definition
+from servicebroker.tsql.interpreter.principals import check_permission
+from servicebroker.tsql.interpreter.queries import TEMPORARY
+from servicebroker.tsql.interpreter.session_functions import KNOWN
+from servicebroker.tsql.interpreter.set_options import check_options
+from servicebroker.tsql.interpreter.transport import check_alteration
+from servicebroker.tsql.postgres_errors import from_broker
+from servicebroker.tsql.relational import translate, translate_expression
+from servicebroker.tsql.scope import Scope, UserType
+from servicebroker.tsql.statement_errors import unsupported
+from servicebroker.tsql.syntax import (
+    Declarations,
+    DeclareTable,
+    DeclareVariable,
+    Definition,
+    Execute,
+    Expression,
+    Function,
+    InsertExecute,
+    Permission,
+    Procedure,
+    Relational,
+    SetOption,
+    Statement,
+    Trigger,
+    Unsupported,
+)
+from servicebroker.tsql.syntax import Use as UseDatabase
+from servicebroker.tsql.translation.definitions.function_bodies import check_body
+from servicebroker.tsql.translation.documents.shared import UnknownColumns
+from servicebroker.tsql.types import SqlType, parse_type, type_key
+
+# what no table, variable or type that comes later can mend
+_NEVER = frozenset({102, 156, 174, 195, 40515})
+
+
+# what refuses a call of a procedure of the system, by its name, for the constants that it is given
+CALLS: dict[str, Callable[[Execute], None]] = {}
+
+
+class Declared(NamedTuple):
+    """What the statements of a batch or module have declared so far."""
+
+    variables: dict[str, SqlType]
+    tables: dict[str, str]
+    types: MutableMapping[str, UserType]  # of the whole script
+    used: list[str]  # the databases that it has named with USE
+
+    def within(self, statement: Statement) -> Declared:
+        """What holds inside a statement: a module has variables of its own."""
+        if isinstance(statement, Procedure | Function):
+            return self._replace(variables={}, tables={})
+        if isinstance(statement, Trigger):
+            tables = {"inserted": "pg_temp.inserted", "deleted": "pg_temp.deleted"}
+            return self._replace(variables={}, tables=tables)
+        return self
+
+
+def refuse_unrunnable(module: Procedure | Trigger, types: Mapping[str, UserType]) -> None:
+    """Refuse to keep a module of which a statement can never run.
+
+    What the parser refuses only when its turn comes, as DROP ASSEMBLY behind IF EXISTS, is left to that.
+
+    Raises:
+        TsqlError: of that statement, with its line.
+    """
+    made: dict[str, UserType] = {}
+    declared = Declared({}, {}, ChainMap(made, types), [])  # type: ignore[arg-type] # only `made` is written
+    for statement, known in _all_inside(module, declared.within(module)):
+        if isinstance(statement, Unsupported):
+            continue
+        try:
+            foresee(statement, known)
+        except UnknownColumns:
+            continue
+        except BrokerError as refused:
+            if refused.number in _NEVER:
+                error = from_broker(refused)
+                error.line, error.procedure = error.line or statement.line, module.name.own
+                raise error from None
+
+
+def _all_inside(statement: Statement, declared: Declared) -> Iterator[tuple[Statement, Declared]]:
+    """The statement itself comes first: it declares its parameters."""
+    yield statement, declared
+    for inner in inside(statement):
+        yield from _all_inside(inner, declared)
+
+
+def foresee(statement: Statement, declared: Declared) -> None:
+    """Refuse what never runs; what it declares is noted in `declared`.
+
+    Raises:
+        BrokerError: as the run does.
+        UnknownColumns: only the database knows, as for a star over a table.
+    """
+    if isinstance(statement, Declarations | Unsupported):
+        return
+    _refuse(statement, declared)
+    if type(statement) not in RUNNERS:
+        raise unsupported(type(statement).__name__, "There is nothing like it here.", statement.line)
+    _check_schema(statement)
+    scope = Scope("master", declared.variables, declared.tables, dict.fromkeys(KNOWN), user_types=declared.types)
+    if isinstance(statement, Procedure | Function):
+        for parameter in statement.parameters:
+            if parameter.read_only:
+                declared.tables[parameter.name] = f'pg_temp."{parameter.name}"'
+            else:
+                declared.variables[parameter.name] = _type(parameter.type, declared)
+    if isinstance(statement, DeclareVariable):
+        if _is_table(statement.type, declared):
+            declared.tables[statement.name] = f'pg_temp."{statement.name}"'
+        else:
+            declared.variables.setdefault(statement.name, _type(statement.type, declared))
+    elif isinstance(statement, Definition) and (statement.verb, statement.kind) == ("CREATE", "TYPE"):
+        _declare_type(statement, declared, scope)
+    elif isinstance(statement, DeclareTable):
+        declared.tables[statement.name] = f'pg_temp."{statement.name}"'
+        translate(f"CREATE TABLE #checked {statement.columns}", scope)
+    elif isinstance(statement, Function):
+        check_body(statement, scope)
+    elif isinstance(statement, Relational):
+        check_schemas(translate(statement.text, scope).uses)
+        made = TEMPORARY.search(statement.text)
+        if made:
+            name = (made[1] or made[2]).lower()
+            declared.tables[name] = f'pg_temp."{name}"'
+    elif isinstance(statement, InsertExecute):
+        return
+    for expression in _expressions(statement):
+        translate_expression(expression.text, scope)
+
+
+def _refuse(statement: Statement, declared: Declared) -> None:
+    """What the run refuses by the text alone."""
+    if isinstance(statement, Definition):
+        check_definition(statement)
+        if (statement.verb, statement.kind) == ("ALTER", "CERTIFICATE") and declared.used[-1:] == [MASTER]:
+            check_alteration(statement)
+    elif isinstance(statement, SetOption):
+        check_options(statement)
+    elif isinstance(statement, Permission):
+        check_permission(statement)
+    elif isinstance(statement, Procedure | Trigger):
+        check_module(statement)
+    elif isinstance(statement, UseDatabase):
+        declared.used.append(statement.database.lower())
+    elif isinstance(statement, Execute) and str(statement.procedure).lower() in CALLS:
+        CALLS[str(statement.procedure).lower()](statement)
+
+
+def check_module(statement: Procedure | Trigger) -> None:
+    """Refuse a module that never runs.
+
+    Raises:
+        TsqlError: 40515.
+    """
+    if isinstance(statement, Trigger) and statement.instead_of:
+        raise unsupported("INSTEAD OF", "Write an AFTER trigger.", statement.line)
+    if statement.name.own.startswith("#"):
+        raise unsupported("A temporary procedure", "Give it a name without #.", statement.line)
+
+
+def _check_schema(statement: Statement) -> None:
+    """Raises: BrokerError: 2760, 3701 or 1088 what it names is in a schema of the system."""
+    if isinstance(statement, Procedure | Function | Trigger):
+        kind = type(statement).__name__.upper()
+    elif isinstance(statement, Definition) and statement.kind in ("QUEUE", "TYPE") and statement.verb == "CREATE":
+        kind = statement.kind
+    else:
+        return
+    check_schemas([Use(f"CREATE {kind}", statement.name.schema or "dbo", statement.name.own)])
+
+
+def _type(text: str, declared: Declared) -> SqlType:
+    made = declared.types.get(type_key(text) or "")
+    return parse_type(text) if made is None or made.of is None else made.of
+
+
+def _is_table(text: str, declared: Declared) -> bool:
+    made = declared.types.get(type_key(text) or "")
+    return made is not None and made.of is None
+
+
+def _declare_type(statement: Definition, declared: Declared, scope: Scope) -> None:
+    clauses = statement.clauses
+    of = None
+    if "columns" in clauses:
+        translate(f"CREATE TABLE #checked {clauses['columns']}", scope)
+    else:
+        of = parse_type(clauses["type"])
+    key = f"{statement.name.schema or 'dbo'}.{statement.name.own}".lower()
+    declared.types[key] = UserType(0, of, clauses.get("columns", ""), clauses.get("is_nullable", True))
+
+
+def _expressions(statement: Statement) -> Iterator[Expression]:
+    for one in fields(statement):
+        value = getattr(statement, one.name)
+        if isinstance(value, Expression):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (each for each in value if isinstance(each, Expression))
+
+
+def inside(statement: Statement) -> Iterator[Statement]:
+    """The statements that one is made of."""
+    for one in fields(statement):
+        value = getattr(statement, one.name)
+        if isinstance(value, Statement):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (each for each in value if isinstance(each, Statement))

@@ -1,0 +1,233 @@
+"""The statements of T-SQL that nothing stands behind here, by their first words: refused by name, or without effect.
+
+What only tunes SQL Server has no effect. What a script relies on, such as an audit or a backup, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from servicebroker.tsql.parser.words import STARTERS, begins_statement, words
+from servicebroker.tsql.tokens import VARIABLE, Tokens
+
+
+class Feature(NamedTuple):
+    """A statement of T-SQL; `instead` says what to write, and is "" when it has no effect."""
+
+    name: str
+    instead: str
+
+    @property
+    def length(self) -> int:
+        """How many words its name has."""
+        return self.name.count(" ") + 1
+
+    def may_be(self, said: Collection[str]) -> bool:
+        """Whether the words behind its name hold one that it demands."""
+        if not said:
+            return self.is_whole
+        demanded = _DEMANDED.get(self.name)
+        return demanded is None or not demanded.isdisjoint(said)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing has to follow its name."""
+        return self.name in _WHOLE or self.name.startswith("DBCC")
+
+
+# of these kinds there are CREATE, ALTER and DROP
+_TUNING = (
+    "RESOURCE POOL", "EXTERNAL RESOURCE POOL", "WORKLOAD GROUP", "WORKLOAD CLASSIFIER", "RESOURCE GOVERNOR",
+    "PARTITION FUNCTION", "PARTITION SCHEME", "STATISTICS", "FULLTEXT CATALOG", "FULLTEXT INDEX", "FULLTEXT STOPLIST",
+    "SEARCH PROPERTY LIST", "EVENT SESSION", "DATABASE SCOPED CONFIGURATION", "SERVER CONFIGURATION",
+)  # fmt: skip
+_REFUSED = {
+    "AGGREGATE": "Use the aggregates of T-SQL, or a procedure.",
+    "APPLICATION ROLE": "Use a role.",
+    "ASSEMBLY": "Write the procedure in T-SQL, or in Python with the package's API.",
+    "ASYMMETRIC KEY": "Use a certificate.",
+    "AVAILABILITY GROUP": "PostgreSQL's replication does that.",
+    "COLUMN ENCRYPTION KEY": "Encrypt in the application.",
+    "COLUMN MASTER KEY": "Encrypt in the application.",
+    "CREDENTIAL": "Leave it out: files are read with the rights of the process.",
+    "CRYPTOGRAPHIC PROVIDER": "Leave it out.",
+    "DATABASE AUDIT SPECIFICATION": "Use what PostgreSQL has for it, such as pgaudit.",
+    "DATABASE ENCRYPTION KEY": "Encrypt the disk.",
+    "DATABASE SCOPED CREDENTIAL": "Leave it out: files are read with the rights of the process.",
+    "DEFAULT": "Use a DEFAULT constraint.",
+    "EXTERNAL DATA SOURCE": "Use a foreign table of PostgreSQL.",
+    "EXTERNAL FILE FORMAT": "Use a foreign table of PostgreSQL.",
+    "EXTERNAL LANGUAGE": "Write it in Python with the package's API.",
+    "EXTERNAL LIBRARY": "Write it in Python with the package's API.",
+    "EXTERNAL MODEL": "Write it in Python with the package's API.",
+    "EXTERNAL STREAM": "Write it in Python with the package's API.",
+    "EXTERNAL TABLE": "Use a foreign table of PostgreSQL.",
+    "FEDERATION": "Use another instance.",
+    "MATERIALIZED VIEW": "Use a view.",
+    "RULE": "Use a CHECK constraint.",
+    "SECURITY POLICY": "Use the row security of PostgreSQL.",
+    "SERVER AUDIT": "Use what PostgreSQL has for it, such as pgaudit.",
+    "SERVER AUDIT SPECIFICATION": "Use what PostgreSQL has for it, such as pgaudit.",
+    "SERVER ROLE": "Grant the login what it needs.",
+    "SERVICE MASTER KEY": "Leave it out: master keys are kept beside the instance.",
+    "SYMMETRIC KEY": "Dialog security makes its session keys itself.",
+    "SYNONYM": "Name the object itself.",
+}
+_STATEMENTS_WITHOUT_EFFECT = (
+    "ALTER INDEX", "CREATE XML INDEX", "CREATE PRIMARY XML INDEX", "CREATE SELECTIVE XML INDEX", "CREATE SPATIAL INDEX",
+    "CREATE COLUMNSTORE INDEX", "CREATE CLUSTERED COLUMNSTORE INDEX", "CREATE NONCLUSTERED COLUMNSTORE INDEX",
+    "CREATE JSON INDEX", "CREATE VECTOR INDEX", "UPDATE STATISTICS", "CHECKPOINT", "RECONFIGURE", "LINENO",
+    "ADD SENSITIVITY CLASSIFICATION", "DROP SENSITIVITY CLASSIFICATION",
+)  # fmt: skip
+_POINTERS = "Use SELECT and UPDATE: text has no pointers here."
+_STATEMENTS_REFUSED = {
+    "BEGIN DISTRIBUTED": "Write BEGIN TRANSACTION; delivery needs no distributed one.",
+    "BULK INSERT": "Use COPY of PostgreSQL.",
+    "INSERT BULK": "Use COPY of PostgreSQL.",
+    "COPY INTO": "Use COPY of PostgreSQL.",
+    "CLOSE ALL SYMMETRIC KEYS": "Dialog security makes its session keys itself.",
+    "CLOSE SYMMETRIC KEY": "Dialog security makes its session keys itself.",
+    "OPEN SYMMETRIC KEY": "Dialog security makes its session keys itself.",
+    "BACKUP SERVICE MASTER KEY": "Back up the folder of the instance.",
+    "RESTORE SERVICE MASTER KEY": "Restore the folder of the instance.",
+    "RESTORE MASTER KEY": "Restore the folder of the instance.",
+    "DISK INIT": "Leave it out.",
+    "DISK RESIZE": "Leave it out.",
+    "KILL": "End the session in PostgreSQL: select pg_terminate_backend(pid).",
+    "KILL QUERY NOTIFICATION SUBSCRIPTION": "Leave it out.",
+    "KILL STATS JOB": "Leave it out.",
+    "READTEXT": _POINTERS,
+    "WRITETEXT": _POINTERS,
+    "UPDATETEXT": _POINTERS,
+    "RENAME OBJECT": "Create it under the new name.",
+    "RENAME DATABASE": "Create a database of the new name.",
+    "SETUSER": "Use EXECUTE AS and REVERT.",
+    "SHUTDOWN": "Stop the instance in its shell.",
+    "USE FEDERATION": "Use another instance.",
+}
+
+_STATEMENTS_REFUSED |= {
+    f"{verb} {what}": "Back up the PostgreSQL database, see the page on backups."
+    for verb in ("BACKUP", "DUMP")
+    for what in ("DATABASE", "LOG", "TRANSACTION", "TRAN", "SYMMETRIC KEY", "GROUP")
+}
+_STATEMENTS_REFUSED |= {
+    f"{verb} {what}": "Restore PostgreSQL's backup, see the page on backups."
+    for verb in ("RESTORE", "LOAD")
+    for what in (
+        "DATABASE", "LOG", "TRANSACTION", "TRAN", "HEADERONLY", "FILELISTONLY", "VERIFYONLY", "LABELONLY", "REWINDONLY",
+        "SYMMETRIC KEY",
+    )
+}  # fmt: skip
+_WHOLE = frozenset(
+    {"CHECKPOINT", "RECONFIGURE", "SETUSER", "SHUTDOWN", "CLOSE ALL SYMMETRIC KEYS", "DROP DATABASE ENCRYPTION KEY"}
+)
+
+_DEMANDED = {
+    "ALTER INDEX": words("REBUILD REORGANIZE DISABLE SET RESUME PAUSE ABORT FOR"),
+    "BACKUP DATABASE": words("TO"),
+    "BULK INSERT": words("FROM"),
+    "CREATE EVENT SESSION": words("ON"),
+    "CREATE FULLTEXT INDEX": words("ON"),
+    "CREATE PARTITION FUNCTION": words("RANGE"),
+    "CREATE PARTITION SCHEME": words("PARTITION"),
+    "CREATE STATISTICS": words("ON"),
+    "CREATE SYMMETRIC KEY": words("WITH FROM"),
+    "CREATE SYNONYM": words("FOR"),
+    "CREATE XML INDEX": words("ON"),
+}
+_KINDS = {tuple(kind.split()): "" for kind in _TUNING} | {tuple(kind.split()): _REFUSED[kind] for kind in _REFUSED}
+_FEATURES = {
+    tuple(name.split()): Feature(name, instead)
+    for name, instead in (dict.fromkeys(_STATEMENTS_WITHOUT_EFFECT, "") | _STATEMENTS_REFUSED).items()
+}
+_FEATURES |= {
+    (verb, *kind): Feature(f"{verb} {' '.join(kind)}", instead)
+    for verb in ("CREATE", "ALTER", "DROP")
+    for kind, instead in _KINDS.items()
+}
+FIRST_WORDS = frozenset({"DBCC"} | {head[0] for head in _FEATURES})
+_LONGEST = max(map(len, _FEATURES))
+# what only asks SQL Server to tidy up or to write a log; the other commands of DBCC answer, or change something
+_DBCC_WITHOUT_EFFECT = words(
+    "CHECKALLOC CHECKCATALOG CHECKCONSTRAINTS CHECKDB CHECKFILEGROUP CHECKTABLE CLEANTABLE DBREINDEX DROPCLEANBUFFERS "
+    "FLUSHPROCINDB FREEPROCCACHE FREESESSIONCACHE FREESYSTEMCACHE INDEXDEFRAG SHRINKDATABASE SHRINKFILE TRACEOFF "
+    "TRACEON UPDATEUSAGE"
+)
+SET_OPTIONS = words(
+    "ANSI_DEFAULTS ANSI_NULL_DFLT_OFF ANSI_NULL_DFLT_ON ANSI_NULLS ANSI_PADDING ANSI_WARNINGS ARITHABORT ARITHIGNORE "
+    "CONCAT_NULL_YIELDS_NULL CONTEXT_INFO CURSOR_CLOSE_ON_COMMIT DATEFIRST DATEFORMAT DEADLOCK_PRIORITY "
+    "DISABLE_DEF_CNST_CHK ERRLVL FIPS_FLAGGER FMTONLY FORCEPLAN IDENTITY_INSERT IMPLICIT_TRANSACTIONS LANGUAGE "
+    "LOCK_TIMEOUT NOCOUNT NOEXEC NO_BROWSETABLE NUMERIC_ROUNDABORT OFFSETS PARSEONLY QUERY_GOVERNOR_COST_LIMIT "
+    "QUOTED_IDENTIFIER REMOTE_PROC_TRANSACTIONS RESULT_SET_CACHING ROWCOUNT SHOWPLAN_ALL SHOWPLAN_TEXT SHOWPLAN_XML "
+    "STATISTICS TEXTSIZE TRANSACTION XACT_ABORT"
+)
+
+
+def feature_at(tokens: Tokens, at: int) -> Feature | None:
+    """The statement without anything behind it that begins at this place; the longest name counts."""
+    if tokens.words[at] == "DBCC":
+        command = tokens.words[at + 1]
+        name = f"DBCC {tokens.text(at + 1)}"
+        instead = "servicebroker check and doctor look whether all that is stored holds together."
+        return Feature(name, "" if command in _DBCC_WITHOUT_EFFECT else instead) if command else None
+    for length in range(_LONGEST, 0, -1):
+        found = _FEATURES.get(tuple(tokens.words[at : at + length]))
+        if found is not None:
+            return found
+    return None
+
+
+def feature_end(tokens: Tokens, at: int) -> int:
+    """The place behind such a statement, from a place inside of it: its clauses are known to nobody here."""
+    depth = 0
+    for place in range(at, len(tokens.words)):
+        word = tokens.words[place]
+        if word == "":
+            return place
+        if word == "(":
+            depth += 1
+        elif word == ")":
+            if depth == 0:
+                return place
+            depth -= 1
+        elif depth == 0 and (word == ";" or (word in STARTERS | {"END", "ELSE"} and not _goes_on(tokens, place))):
+            return place
+    return len(tokens.words) - 1
+
+
+def _goes_on(tokens: Tokens, at: int) -> bool:
+    """Whether a word that may begin a statement is one of a clause here."""
+    word, following, before = tokens.words[at], tokens.words[at + 1], tokens.words[at - 1]
+    if not begins_statement(tokens, at):
+        return True
+    if word == "WITH":
+        return True
+    if word == "IF":
+        return following == "EXISTS" and tokens.words[at + 2] != "("
+    if word in ("CREATE", "ALTER", "DROP"):
+        return not _begins_kind(tokens, at)
+    if word == "SET":
+        return following not in SET_OPTIONS and tokens.kinds[at + 1] != VARIABLE
+    if word in ("GRANT", "DENY"):
+        return before == "WITH" or tokens.words[at + 1 : at + 3] == ["CREATE", "ANY"]
+    if word in ("INSERT", "UPDATE", "DELETE", "MERGE"):
+        return before in ("AFTER", "BEFORE", "ON", ",") or following == "RANGE"
+    return word == "RECONFIGURE" and before == "GOVERNOR"
+
+
+def _begins_kind(tokens: Tokens, at: int) -> bool:
+    """Whether CREATE, ALTER or DROP is followed by something that can be created."""
+    return (
+        tokens.words[at + 1 : at + 3] == ["EVENT", "NOTIFICATION"]
+        or tokens.words[at + 1] in _CREATED
+        or feature_at(tokens, at) is not None
+    )
+
+
+_CREATED = words(
+    "AUTHORIZATION BROKER CERTIFICATE CLUSTERED CONTRACT DATABASE ENDPOINT FUNCTION INDEX LOGIN MASTER MESSAGE "
+    "NONCLUSTERED OR PROC PROCEDURE QUEUE REMOTE ROLE ROUTE SCHEMA SEQUENCE SERVICE TABLE TRIGGER TYPE UNIQUE USER "
+    "VIEW XML"
+)

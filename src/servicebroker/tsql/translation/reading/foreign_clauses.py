@@ -1,0 +1,119 @@
+"""Clauses of T-SQL's queries and tables that nothing stands behind here: what cannot be read is refused by their names."""
+
+from __future__ import annotations
+
+from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.statement_errors import TsqlError, unsupported
+from servicebroker.tsql.tokens import Tokens
+
+_FAR = "Use a conversation to reach another instance, or a foreign table of PostgreSQL."
+_FILE = "Read the file in the application, or use COPY of PostgreSQL."
+_FULL_TEXT = "Use LIKE, or the text search of PostgreSQL."
+_GRAPH = "Use tables and joins."
+_HISTORY = "Keep what was before in a table of its own, filled by a trigger."
+_MASK = "Grant the columns by a view."
+_CHANGES = "Use a trigger, or a column of the type rowversion."
+# in the order in which they are looked for: words, signs, what to write instead
+_CLAUSES = {
+    "OPENROWSET (": _FILE,
+    "OPENQUERY (": _FAR,
+    "OPENDATASOURCE (": _FAR,
+    "OPENXML (": "Use the methods of xml.",
+    "CONTAINSTABLE (": _FULL_TEXT,
+    "FREETEXTTABLE (": _FULL_TEXT,
+    "SEMANTICKEYPHRASETABLE (": _FULL_TEXT,
+    "SEMANTICSIMILARITYTABLE (": _FULL_TEXT,
+    "SEMANTICSIMILARITYDETAILSTABLE (": _FULL_TEXT,
+    "CONTAINS (": _FULL_TEXT,
+    "FREETEXT (": _FULL_TEXT,
+    "CHANGETABLE (": _CHANGES,
+    "WITH CHANGE_TRACKING_CONTEXT": _CHANGES,
+    "PREDICT (": "Do it in Python with the package's API.",
+    "AI_GENERATE_CHUNKS (": "Do it in Python with the package's API.",
+    "AI_GENERATE_EMBEDDINGS (": "Do it in Python with the package's API.",
+    "AS XML (": "Leave the schema collection out.",
+    "VECTOR_SEARCH (": "Do it in Python with the package's API.",
+    "FOR SYSTEM_TIME": _HISTORY,
+    "PERIOD FOR SYSTEM_TIME": _HISTORY,
+    "GENERATED ALWAYS": _HISTORY,
+    "MATCH (": _GRAPH,
+    "GRAPH PATH": _GRAPH,
+    "AS NODE": _GRAPH,
+    "AS EDGE": _GRAPH,
+    "CONNECTION (": _GRAPH,
+    "AS FILETABLE": "Keep the files in a column of the type varbinary(max).",
+    "COLUMN_SET FOR": "Name the columns.",
+    "MASKED WITH": _MASK,
+    "MASKED": _MASK,
+    "ENCRYPTED WITH": "Encrypt in the application.",
+    "WITH ( DISTRIBUTION": "Create the table, and fill it with INSERT.",
+    "WITH ( PARTITIONS": "Delete the rows by a condition.",
+    "WITH ( DISTRIBUTED_AGG": "Leave it out.",
+    "PIVOT (": "Use SUM(CASE WHEN ... END).",
+    "UNPIVOT (": "Use CROSS APPLY (VALUES ...).",
+    "TSEQUAL (": "Use =.",
+    "TABLESAMPLE": "Use TOP.",
+    "CURRENT OF": "Change the rows by their key.",
+    "FOR BROWSE": "Leave it out.",
+    "COMPUTE": "Use another query, or ROLLUP.",
+    ". WRITE (": "Use STUFF.",
+    "PARSE (": "Use CAST or CONVERT.",
+    "TRY_PARSE (": "Use TRY_CAST or TRY_CONVERT.",
+    "JSON_OBJECT (": "Use FOR JSON.",
+    "JSON_ARRAY (": "Use FOR JSON.",
+    "JSON_OBJECTAGG (": "Use FOR JSON.",
+    "JSON_ARRAYAGG (": "Use FOR JSON.",
+    "$ PARTITION": "Use the column itself.",
+    "{ GUID": "Write the text alone.",
+    "{ FN": "Write the function alone.",
+    "NEXT VALUE FOR": "Take it into a variable first.",
+    "WITHIN GROUP": "Use a subquery.",
+    "IGNORE NULLS": "Use a condition.",
+    "RESPECT NULLS": "Leave it out.",
+    "WINDOW": "Write OVER (...) where the window is used.",
+    "GROUPING SETS": "Use UNION ALL.",
+    "GROUP BY ALL": "Leave ALL out.",
+    "*=": "Write LEFT JOIN.",
+    "=*": "Write RIGHT JOIN.",
+    "::": "Use a user-defined function.",
+    "WITH EXTRACT": "Leave it out.",
+    "REMOTE JOIN": "Leave REMOTE out.",
+}
+# functions of T-SQL that are not here; an unknown name is refused by 195 instead
+FOREIGN_FUNCTIONS = words(
+    "ACOS APPLOCK_MODE APPLOCK_TEST APPROX_COUNT_DISTINCT APPROX_PERCENTILE_CONT APPROX_PERCENTILE_DISC ASIN "
+    "ASSEMBLYPROPERTY ASYMKEYPROPERTY ASYMKEY_ID ATAN BASE64_DECODE BASE64_ENCODE BIT_COUNT CERTPRIVATEKEY "
+    "CERTPROPERTY CHANGE_TRACKING_CURRENT_VERSION CHANGE_TRACKING_IS_COLUMN_IN_MASK "
+    "CHANGE_TRACKING_MIN_VALID_VERSION CHECKSUM_AGG COLLATIONPROPERTY COLUMNPROPERTY COLUMNS_UPDATED COL_NAME "
+    "COMPRESS CONNECTIONPROPERTY COT CUME_DIST CURRENT_REQUEST_ID CURRENT_TIMEZONE CURRENT_TIMEZONE_ID "
+    "CURRENT_TRANSACTION_ID CURSOR_STATUS DATABASEPROPERTY DATETIME2FROMPARTS DATETIMEOFFSETFROMPARTS DATETRUNC "
+    "DATE_BUCKET DB_PRINCIPAL_ID DECOMPRESS DECRYPTBYASYMKEY DECRYPTBYCERT DECRYPTBYKEY DECRYPTBYKEYAUTOASYMKEY "
+    "DECRYPTBYKEYAUTOCERT DECRYPTBYPASSPHRASE DIFFERENCE ENCRYPTBYASYMKEY ENCRYPTBYCERT ENCRYPTBYKEY "
+    "ENCRYPTBYPASSPHRASE FILEGROUPPROPERTY FILEGROUP_ID FILEGROUP_NAME FILEPROPERTY FILE_ID FILE_IDEX FILE_NAME "
+    "FULLTEXTCATALOGPROPERTY GENERATE_SERIES GETANSINULL GET_BIT GET_FILESTREAM_TRANSACTION_CONTEXT GROUPING "
+    "GROUPING_ID HAS_DBACCESS HAS_PERMS_BY_NAME HOST_ID IDENT_INCR IDENT_SEED INDEXKEY_PROPERTY INDEXPROPERTY "
+    "INDEX_COL ISDESCENDANTOF IS_OBJECTSIGNED JSON_ARRAY JSON_ARRAYAGG JSON_OBJECT JSON_OBJECTAGG "
+    "JSON_PATH_EXISTS KEY_GUID KEY_ID KEY_NAME LEFT_SHIFT LOGINPROPERTY MIN_ACTIVE_ROWVERSION OBJECTPROPERTYEX "
+    "OBJECT_DEFINITION ORIGINAL_DB_NAME PERCENTILE_CONT PERCENTILE_DISC PERCENT_RANK PERMISSIONS PRODUCT "
+    "PUBLISHINGSERVERNAME PWDCOMPARE PWDENCRYPT REGEXP_COUNT REGEXP_INSTR REGEXP_LIKE REGEXP_MATCHES "
+    "REGEXP_REPLACE REGEXP_SUBSTR RIGHT_SHIFT ROWCOUNT_BIG SESSIONPROPERTY SESSION_CONTEXT SET_BIT SIGNBYASYMKEY "
+    "SIGNBYCERT SMALLDATETIMEFROMPARTS SQL_VARIANT_PROPERTY STATS_DATE STDEV STDEVP SUSER_SID SWITCHOFFSET "
+    "SYMKEYPROPERTY TERTIARY_WEIGHTS TEXTPTR TEXTVALID TODATETIMEOFFSET TSEQUAL TYPEPROPERTY UNISTR VAR VARP "
+    "VERIFYSIGNEDBYASYMKEY VERIFYSIGNEDBYCERT"
+)
+_BY_FIRST: dict[str, list[tuple[str, ...]]] = {}
+for _clause in _CLAUSES:
+    _BY_FIRST.setdefault(_clause.split()[0], []).append(tuple(_clause.split()))
+
+
+def foreign_clause(tokens: Tokens) -> TsqlError | None:
+    """The refusal of the first such clause in a text that could not be read."""
+    said = tokens.words
+    for at, word in enumerate(said):
+        if word == "DEFAULT" and said[at - 1] in ("(", ",") and said[at + 1] in (",", ")") and "VALUES" not in said:
+            return unsupported("DEFAULT as an argument of a function", "Write the value.", 0)
+        for clause in _BY_FIRST.get(word, ()):
+            if tuple(said[at : at + len(clause)]) == clause:
+                name = " ".join(part for part in clause if part not in "(.")
+                return unsupported(name, _CLAUSES[" ".join(clause)], 0)
+    return None

@@ -1,0 +1,70 @@
+"""What only guides the optimizer and the storage of SQL Server is left out before a query is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from servicebroker.tsql.parser.words import words
+from servicebroker.tsql.statement_errors import syntax_error
+from servicebroker.tsql.tokens import Tokens
+
+# the first words of what OPTION may say
+_OPTIONS = words(
+    "CONCAT DISABLE EXPAND FAST FORCE HASH IGNORE_NONCLUSTERED_COLUMNSTORE_INDEX KEEP KEEPFIXED LABEL LOOP MAXDOP "
+    "MAXRECURSION MAX_GRANT_PERCENT MERGE MIN_GRANT_PERCENT NO_PERFORMANCE_SPOOL OPTIMIZE ORDER PARAMETERIZATION "
+    "QUERYTRACEON RECOMPILE ROBUST TABLE USE"
+)
+_WITH_ARGUMENTS = words("INDEX FORCESEEK FASTFIRSTROW SPATIAL_WINDOW_MAX_CELLS")
+_JOINS = words("LOOP HASH MERGE REMOTE")
+_BEFORE_JOIN = words("INNER LEFT RIGHT FULL OUTER")
+
+
+def left_out(tokens: Tokens, first: int, last: int) -> set[int]:
+    """The places of a piece that say how SQL Server does something, not what.
+
+    Raises:
+        TsqlError: 102 OPTION has no such hint.
+    """
+    said = tokens.words
+    found: set[int] = set()
+    for at in range(first, last):
+        word = said[at]
+        if word == "OPTION" and said[at + 1] == "(":
+            found.update(range(at, _option_end(tokens, at + 1)))
+        elif word in _JOINS and said[at + 1] == "JOIN" and said[at - 1] in _BEFORE_JOIN:
+            found.add(at)
+        elif word in _WITH_ARGUMENTS and said[at - 1] in ("(", ",") and said[at + 1] in ("(", "="):
+            end = at + 3 if said[at + 1] == "=" else _closing(tokens, at + 1) + 1
+            found.update(range(at + 1, end))
+        elif word == "INTO":
+            found.update(_filegroup(tokens, at + 1))
+    return found
+
+
+def _option_end(tokens: Tokens, opening: int) -> int:
+    """The place behind OPTION (...)."""
+    closing = _closing(tokens, opening)
+    depth = 0
+    for at in range(opening, closing):
+        word = tokens.words[at]
+        depth += (word == "(") - (word == ")")
+        if depth == 1 and word in ("(", ",") and tokens.words[at + 1] not in _OPTIONS:
+            raise syntax_error(tokens.text(at + 1), tokens.line(at + 1))
+    return closing + 1
+
+
+def _closing(tokens: Tokens, opening: int) -> int:
+    depth = 0
+    for at in range(opening, len(tokens.words)):
+        depth += {"(": 1, ")": -1}.get(tokens.words[at], 0)
+        if depth == 0:
+            return at
+    raise syntax_error("(", tokens.line(opening))
+
+
+def _filegroup(tokens: Tokens, at: int) -> Iterator[int]:
+    """SELECT ... INTO name ON filegroup FROM."""
+    while tokens.words[at + 1 : at + 2] == ["."]:
+        at += 2
+    if tokens.words[at + 1 : at + 2] == ["ON"] and tokens.words[at + 3 : at + 4] == ["FROM"]:
+        yield from (at + 1, at + 2)

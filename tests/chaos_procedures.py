@@ -1,0 +1,30 @@
+"""The activated procedure of the chaos run: it does what the file CHAOS_TROUBLE says, while it is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import servicebroker as sb
+
+TROUBLE = Path(os.environ["CHAOS_TROUBLE"])
+LEAK = 50 * 2**20  # bytes
+_leaked: list[bytearray] = []
+
+
+@sb.procedure("usp_Chaos", worker="process")
+def work(transaction: sb.Transaction, message: sb.Message) -> None:
+    """Take the message, if nothing is wrong."""
+    while TROUBLE.exists():
+        match TROUBLE.read_text():
+            case "throws":
+                raise ValueError("on purpose")
+            case "exits":
+                os._exit(3)
+            case "leaks":
+                _leaked.append(bytearray(os.urandom(LEAK)))
+                raise MemoryError("on purpose")
+        time.sleep(0.1)  # it hangs
+    if message.message_type_name == sb.END_DIALOG:
+        transaction.end_conversation(message.conversation_handle)

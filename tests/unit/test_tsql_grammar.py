@@ -1,0 +1,47 @@
+"""Sentences of T-SQL's whole grammar: 102 is for text that SQL Server would not take either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from servicebroker.tsql.check import Verdict, check
+from servicebroker.tsql.parser import parse
+from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
+from servicebroker.tsql.tokens import Batch, batches
+
+FOLDER = Path(__file__).parent.parent / "grammar"
+VALID = [FOLDER / f"{name}.sql" for name in ("definitions", "storage", "statements", "variants")]
+
+
+def sentences(file: Path) -> list[Batch]:
+    return list(batches(file.read_text()))
+
+
+def told(text: str) -> list[str]:
+    """The numbers with which check refuses a sentence, and the number with which its batch cannot be read."""
+    numbers = [one.note.split(":")[0] for one in check(text) if one.verdict is Verdict.REFUSED]
+    try:
+        parse(next(batches(text)).tokens)
+    except TsqlError as error:
+        numbers.append(str(error.number))
+    return numbers
+
+
+def text_of(batch: Batch) -> str:
+    tokens = batch.tokens
+    return tokens.source[tokens.starts[0] : tokens.ends[-2]]
+
+
+@pytest.mark.parametrize("file", VALID, ids=lambda file: file.stem)
+def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
+    found = sentences(file)
+    assert len(found) > 190
+    assert [text_of(one) for one in found if {str(SYNTAX), "195"} & set(told(text_of(one)))] == []
+
+
+def test_every_broken_sentence_is_a_syntax_error() -> None:
+    found = sentences(FOLDER / "broken.sql")
+    assert len(found) > 150
+    assert [text_of(one) for one in found if str(SYNTAX) not in told(text_of(one))] == []
