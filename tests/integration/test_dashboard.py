@@ -143,10 +143,10 @@ def test_a_rate_is_what_has_risen_by_the_time_that_has_passed(monkeypatch: pytes
     times = iter([100.0, 102.0, 111.0, 200.0])
     monkeypatch.setattr(observed.time, "monotonic", lambda: next(times))
     rates = observed.Rates()
-    assert rates.after({"a": 1000}) == {"a": 0.0}
-    assert rates.after({"a": 1020, "b": 5}) == {"a": 10.0, "b": 0.0}
-    assert rates.after({"a": 1110, "b": 5})["a"] == 10.0
-    assert rates.after({"a": 90}) == {"a": 0.0}  # the server has begun to count anew
+    assert rates.after({("a",): 1000}) == {("a",): 0.0}
+    assert rates.after({("a",): 1020, ("b",): 5}) == {("a",): 10.0, ("b",): 0.0}
+    assert rates.after({("a",): 1110})[("a",)] == 10.0
+    assert rates.after({("a",): 90}) == {("a",): 0.0}  # the server has begun to count anew
 
 
 def test_many_viewers_are_one_question(database: sb.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,6 +391,8 @@ def test_without_the_role_nothing_is_done_and_no_body_shown(
         browser = browse(role)
         pages = [browser.text("i/0/conversation", handle=far), browser.queue(database), browser.text("i/0/poison")]
         pages.append(browser.queue(database, ORDERS_QUEUE, text="secret"))
+        found = browser.queue(database, ORDERS_QUEUE, text="not in any body")
+        assert ("No message of these." in found) == (role == Role.BODIES)  # else the search would tell what is in them
         assert any("secret reply" in page for page in pages) == (role == Role.BODIES)
         assert browser.page("i/0/conversation", handle=far).xpath("//form[contains(@action, '/act/')]") == []
         token = browser.page("").xpath("//input[@name='form_token']/@value")
@@ -416,7 +418,11 @@ def test_signing_in(browse: Callable[..., Browser]) -> None:
     assert browser.get("/login", headers={"cookie": "x=y"}).status_code == 200
     signing_out = html.fromstring(answer.text).xpath("//form[@action='/logout']")[0]
     assert browser.send_form("/logout", {"form_token": "0" * 64}).status_code == 403
-    assert browser.send_form("/logout", dict(signing_out.form_values())).url.path == "/login"
+    with browser.stream("GET", "/", headers={"accept": "text/event-stream"}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert browser.send_form("/logout", dict(signing_out.form_values())).url.path == "/login"
+        assert list(lines)[-1:] == [""]  # the stream is over
     assert browser.get("/").url.path == "/login"
 
 

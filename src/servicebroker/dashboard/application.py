@@ -118,6 +118,8 @@ class Dashboard:
         name = request.path_params["page"]
         observed = self._observed(request)
         asked = dict(request.query_params)
+        if self._role < Role.BODIES:
+            asked.pop("text", None)  # who may not see bodies does not find out by searching them either
         if observed is None or name not in _PAGES or any(not asked.get(field) for field in _NEEDED.get(name, ())):
             return self._missing(request, "There is no such page.")
         look, title = _PAGES[name]
@@ -145,18 +147,22 @@ class Dashboard:
         if "text/event-stream" in request.headers.get("accept", ""):
             if self._streams >= MOST_STREAMS:
                 return PlainTextResponse("Too many pages are open.", 503)
-            return StreamingResponse(self._changes(context, seen), media_type="text/event-stream")
+            return StreamingResponse(
+                self._changes(request.state.session, context, seen), media_type="text/event-stream"
+            )
         found = await run_in_threadpool(seen)
         notice = self._notices.pop(request.state.session, None)
         page = self._render("page", {**context, **found, "notice": notice})
         return HTMLResponse(page, 404 if "refused" in found else 200)
 
-    async def _changes(self, context: dict[str, Any], seen: Callable[[], dict[str, Any]]) -> AsyncIterator[str]:
-        """The inner part of the page whenever it is another one, as server-sent events."""
+    async def _changes(
+        self, session: str, context: dict[str, Any], seen: Callable[[], dict[str, Any]]
+    ) -> AsyncIterator[str]:
+        """The inner part of the page whenever it is another one, as server-sent events, while one is signed in."""
         last = None
         self._streams += 1
         try:
-            while not self._closing:
+            while not self._closing and self._sessions.holds(session):
                 part = self._render("part", {**context, **await run_in_threadpool(seen), "live": True})
                 if part != last:
                     last = part
@@ -299,7 +305,7 @@ def _age(since: datetime | None, now: datetime) -> str:
     if since is None:
         return ""
     left = max(0, int((now - since).total_seconds()))
-    told = []
+    told: list[str] = []
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
         if left >= length or (unit == "s" and not told):
             told.append(f"{left // length} {unit}")

@@ -69,9 +69,12 @@ class Sessions:
         session = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
         if not re.fullmatch(r"[\w-]{43}", session, re.ASCII):
             return None
+        return session if self.holds(session) else None
+
+    def holds(self, session: str) -> bool:
+        """Whether who has it is let in still."""
         with self._lock:
-            good = self._ends.get(session, 0.0) > time.monotonic()
-        return session if good or not self.are_ours else None
+            return not self.are_ours or self._ends.get(session, 0.0) > time.monotonic()
 
     def begin(self) -> str:
         """A new session."""

@@ -21,10 +21,11 @@ from servicebroker.store.connection import is_url
 
 FRESH = 0.8  # seconds for which everybody who asks the same is shown the same
 PAUSE = 1.0  # seconds after a failure in which nobody asks again
-KEPT = 200  # pages whose last figures are kept
+KEPT = 50  # pages whose last figures are kept
 WINDOW = 10.0  # seconds that a rate is taken over
 
 Look = Callable[[Instance], Any]
+Name = tuple[str, ...]
 
 
 class Seen(NamedTuple):
@@ -120,10 +121,10 @@ class Rates:
     """How much something that only rises has risen a second, by its name."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, Mapping[Hashable, float]]] = deque()
+        self._samples: deque[tuple[float, Mapping[Name, float]]] = deque()
         self._lock = threading.Lock()
 
-    def after(self, values: Mapping[Hashable, float]) -> dict[Hashable, float]:
+    def after(self, values: Mapping[Name, float]) -> dict[Name, float]:
         """The rates, with these values of now; 0 for what is seen for the first time."""
         now = time.monotonic()
         with self._lock:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from servicebroker.api.instance import Instance
-from servicebroker.dashboard.observed import Observed
+from servicebroker.dashboard.observed import Name, Observed
 from servicebroker.engine.conversation.fenced_verbs import Fenced
 from servicebroker.engine.diagnosis import looks, poison_report
 from servicebroker.engine.diagnosis.counters import message_flows
@@ -270,7 +270,7 @@ def _disk(observed: Observed) -> list[Finding]:
     return judge_disk(observed.target, used.free, used.total)
 
 
-def _rates(observed: Observed, instance: Instance) -> tuple[dict[Hashable, float], dict[Hashable, float]]:
+def _rates(observed: Observed, instance: Instance) -> tuple[dict[Name, float], dict[Name, float]]:
     """Messages a second that came into each queue and left it, by database and name of the queue."""
     if instance.engine is Fenced:
         return {}, {}
