@@ -25,6 +25,7 @@ import servicebroker.api.aio.verbs
 import servicebroker.api.verbs
 from portal import open_behind_portal
 from remote_support import Pair, paired
+from second_tries import pytest_sessionfinish as pytest_sessionfinish
 from servicebroker.store.embedded import EmbeddedServer
 from support import APP, Clock, Stock, as_user, define_standard_set, stocked_name
 
@@ -32,7 +33,6 @@ _numbers = itertools.count(1)
 _databases: dict[str, str] = {}  # PostgreSQL databases that were made and not dropped, and their servers
 _templates: set[str] = set()
 
-SECOND_TRIES = 2  # tests of a run that may be run once more
 STOCKS = (1, 8, 32)  # how many defined databases the templates of instances hold
 _IN_MEMORY = "/dev/shm"
 _ENOUGH = 8 * 1024**3  # bytes; a run has used up to 4 GB
@@ -123,15 +123,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.getreports("rerun"):
         terminalreporter.write_sep("_", f"was run again: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Second tries have a budget: a run that needed more of them has failed, whatever came of them."""
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    again = sorted({report.nodeid for report in terminal.getreports("rerun")}) if terminal else []
-    if len(again) > SECOND_TRIES:
-        terminal.write_line(f"\nmore than {SECOND_TRIES} tests needed a second try: {', '.join(again)}", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -71,22 +71,31 @@ class Model(RuleBasedStateMachine):
         self.open: list[Pair] = []
         self.acting = self.databases["A"]
         self.begun: UUID | None = None
+        self.is_undone = False
         self.real.poison._rollbacks = Rollbacks()
         self.events = len(self.real.events.recent())
 
     # ------------------------------------------------------------ a step on both
 
-    def step(self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True) -> None:
-        """The same result, the same refusal, or both would wait; and then both show the same."""
+    def step(
+        self, kind: str, pair: Pair, verb: Callable[[Any], Any], *, in_order: bool = True, spoils: bool = False
+    ) -> None:
+        """The same result, the same refusal, or both would wait; and then both show the same.
+
+        `spoils`: nothing of the transaction can be committed after a refusal.
+        """
         self.steps[kind] += 1
         self.acting = pair
         real = outcome(lambda: verb(pair.real))
         self.begun = real[1] if kind == "begin" and real[0] == "done" else None
+        # PostgreSQL has undone the transaction, and tells no names of what the double makes in it
+        self.is_undone = pair in self.open and (real[0] == "waits" or (spoils and real[0] == "refused"))
         double = outcome(lambda: verb(pair.double))
         assert double == real, f"{kind}: {double} in the double, {real}"
         self.outcomes[str(real[1]) if real[0] == "refused" else real[0]] += 1
-        if real[0] == "waits" and pair in self.open:  # PostgreSQL has undone the transaction
+        if self.is_undone:
             self.finish(pair, undo=True)
+            self.is_undone = False
         self.compare(in_order=in_order)
 
     def step_on(self, kind: str, which: int, other: int, verb: Callable[[Any, UUID], Any]) -> None:
@@ -131,7 +140,14 @@ class Model(RuleBasedStateMachine):
         """The double's endpoints are named as the engine's: the order within a group goes by handle."""
         handle = peer or self.begun
         assert handle is not None
-        return identity(self.see, handle, of_target=peer is not None)
+        if self.is_undone:
+            return uuid4(), uuid4(), uuid4()
+        return identity(self.see, handle, None if peer is None else self.conversation(peer))
+
+    def conversation(self, handle: UUID) -> UUID:
+        """Its id: the engine may have removed an initiator that has ended when its messages were delivered at last."""
+        sessions = [self.double._memory.endpoints, *(pair.double._session.endpoints.changes for pair in self.open)]
+        return next(known[handle].conversation_id for known in sessions if known.get(handle) is not None)
 
     # ------------------------------------------------------------ what is chosen from
 
@@ -218,6 +234,25 @@ class Model(RuleBasedStateMachine):
     def send_batch(self, which: int, other: int, kind: str, broken: list[bool]) -> None:
         bodies = [b"<broken %d" % n if is_broken else b"<a>%d</a>" % n for n, is_broken in enumerate(broken)]
         self.step_on("send batch", which, other, lambda tx, handle: tx.send_batch(handle, kind, bodies))
+
+    @precondition(lambda self: self.has_conversations() and any(hasattr(pair.real, "pipeline") for pair in self.open))
+    @rule(
+        which=number,
+        sends=st.lists(
+            st.tuples(number, st.sampled_from([PLAIN, PLAIN, DOCUMENT, MARK, ASK, "//unknown"]), st.booleans()),
+            min_size=1,
+            max_size=5,
+        ),
+    )
+    def send_in_pipeline(self, which: int, sends: list[tuple[int, str, bool]]) -> None:
+        given = [(self.handle(other), kind, b"<a/>" if is_whole else b"<a") for other, kind, is_whole in sends]
+
+        def verb(tx: Any) -> list[int]:
+            with tx.pipeline() as pipeline:
+                assert [tx.send(*one) for one in given] == list(range(len(given)))
+            return list(pipeline.numbers)
+
+        self.step("pipeline", self.open[which % len(self.open)], verb, in_order=False, spoils=True)
 
     @rule(
         which=number,

@@ -198,10 +198,9 @@ def _service_name(database: Any, service_id: int) -> str:
     return next(service.name for service in services if service.service_id == service_id)
 
 
-def identity(see: Callable[..., Rows], handle: UUID, *, of_target: bool) -> tuple[UUID, UUID, UUID]:
-    """How the engine has named an endpoint, or the target's side of its conversation."""
+def identity(see: Callable[..., Rows], handle: UUID, conversation: UUID | None) -> tuple[UUID, UUID, UUID]:
+    """How the engine has named an endpoint, or the target's side of a conversation."""
     text = "select conversation_handle, conversation_id, conversation_group_id from sys.conversation_endpoints where "
-    if of_target:
-        text += "is_initiator = 0 and conversation_id = (select conversation_id from sys.conversation_endpoints where "
-    (found,) = see(f"{text} conversation_handle = $1" + ")" * of_target, handle)
+    text += "conversation_handle = $1" if conversation is None else "is_initiator = 0 and conversation_id = $1"
+    (found,) = see(text, conversation or handle)
     return found[0], found[1], found[2]

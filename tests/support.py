@@ -244,10 +244,10 @@ def undone(database: sb.Database) -> Iterator[sb.Transaction]:
 
 
 @contextmanager
-def refused(number: int, *words: str) -> Iterator[None]:
+def refused(number: int, *words: str) -> Iterator[pytest.ExceptionInfo[sb.BrokerError]]:
     """The block raises the error of this number, and its text holds these words."""
     with pytest.raises(sb.BrokerError) as caught:
-        yield
+        yield caught
     assert caught.value.number == number, str(caught.value)
     for word in words:
         assert word in str(caught.value)

@@ -326,6 +326,38 @@ def test_a_transaction_that_is_cancelled_at_any_await_is_done_or_not(loop: Loop,
     loop.run(test)
 
 
+def test_a_pipeline_that_is_cancelled_at_any_await_is_committed_whole_or_not(loop: Loop) -> None:
+    """Also where the cancellation is taken back and the transaction goes on."""
+
+    async def test(database: sb.AsyncDatabase) -> None:
+        known = await dialog(database, b"0")
+        await database.receive(STOCK_QUEUE)
+
+        async def work() -> bool:
+            new = await database.begin_dialog(ORDERS, STOCK, contract=CONTRACT)
+            async with database.transaction() as transaction:
+                try:
+                    async with transaction.pipeline():
+                        for handle in (known, new, known, new):
+                            await transaction.send(handle, ORDER, b"x")
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    assert task is not None
+                    task.uncancel()
+            return True
+
+        async def check(committed: bool | None) -> None:
+            await nothing_is_left_open(database)
+            found = 0
+            while messages := await database.receive(STOCK_QUEUE):
+                found += len(messages)
+            assert found in ([4] if committed else [0, 4])
+
+        assert await cut_everywhere(work, check) >= 5
+
+    loop.run(test)
+
+
 async def make_log(database: sb.AsyncDatabase) -> None:
     async with database.instance.connection() as connection:
         await connection.execute(f"create table {database.name} (body bytea primary key)".encode())
@@ -706,3 +738,19 @@ def test_an_instance_is_opened_before_it_is_used_and_not_after(url: str) -> None
             await database.receive("Q")
 
     asyncio.run(test())
+
+
+def test_tsql_runs_on_connections_that_stay_open(url: str) -> None:
+    loop = Loop(url)
+    since = "SELECT login_time FROM sys.dm_exec_sessions WHERE session_id = @@SPID"
+
+    async def talk(database: sb.AsyncDatabase) -> None:
+        began = {(await database.execute_tsql(since)).rows[0] for _ in range(10)}
+        assert len(began) < 5  # a call that opens an instance has a connection of its own
+        with pytest.raises(sb.TsqlError):
+            await database.execute_tsql("SELECT 1 / 0")
+        several = await asyncio.gather(*(database.execute_tsql("SELECT @n", {"n": n}) for n in range(10)))
+        assert [each.rows for each in several] == [[(n,)] for n in range(10)]
+
+    loop.run(talk)
+    loop.run(talk)  # and again, after the instance was closed

@@ -332,11 +332,13 @@ def test_only_an_administrator_makes_a_database_trustworthy(shop: sb.Database, s
 # ---------------------------------------------------------------- logins
 
 
-def test_a_login_is_its_user_in_every_database(session: Session) -> None:
+def test_a_login_is_its_user_in_every_database(shop: sb.Database, session: Session) -> None:
+    ((role,),) = query(shop, "select session_user::text")
+    assert column(session, "SELECT SUSER_SNAME() SELECT SYSTEM_USER") == [role, role]
     session.execute("EXECUTE AS LOGIN = 'visitor'")
     assert column(session, "SELECT SUSER_SNAME() SELECT ORIGINAL_LOGIN() SELECT USER_NAME()") == [
         "visitor",
-        "dbo",
+        role,
         "Visitor",
     ]
     assert column(session, "USE Annex SELECT USER_NAME() USE master SELECT USER_NAME() USE Shop") == ["Guest1", "guest"]

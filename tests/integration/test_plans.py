@@ -147,7 +147,10 @@ def test_the_search_when_the_oldest_groups_are_locked(database: sb.Database) -> 
     assert {index for _, index in of_the_queue} == {f"queue_{number}_arrival", f"queue_{number}_group", ""}
 
 
-@pytest.mark.parametrize("write", [enqueue.send, enqueue.send_batch, enqueue.tell_peer], ids=lambda one: one.__name__)
+_WRITES = [enqueue.send, enqueue.send_batch, enqueue.send_many, enqueue.tell_peer]
+
+
+@pytest.mark.parametrize("write", _WRITES, ids=lambda one: one.__name__)
 def test_send_finds_the_endpoint_by_its_key(database: sb.Database, write: Callable[[int], str]) -> None:
     number = queue_number(database, STOCK_QUEUE)
     found, _ = planned(database, f"explain (generic_plan) {write(number)}")

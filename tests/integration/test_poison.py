@@ -301,3 +301,17 @@ def test_a_waiting_reader_is_told(database: sb.Database) -> None:
         time.sleep(0.3)  # it looks once more before it sleeps
     with refused(9617):
         reader.result(5)
+
+
+def test_a_full_disk_is_no_messages_fault(database: sb.Database) -> None:
+    """Else whoever goes on trying meanwhile would find its queue off once there is room."""
+    open_dialog(database)
+    database.send(begin(database), ORDER, b"x")
+    for _ in range(6):
+        with pytest.raises(psycopg.errors.DiskFull), database.transaction() as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+            transaction.connection.execute("do $$ begin raise sqlstate '53100'; end $$")
+        with pytest.raises(sb.InstanceError), database.transaction() as transaction:
+            assert transaction.receive(STOCK_QUEUE)
+            raise sb.InstanceError("The disk is full") from psycopg.errors.DiskFull()
+    assert is_on(database)

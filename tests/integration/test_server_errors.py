@@ -125,3 +125,14 @@ def test_an_application_under_timeouts_of_its_role(make_instance_url: Callable[.
         with database.transaction() as transaction:
             transaction.send(handle, ORDER, b"x")
         assert [message.message_body for message in database.receive(STOCK_QUEUE, wait=5)] == [b"x"]
+
+
+def test_strings_of_the_role_that_are_read_in_the_old_way(make_instance_url: Callable[..., str]) -> None:
+    url = make_instance_url(1)
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"alter database {name} set standard_conforming_strings = off")  # type: ignore[call-overload]
+    with sb.open(url, upkeep=None) as instance:
+        database = standard_database(instance)
+        database.send(begin(database), ORDER, b"\\x00")
+        assert [message.message_body for message in database.receive(STOCK_QUEUE)] == [b"\\x00"]

@@ -71,3 +71,11 @@ def test_an_error_is_shown_and_the_next_batch_runs(sql: Callable[..., Any]) -> N
     assert done.exit_code == 1
     assert done.stdout.splitlines() == ["one", "two"]
     assert done.stderr.startswith("Msg 8426, Level 16, State 1, Line 3\n")  # of the script
+
+
+def test_a_table_in_a_pipe_has_whole_values_and_datetimes_with_three_digits(sql: Callable[..., Any]) -> None:
+    text = "SELECT CAST('2020-01-02 03:04:05.67' AS datetime) AS at, REPLICATE('word ', 200) + 'end' AS long"
+    done = sql("-Q", text)
+    assert "2020-01-02 03:04:05.670" in done.stdout
+    assert "word word end" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) > 1000

@@ -275,3 +275,32 @@ def test_exec_behind_an_insert_with_rows_is_a_statement_of_its_own(db: sb.Databa
         "INSERT Rows VALUES (1) EXEC Three INSERT INTO Rows (a) SELECT 2\nEXECUTE Three INSERT Rows EXEC Three"
     )
     assert db.execute_tsql("SELECT a FROM Rows ORDER BY a").rows == [(1,), (2,), (3,)]
+
+
+REFUSED = [
+    ("SELECT CAST(1 AS bit) + CAST(1 AS bit)", 402, "bit and bit are incompatible in the add operator"),
+    ("SELECT CAST(1 AS bit) - CAST(1 AS bit)", 402, "bit and bit are incompatible in the subtract operator"),
+    ("SELECT 2147483647 + 1", 8115, "to data type int."),
+    ("DECLARE @b bigint = 9223372036854775807 SET @b += 1", 8115, "to data type bigint."),
+    ("TRUNCATE TABLE Shown", 4708, "'shown' because it is not a table"),
+    ("ALTER VIEW NotThere AS SELECT 1 AS a", 208, "'NotThere'"),
+    ("DECLARE @g uniqueidentifier GET CONVERSATION GROUP @g FROM Nowhere", 208, "'Nowhere'"),
+]
+
+
+@pytest.mark.parametrize(("script", "wanted", "words"), REFUSED)
+def test_refusals_have_their_number_and_name_what_is_meant(
+    db: sb.Database, script: str, wanted: int, words: str
+) -> None:
+    db.execute_tsql("CREATE OR ALTER VIEW Shown AS SELECT 1 AS a")
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql(script)
+    assert (caught.value.number, words in caught.value.text) == (wanted, True)
+
+
+def test_a_view_may_ask_which_database_it_is_of(db: sb.Database) -> None:
+    db.execute_tsql("CREATE VIEW Asking AS SELECT DB_ID() AS id, DB_NAME() AS name WHERE DB_ID() > 4")
+    found = db.execute_tsql("SELECT a.* FROM Asking a JOIN sys.databases d ON d.database_id = a.id")
+    assert found.rows == [(db.database_id + 4, "Language")]
+    assert number(db, "CREATE VIEW Never AS SELECT USER_NAME() AS who") == 111
+    assert number(db, "DECLARE @n int = 1 EXEC ('CREATE VIEW Never AS SELECT @n AS n')") in (111, 137)

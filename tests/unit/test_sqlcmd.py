@@ -24,6 +24,12 @@ def test_variables_are_filled_in_and_lines_keep_their_numbers(monkeypatch: pytes
     assert script.text == "\n\nUSE Shop\nSELECT 'Shop and \"two\"', genv"
 
 
+def test_variables_in_comments_are_left_alone() -> None:
+    text = "PRINT '-- $(x)' -- $(nobody)\n/* $(a) -- */ PRINT $(x) /* 'b /* $(c)\n$(d) */ */ PRINT $(x)"
+    wanted = "PRINT '-- 1' -- $(nobody)\n/* $(a) -- */ PRINT 1 /* 'b /* $(c)\n$(d) */ */ PRINT 1"
+    assert Sqlcmd({"x": "1"}).expand(text, HERE).text == wanted
+
+
 def test_a_file_is_read_where_it_is_named(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "one.sql").write_text("PRINT '$(x)'\n:r two.sql")

@@ -57,8 +57,6 @@ def _sites(file: Path, node: ast.AST, function: str) -> Iterator[Site]:
 
 
 def _name(given: ast.expr) -> str | None:
-    if isinstance(given, ast.JoinedStr):  # the pieces of queue.sql
-        given = given.values[0]
     return given.value if isinstance(given, ast.Constant) else None
 
 
@@ -66,6 +64,7 @@ PASSED_ON = {  # the name that it has already
     ("running.py", "execute"),
     ("running.py", "fetch"),
     ("running.py", "_fetched"),
+    ("direct.py", "_counted"),
     ("__init__.py", "_make_anew"),
 }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from servicebroker.tsql.check import Verdict, check
+from servicebroker.tsql.check import Row, Verdict, check
 from servicebroker.tsql.parser import parse
 from servicebroker.tsql.statement_errors import SYNTAX, TsqlError
 from servicebroker.tsql.tokens import Batch, batches
@@ -39,6 +39,18 @@ def test_no_valid_sentence_is_a_syntax_error(file: Path) -> None:
     found = sentences(file)
     assert len(found) > 190
     assert [text_of(one) for one in found if {str(SYNTAX), "195"} & set(told(text_of(one)))] == []
+
+
+def test_what_differs_is_a_row_of_the_differences() -> None:
+    page = FOLDER.parent.parent / "docs" / "reference" / "t-sql.md"
+    table = page.read_text().split("## Differences")[1].split("\n\n## ")[0]
+    cells = [line[2:].split(" | ")[0] for line in table.splitlines() if line.startswith("| ")]
+    assert [row for row in Row if row and not any(cell.startswith(row) for cell in cells)] == []
+    found = [one for file in VALID for sentence in sentences(file) for one in check(text_of(sentence))]
+    differing = [one for one in found if one.verdict is Verdict.DIFFERS]
+    assert [one for one in differing if not one.row] == []
+    assert {one.row for one in differing} == set(Row) - {Row.NONE}
+    assert not any(one.row for one in found if one.verdict is not Verdict.DIFFERS)
 
 
 def test_every_broken_sentence_is_a_syntax_error() -> None:

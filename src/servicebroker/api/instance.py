@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -115,6 +116,8 @@ class Instance(Network, Rights):
         self._server: EmbeddedServer | None = None
         self._pool: DirectPool | None = None
         self._upkeep: Upkeep | None = None
+        self.beside: Any = None  # the blocking form, which runs T-SQL for the one with asyncio
+        self.beside_lock = threading.Lock()
         self._process = os.getpid()
 
     def open(self) -> Self:
@@ -248,6 +251,9 @@ class Instance(Network, Rights):
             return
         if self._upkeep is not None:
             self._upkeep.close()
+        if self.beside is not None:
+            in_thread(self.beside.close)
+            self.beside = None
         if self._pool is not None:
             if self.engine.has_upkeep:
                 self._tell(self._pool)
@@ -311,6 +317,7 @@ class Instance(Network, Rights):
 
     def _put(self, connections: DirectPool, connection: DirectConnection) -> None:
         connection.ahead.clear()  # an interruption may have left a BEGIN there
+        connection.waiting.verbs = None
         release_kept(connection)
         lost = connection.closed
         connections.putconn(connection)

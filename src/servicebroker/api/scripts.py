@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -43,11 +44,15 @@ class Scripts:
         return Session(self)  # type: ignore[arg-type] # a Database is what has this method
 
 
-class TransactionScripts:
+class TransactionScripts(ABC):
     """T-SQL inside a transaction that the application commits or rolls back."""
 
     database: Database
     connection: DirectConnection
+
+    @abstractmethod
+    def _send_what_waits(self) -> None:
+        """SENDs of a pipeline."""
 
     def execute_tsql(self, script: str, parameters: Mapping[str, object] | None = None) -> Results:
         """As `Database.execute_tsql`, in this transaction: BEGIN and COMMIT in the script only count.
@@ -58,5 +63,6 @@ class TransactionScripts:
         from servicebroker.tsql.session import Session
 
         check_script(script, parameters)
+        self._send_what_waits()  # before the savepoints of the script
         with Session(self.database, connection=self.connection) as session:
             return session.execute(script, parameters)

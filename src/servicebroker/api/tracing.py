@@ -54,8 +54,8 @@ def begin_send(within: Span | None, message_type: str, many: int) -> Span | None
     return span
 
 
-def receives() -> bool:
-    """Whether a RECEIVE of this process looks for contexts."""
+def is_on() -> bool:
+    """Whether this process traces: a SEND may have a span, and a RECEIVE looks for contexts."""
     return "opentelemetry.trace" in sys.modules and _trace() is not None
 
 

@@ -14,10 +14,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
+from servicebroker.api.pipelined import ENDED_ON_ITS_CONNECTION, Pipeline
 from servicebroker.api.scripts import TransactionScripts
-from servicebroker.api.verbs import Verbs
+from servicebroker.api.verbs import QUEUE_WAS_DROPPED, Verbs
 from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
+from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
 from servicebroker.store.connection import one_line
@@ -117,7 +119,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         if self._was_put_back:
             release_kept(self.connection)
             return
-        if self.connection.ahead:  # nothing was done
+        if self.connection.ahead and not self.connection.waiting.verbs:  # nothing was done
             self.connection.ahead.pop()
             send_ahead(self.connection)  # the COMMIT of the transaction before, perhaps
             return
@@ -132,11 +134,57 @@ class Transaction(JoinedTransaction, TransactionScripts):
                 committed = True
         except psycopg.errors.InFailedSqlTransaction:
             raise
-        except BaseException:
-            known = False
+        except BaseException as problem:
+            known, error = False, problem
             raise
         finally:
+            if is_full_disk(error):
+                self._taken.clear()
             self._clean_up(committed=committed, known=known)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[Pipeline]:
+        """SENDs of the block wait, and leave together: before the next statement, and at the end of the block.
+
+        A statement is every other verb, COMMIT, and whatever runs on `connection`. At most 1,000 SENDs wait, and 8 MB
+        of bodies. `send` of one message returns its place in the block, from 0: its sequence number is in
+        `numbers[place]` of what the block gets, once it has left. On each conversation they are in their order.
+
+        One that is refused raises when they leave, naming its place (`BrokerError.place`), and nothing of the
+        transaction can be committed any more.
+        """
+        self._check_open()
+        self._send_what_waits()
+        before, self._pipeline = self._pipeline, Pipeline(self.database, self.connection)
+        try:
+            yield self._pipeline
+        finally:
+            self._pipeline = before
+            if self.connection.closed or self.connection.info.transaction_status == TransactionStatus.INERROR:
+                self.connection.waiting.verbs = None  # nothing of the transaction will be
+            self._send_what_waits()
+
+    def _send(self, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return super()._send(handle, message_type, body)
+        if tracing.is_on() or self.database.instance.events.watches_conversations or not is_direct(self.connection):
+            return pipeline.sent(super()._send(handle, message_type, body))
+        self._check_open()
+        self._works()
+        place = pipeline.wait(handle, message_type, body)
+        if pipeline.is_full:
+            self._send_what_waits()
+        return place
+
+    def _send_what_waits(self) -> None:
+        if not self.connection.waiting.verbs:
+            return
+        with translated():
+            try:
+                send_ahead(self.connection)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+                raise InstanceError(QUEUE_WAS_DROPPED) from None
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
@@ -158,7 +206,8 @@ class Transaction(JoinedTransaction, TransactionScripts):
 
     def _can_wait(self) -> bool:
         is_open = self.connection.info.transaction_status == TransactionStatus.INTRANS
-        return is_open and is_direct(self.connection) and not kept.is_kept(self.connection)
+        is_free = is_direct(self.connection) and not self.connection.waiting.verbs
+        return is_open and is_free and not kept.is_kept(self.connection)
 
     def _put_commit_ahead(self) -> None:
         poison, connection = self.database.instance.poison, self.connection
@@ -166,6 +215,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         connection.ahead.append(Ahead(b"commit", lambda: poison.arrived(connection)))
 
     def _clean_up(self, *, committed: bool, known: bool) -> None:
+        self.connection.waiting.verbs = None
         if not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 self.connection.rollback()
@@ -204,6 +254,7 @@ class Transaction(JoinedTransaction, TransactionScripts):
         self._has_worked = True
 
     _ended = False
+    _pipeline: Pipeline | None = None
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
@@ -211,16 +262,18 @@ class Transaction(JoinedTransaction, TransactionScripts):
     def _do(self, steps: Steps[T]) -> T:
         self._check_open()
         if is_idle(self.connection):
-            raise InstanceError(
-                "The transaction was committed or rolled back on its connection: leave the block to end it, and "
-                "begin another one."
-            )
+            raise InstanceError(ENDED_ON_ITS_CONNECTION)
         with translated():
             return run(self.connection, self.database.engine.in_broker(steps))
 
     def _check_open(self) -> None:
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether a transaction has failed for what no message is to blame for: no poison detection counts that."""
+    return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
 def _kept(group: UUID) -> Steps[None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from servicebroker.benchmarks.measured_system import BATCH, Way, batches, text_body
+from servicebroker.benchmarks.measured_system import BATCH, LOOP, Way, batches, text_body
 from servicebroker.model.errors import InstanceError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Pgmq:
         return {
             "send-one": [Way("pgmq.send", "psycopg, prepared", self._clear, self._send)],
             "send-batch": [Way("pgmq.send_batch", f"{BATCH:,} a batch", self._clear, self._send_batch)],
+            "send-loop": [Way("pgmq.send", f"{LOOP} a transaction", self._clear, self._send_loop)],
             "receive-one": [Way("pgmq.pop", "psycopg, prepared", self._fill, self._pop)],
             "receive-batch": [
                 Way(f"pgmq.read({BATCH}) + delete", "both in one transaction", self._fill, self._read_and_delete)
@@ -99,6 +100,13 @@ class Pgmq:
             len(self._all("select * from pgmq.send('bench', %s::jsonb)", json.dumps(self._body)))
             for _ in range(messages)
         )
+
+    def _send_loop(self, messages: int) -> int:
+        done = 0
+        for size in batches(messages, LOOP):
+            with self._connection.transaction():
+                done += self._send(size)
+        return done
 
     def _send_batch(self, messages: int) -> int:
         done = 0

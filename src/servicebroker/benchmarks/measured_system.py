@@ -14,6 +14,7 @@ from servicebroker.model.errors import InstanceError
 
 BODY_BYTES = 200
 BATCH = 1000  # messages in one statement of the batch scenarios
+LOOP = 100  # SENDs in one transaction
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
@@ -53,10 +54,10 @@ def text_body() -> str:
     return "".join(random.Random(1).choices(_LETTERS, k=BODY_BYTES))
 
 
-def batches(messages: int) -> Iterator[int]:
+def batches(messages: int, most: int = BATCH) -> Iterator[int]:
     """The sizes of the batches that make up `messages`."""
-    for begin in range(0, messages, BATCH):
-        yield min(BATCH, messages - begin)
+    for begin in range(0, messages, most):
+        yield min(most, messages - begin)
 
 
 def free_port() -> int:

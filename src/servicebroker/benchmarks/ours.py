@@ -8,7 +8,7 @@ from uuid import UUID
 
 from servicebroker.api.database import Database
 from servicebroker.api.instance import Instance
-from servicebroker.benchmarks.measured_system import BATCH, Way, batches, text_body
+from servicebroker.benchmarks.measured_system import BATCH, LOOP, Way, batches, text_body
 from servicebroker.engine.catalog.catalog import find_queue
 from servicebroker.store.running import run
 
@@ -38,6 +38,7 @@ class ServiceBroker:
         return {
             "send-one": [Way("send", "", self.begin, self._send_one)],
             "send-batch": [Way("send_batch", f"{BATCH:,} a batch", self.begin, self._send_batch)],
+            "send-loop": [Way("send in a pipeline", f"{LOOP} a transaction", self.begin, self._send_loop)],
             "receive-one": [Way("receive(top=1)", "", self.fill, self._receive_one)],
             "receive-batch": [Way(f"receive(top={BATCH})", "", self.fill, self._receive_batch)],
             "worker": [Way("process", "a transaction for each message", self.fill, self._work)],
@@ -77,6 +78,13 @@ class ServiceBroker:
         database, handle, body = self.database, self._handle, self._body
         for _ in range(messages):
             database.send(handle, TYPE, body)
+        return messages
+
+    def _send_loop(self, messages: int) -> int:
+        for size in batches(messages, LOOP):
+            with self.database.transaction() as transaction, transaction.pipeline():
+                for _ in range(size):
+                    transaction.send(self._handle, TYPE, self._body)
         return messages
 
     def _send_batch(self, messages: int) -> int:

@@ -35,6 +35,7 @@ _BETWEEN = {BASELINE: 0.75, RABBITMQ: 1.0}
 SCENARIOS: dict[str, Scenario] = {
     "send-one": Scenario("SEND, one per transaction", 3_000, {"pgmq": 1.2, "pgqueuer": 1.2, "procrastinate": 2.0}),
     "send-batch": Scenario("SEND, 1,000 per transaction", 60_000, {"pgmq": 1.8, "pgqueuer": 2.5, "procrastinate": 8.0}),
+    "send-loop": Scenario("SEND in a loop, 100 per transaction", 10_000, {"pgmq": 3.0}),
     "receive-one": Scenario("RECEIVE TOP (1), one per transaction", 3_000, {"pgmq": 0.9}),
     "receive-batch": Scenario("RECEIVE TOP (1000)", 100_000, {"pgmq": 4.0}),
     "worker": Scenario("A worker that commits each message", 1_500, {"procrastinate": 10.0}),

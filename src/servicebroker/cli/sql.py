@@ -193,6 +193,8 @@ def shown(value: object) -> str:
         return "0x" + value.hex().upper()
     if isinstance(value, UUID):
         return str(value).upper()
+    if isinstance(value, datetime) and value.microsecond % 1000 == 0:  # a datetime has three digits
+        return value.isoformat(" ", "milliseconds")
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 

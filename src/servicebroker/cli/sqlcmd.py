@@ -15,7 +15,8 @@ MAXIMUM_DEPTH = 16  # of files that read files
 MAXIMUM_SIZE = 100_000_000  # characters of a script with all that it reads
 _DIRECTIVE = re.compile(r"[ \t]*(?::[ \t]*([a-z]+)\b|(!!))[ \t]*(.*?)[ \t\r]*", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$\(([A-Za-z_][\w-]*)\)")
-_TEXT = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*|\*/")
+_TEXT = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*")
+_SIGN = re.compile(r"/\*|\*/")
 _NAME = r"([A-Za-z_][\w-]*)"
 _SETVAR = re.compile(rf'{_NAME}(?:[ \t]+(?:"((?:[^"]|"")*)"|(\S.*?)))?')
 _KNOWN = frozenset(
@@ -64,12 +65,12 @@ class Sqlcmd:
         return Script("\n".join(lines), tuple(switches))
 
     def _expand(self, text: str, folder: Path, depth: int, lines: list[str], switches: list[tuple[int, bool]]) -> None:
-        inside = False  # a comment or a string of several lines
+        depth_of_comments = 0
         for number, line in enumerate(text.split("\n"), 1):
-            found = None if inside else _DIRECTIVE.fullmatch(line)
+            found = None if depth_of_comments else _DIRECTIVE.fullmatch(line)
             if found is None or (found[1] and found[1].lower() not in _KNOWN):
-                lines.append(line if "$(" not in line else self._filled(line, number))
-                inside = _is_inside(line, inside)
+                parts, depth_of_comments = _parts(line, depth_of_comments)
+                lines.append("".join(self._filled(part, number) if is_text else part for part, is_text in parts))
                 continue
             word, rest = (found[1] or found[2]).lower(), found[3]
             if word in ("quit", "exit"):
@@ -87,6 +88,9 @@ class Sqlcmd:
             lines.append("")
 
     def _filled(self, line: str, number: int) -> str:
+        if "$(" not in line:
+            return line
+
         def value(found: re.Match[str]) -> str:
             name = found[1].lower()
             if name in self.variables:
@@ -135,15 +139,25 @@ def _ends(rest: str, number: int) -> bool:
     return words[1] == "exit"
 
 
-def _is_inside(line: str, inside: bool) -> bool:
-    """Whether a comment is open at the end of the line."""
-    depth = int(inside)
-    for found in _TEXT.finditer(line):
+def _parts(line: str, depth: int) -> tuple[list[tuple[str, bool]], int]:
+    """The parts of a line, and of each whether it is no comment; how many comments are open behind the line."""
+    parts: list[tuple[str, bool]] = []
+    start = place = 0
+    while found := (_SIGN if depth else _TEXT).search(line, place):
+        place = found.end()
         if found[0] == "/*":
+            if not depth:
+                parts.append((line[start : found.start()], True))
+                start = found.start()
             depth += 1
         elif found[0] == "*/":
-            depth = max(0, depth - 1)
-    return depth > 0
+            depth -= 1
+            if not depth:
+                parts.append((line[start:place], False))
+                start = place
+        elif found[0].startswith("--"):
+            return [*parts, (line[start : found.start()], True), (found[0], False)], 0
+    return [*parts, (line[start:], not depth)], depth
 
 
 def variables_of(given: list[str]) -> dict[str, str]:

@@ -134,7 +134,8 @@ def encoded(message_type: str, body: Any) -> Body | Omitted:
 
 def encoded_all(message_type: str, bodies: Any) -> Any:
     """The bodies of a batch, each as `encoded`; what is no list the verb refuses."""
-    if message_type not in _codecs or not isinstance(bodies, Sequence) or isinstance(bodies, str | bytes | bytearray):
+    is_coded = isinstance(message_type, str) and message_type in _codecs
+    if not is_coded or not isinstance(bodies, Sequence) or isinstance(bodies, str | bytes | bytearray):
         return bodies
     return [encoded(message_type, body) for body in bodies]
 

@@ -6,7 +6,7 @@ an `InstanceError` says that the instance itself cannot be reached or made (no n
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 ERROR_NAMESPACE = "http://schemas.microsoft.com/SQL/ServiceBroker/Error"
 
@@ -43,6 +43,7 @@ class BrokerError(ServiceBrokerError):
         severity: 10 (information) to 25; 16 for almost all.
         state: tells apart the places that raise the same number.
         text: the filled-in text, without the hint.
+        place: the number of the SEND in its pipeline, from 0; None outside of one.
     """
 
     def __init__(self, number: int, *values: object, hint: str = "", state: int = 1) -> None:
@@ -53,7 +54,16 @@ class BrokerError(ServiceBrokerError):
         self.text = rule.text.format(*values)
         self.hint = hint
         message = f"Msg {number}, Level {self.severity}, State {state}: {self.text}"
+        self.place: int | None = None
         super().__init__(f"{message} {hint}" if hint else message)
+
+    def of_send(self, place: int, what: str) -> Self:
+        """The same error, of the SEND with that number in a pipeline."""
+        self.place = place
+        said = f"This is SEND {place} of the pipeline: {what}."
+        self.hint = f"{self.hint} {said}".strip()
+        self.args = (f"{self.args[0]} {said}",)
+        return self
 
 
 class Rule(NamedTuple):

@@ -65,7 +65,7 @@ REMEDIES: dict[int, str] = {
     9795: _ROUTE,
     9796: _SERVICE,
     9797: _ROUTE,
-    28012: f"{_ENABLE} Of a mirrored pair, see servicebroker doctor at both halves.",
+    28012: f"{_ENABLE} Where its server does not answer, or of a mirrored pair: servicebroker doctor there.",
     28050: _MASTER_KEY,
     28051: _MASTER_KEY,
     28054: _MASTER_KEY,

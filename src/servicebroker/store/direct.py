@@ -11,6 +11,8 @@ import functools
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -24,11 +26,13 @@ from psycopg.rows import tuple_row
 from psycopg_pool import ConnectionPool
 
 from servicebroker.model.errors import InstanceError
-from servicebroker.store.statements import Bodies, Row
+from servicebroker.store.statement_counts import counts_of
+from servicebroker.store.statements import Bodies, Row, Statement, Steps, text_of
 
 T = TypeVar("T")
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
+SPOIL = "do $$ begin raise 'a verb of servicebroker was cancelled'; end $$"
 _PREPARED_KEPT = 500  # on each connection
 
 
@@ -43,6 +47,13 @@ class Ahead(NamedTuple):
     done: Callable[[], None] | None = None
 
 
+@dataclass
+class Waiting:
+    """Verbs that were asked for and wait on a connection: they travel before its next statement, whoever runs that."""
+
+    verbs: Callable[[], Steps[None]] | None = None
+
+
 class Result(NamedTuple):
     """What a statement returned; `columns` is None when that is no rows. It has returned or changed `touched` rows."""
 
@@ -54,8 +65,9 @@ class Result(NamedTuple):
 class PreparedStatements:
     """What was prepared on a connection, and how to run it again; behind what is to be sent ahead of it."""
 
-    def __init__(self, ahead: list[Ahead]) -> None:
+    def __init__(self, ahead: list[Ahead], waiting: Waiting) -> None:
         self._ahead = ahead
+        self._waiting = waiting
         self._names: OrderedDict[tuple[str, tuple[int, ...]], bytes] = OrderedDict()
         self._made = 0
         self._transformer: Any = None  # kept, since it remembers how each type is loaded
@@ -77,9 +89,43 @@ class PreparedStatements:
         columns = tuple((result.fname(n) or b"").decode(connection.info.encoding) for n in range(result.nfields))
         return Result(columns, transformer.load_rows(0, result.ntuples, tuple), count)
 
+    def before(self, connection: AnyConnection) -> PQGen[None]:
+        """The protocol's steps of all that is to be done before the next statement."""
+        yield from self._verbs_that_wait(connection)
+        yield from ahead_steps(connection, self._ahead)
+
+    def _verbs_that_wait(self, connection: AnyConnection) -> PQGen[None]:
+        """Verbs that wait. Where one is refused, or they are cut, nothing of the transaction can be committed."""
+        if self._waiting.verbs is None:
+            return
+        verbs, self._waiting.verbs, was_cut = self._waiting.verbs(), None, True
+        try:
+            statement = next(verbs)
+            while True:
+                statement = verbs.send((yield from self._counted(connection, statement)))
+        except StopIteration:
+            was_cut = False
+        except Exception:
+            was_cut = False
+            if connection.pgconn.transaction_status == TransactionStatus.INTRANS:
+                with contextlib.suppress(psycopg.Error):
+                    yield from command_steps(connection, SPOIL.encode())
+            raise
+        finally:
+            if was_cut:
+                self._waiting.verbs = _spoil
+
+    def _counted(self, connection: AnyConnection, statement: Statement) -> PQGen[list[Row]]:
+        counts, began = counts_of(connection), perf_counter()
+        try:
+            return (yield from self.steps(connection, text_of(statement.name, statement.sql), statement.parameters))
+        finally:
+            counts.add(statement.name, perf_counter() - began)
+
     def _result_steps(
         self, connection: AnyConnection, sql: str, parameters: tuple[object, ...]
     ) -> PQGen[tuple[PGresult, Any]]:
+        yield from self._verbs_that_wait(connection)
         transformer = self._transformer = self._transformer or Transformer(connection)
         values = transformer.dump_sequence(parameters, [PyFormat.AUTO] * len(parameters))
         types = tuple(transformer.types or ())
@@ -155,13 +201,15 @@ class DirectConnection(psycopg.Connection[Row]):
 
     Attributes:
         ahead: what is still to be sent before the next statement, whoever runs that.
+        waiting: verbs that are to be done before it, too.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn, tuple_row)
         adapt(self.adapters)
         self.ahead: list[Ahead] = []
-        self._prepared_statements = PreparedStatements(self.ahead)
+        self.waiting = Waiting()
+        self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
         """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
@@ -170,16 +218,16 @@ class DirectConnection(psycopg.Connection[Row]):
             psycopg.Error: as a cursor would.
         """
         with self.lock:
-            return super().wait(self._prepared_statements.steps(self, sql, parameters))
+            return super().wait(self.prepared_statements.steps(self, sql, parameters))
 
     def run_described(self, sql: str, parameters: tuple[object, ...]) -> Result:
         """As `run_prepared`, with the names of the columns and the number of rows."""
         with self.lock:
-            return super().wait(self._prepared_statements.described_steps(self, sql, parameters))
+            return super().wait(self.prepared_statements.described_steps(self, sql, parameters))
 
     def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
-        """As the driver's, which runs everything through it; what goes ahead is sent first."""
-        return super().wait(behind(self, self.ahead, gen), *limits, **named_limits)
+        """As the driver's, which runs everything through it; what is to come before is done first."""
+        return super().wait(behind(self, gen), *limits, **named_limits)
 
 
 DirectPool = ConnectionPool[DirectConnection]
@@ -192,10 +240,10 @@ def run_command(connection: psycopg.Connection[Any], command: bytes) -> None:
 
 
 def send_ahead(connection: DirectConnection) -> None:
-    """Send what would travel with the next statement: there is none."""
-    if connection.ahead:
+    """Do what would come before the next statement: there is none."""
+    if connection.ahead or connection.waiting.verbs:
         with connection.lock:
-            connection.wait(ahead_steps(connection, connection.ahead))
+            connection.wait(nothing())
 
 
 def run_query(cursor: psycopg.RawCursor[Any], sql: bytes, parameters: tuple[object, ...], *, prepare: bool) -> None:
@@ -226,10 +274,23 @@ def _to_begin(refused: Sequence[Ahead]) -> list[Ahead]:
     return [one for one in refused if not one.done]
 
 
-def behind(connection: AnyConnection, ahead: list[Ahead], steps: PQGen[T]) -> PQGen[T]:
-    """The steps, after what goes ahead."""
-    yield from ahead_steps(connection, ahead)
+def behind(connection: AnyConnection, steps: PQGen[T]) -> PQGen[T]:
+    """The steps, after all that is to come before them on a connection of ours."""
+    statements: PreparedStatements | None = getattr(connection, "prepared_statements", None)
+    if statements is not None:
+        yield from statements.before(connection)
     return (yield from steps)
+
+
+def nothing() -> PQGen[None]:
+    """No steps."""
+    return
+    yield
+
+
+def _spoil() -> Steps[None]:
+    """Verbs were cut between two statements: what they have begun must not be committed."""
+    yield Statement("direct.spoil", SPOIL)
 
 
 def is_direct(connection: AnyConnection) -> bool:

@@ -38,22 +38,20 @@ def record() -> Steps[None]:
         "where queue_id is null and name <> 'servicebroker.made'",
         prepared=False,
     )
-    for made in queue_objects(_PATTERN, "servicebroker", _VIEW, False):  # a list takes no rows
-        yield made
+    yield queue_objects(_PATTERN, "servicebroker", _VIEW, False)
     yield _note_pattern(False)
-    for made in queue_functions(_PATTERN, True):
-        yield made
+    yield queue_functions(_PATTERN, True)
     yield _note_pattern(True)
-    rows = yield Statement(
+    rows = yield Statement(  # a table uses its sequence
         "expected_objects.record.find_pattern",
-        "select format('drop function %s', p.oid::regprocedure) from pg_proc p "
+        "select text from (select 1, format('drop function %s', p.oid::regprocedure) from pg_proc p "
         f"where p.pronamespace = 'servicebroker'::regnamespace and p.proname like '%\\_{_PATTERN}' union all "
-        f"select 'drop view servicebroker.{_VIEW}' union all "
-        "select format('drop table servicebroker.%I', c.relname) from pg_class c "
+        f"select 2, 'drop view servicebroker.{_VIEW}' union all "
+        "select 3, format('drop table servicebroker.%I', c.relname) from pg_class c "
         f"where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'r' and c.relname like '%\\_{_PATTERN}' "
-        "union all select format('drop sequence if exists servicebroker.%I', c.relname) from pg_class c "
+        "union all select 4, format('drop sequence if exists servicebroker.%I', c.relname) from pg_class c "
         "where c.relnamespace = 'servicebroker'::regnamespace and c.relkind = 'S' "
-        f"and c.relname like '%\\_{_PATTERN}\\_%'",
+        f"and c.relname like '%\\_{_PATTERN}\\_%') as drops (place, text) order by place",
         prepared=False,
     )
     for (drop,) in rows:

@@ -15,27 +15,42 @@ _FUNCTIONS = ("fire_timers", "expire", "survey", "receive", "look")
 _COUNTERS = ("receives", "empty_receives")
 
 
-def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
-    """The statements that make a queue: tables, indexes, functions, and the view under its own name."""
+def queue_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
+    """The statement that makes a queue: tables, indexes, functions, and the view under its own name."""
+    text = _together(
+        *(_text(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
+        f"create schema if not exists {quoted(schema)};",
+        *_renewed(queue_id, schema, view, retention),
+    )
+    return Statement("queue.queue_objects", text, prepared=False)
+
+
+def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> Statement:
+    """The statement that makes what can be made again while the queue has messages, as a newer version wants it."""
+    text = _together(*_renewed(queue_id, schema, view, retention))
+    return Statement("queue.renewed_objects", text, prepared=False)
+
+
+def queue_functions(queue_id: int, retention: bool) -> Statement:
+    """The statement that makes, or makes anew, the functions of a queue, for RETENTION on or off."""
+    return Statement("queue.queue_functions", _together(*_functions(queue_id, retention)), prepared=False)
+
+
+def _together(*texts: str) -> str:
+    """Definitions as one statement: a queue has so many that they would take their time on the way."""
+    return "do $make$ begin\n{}\nend $make$".format("\n".join(texts))
+
+
+def _renewed(queue_id: int, schema: str, view: str, retention: bool) -> list[str]:
+    names = {"schema": quoted(schema), "view": quoted(view)}
     return [
-        *(_statement(part, queue_id) for part in ("sequence", "table", "arrival", "group")),
-        Statement("queue.queue_objects", f"create schema if not exists {quoted(schema)}", prepared=False),
-        *renewed_objects(queue_id, schema, view, retention),
+        *(_text(part, queue_id) for part in ("retained", "retained_conversation", *_COUNTERS)),
+        *_functions(queue_id, retention),
+        *(_text(part, queue_id, **names) for part in ("view", "refuse", "refuse_all")),
     ]
 
 
-def renewed_objects(queue_id: int, schema: str, view: str, retention: bool) -> list[Statement]:
-    """The statements that make what can be made again while the queue has messages, as a newer version wants it."""
-    return [
-        *(_statement(part, queue_id) for part in ("retained", "retained_conversation", *_COUNTERS)),
-        *queue_functions(queue_id, retention),
-        _statement("view", queue_id, schema=quoted(schema), view=quoted(view)),
-        *queue_refusals(queue_id, schema, view),
-    ]
-
-
-def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
-    """The statements that make, or make anew, the functions of a queue, for RETENTION on or off."""
+def _functions(queue_id: int, retention: bool) -> list[str]:
     delete, deleted = f"delete from servicebroker.queue_{queue_id} g where", "returning"
     slots = {
         "delete": delete,
@@ -54,10 +69,10 @@ def queue_functions(queue_id: int, retention: bool) -> list[Statement]:
         }
     return [
         # what a template says is right or wrong for all queues alike: the server need not look at each
-        Statement("queue.queue_functions.unchecked", "set local check_function_bodies = off", prepared=False),
-        *(_statement(part, queue_id, **slots) for part in _FUNCTIONS),
-        Statement("queue.queue_functions.checked", "set local check_function_bodies to default", prepared=False),
-        _statement("close", queue_id),
+        "set local check_function_bodies = off;",
+        *(_text(part, queue_id, **slots) for part in _FUNCTIONS),
+        "set local check_function_bodies to default;",
+        _text("close", queue_id),
     ]
 
 
@@ -66,34 +81,34 @@ def retain_gone(queue_id: int) -> str:
     return _part("retain", queue_id)
 
 
-def queue_refusals(queue_id: int, schema: str, view: str) -> list[Statement]:
-    """The statements that make, or make anew, what keeps others from writing through a queue's view."""
-    return [_statement(part, queue_id, schema=quoted(schema), view=quoted(view)) for part in ("refuse", "refuse_all")]
-
-
 def quoted(name: str) -> str:
     """A PostgreSQL identifier, quoted."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def _statement(part: str, queue_id: int, **names: str) -> Statement:
-    expired = BrokerError(8489)
+def _text(part: str, queue_id: int, **names: str) -> str:
+    """The definition under that name of the template, for one queue."""
     values = {
         "id": str(queue_id),
         "group_lock": str(locks.GROUP),
         "pipeline_lock": str(locks.PIPELINE),
-        "expired": f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea",
+        "expired": _expired(),
         **names,
     }
-    return Statement(
-        f"queue.{part}", re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part]), prepared=False
-    )
+    return re.sub(r"\{(\w+)\}", lambda slot: values[slot[1]], _template()[part])
 
 
 def _part(name: str, queue_id: int) -> str:
     """A piece of a statement, without its comment."""
     text = re.sub(r"^--.*\n", "", _template()[name], flags=re.MULTILINE).rstrip()
     return text.replace("{id}", str(queue_id))
+
+
+@functools.cache
+def _expired() -> str:
+    """The body of the Error of a conversation whose lifetime is over."""
+    expired = BrokerError(8489)
+    return f"'\\x{error_body(-expired.number, expired.text).hex()}'::bytea"
 
 
 @functools.cache

@@ -511,20 +511,11 @@ select q.status, q.priority, q.queuing_order, q.conversation_group_id, q.convers
           from servicebroker.queue_{id}
          union all
         select * from servicebroker.retained_{id}
-         union all  -- from another instance, and not whole, or before its turn; the body of what is not whole is null
-        select 2::smallint, e.priority, null, e.conversation_group_id, f.conversation_handle,
-               f.message_sequence_number, e.service_id, e.service_contract_id, t.message_type_id, t.validation,
-               min(f.enqueue_time), false,
-               case when count(*) = min(f.fragments) then string_agg(f.message_body, ''::bytea order by f.fragment) end
-          from servicebroker.conversation_endpoints e
-          join servicebroker.arrivals a on a.conversation_handle = e.conversation_handle
-          join servicebroker.arrived_fragments f
-            on f.conversation_handle = e.conversation_handle and f.message_sequence_number >= a.receive_sequence
-          left join servicebroker.message_types t
-            on t.database_id = e.database_id and t.name = f.message_type_name
-         where e.queue_id = {id}
-         group by e.conversation_handle, f.conversation_handle, f.message_sequence_number, t.database_id,
-                  t.message_type_id) q
+         union all
+        select 2::smallint, i.priority, null, i.conversation_group_id, i.conversation_handle,
+               i.message_sequence_number, i.service_id, i.service_contract_id, i.message_type_id, i.validation,
+               i.message_enqueue_time, false, i.message_body
+          from servicebroker.incomplete_messages i where i.queue_id = {id}) q
   join servicebroker.services s on s.service_id = q.service_id
   left join servicebroker.service_contracts c
     on c.database_id = s.database_id and c.service_contract_id = q.service_contract_id

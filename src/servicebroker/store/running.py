@@ -12,7 +12,7 @@ from psycopg.pq import Format, TransactionStatus
 
 from servicebroker.model.errors import InstanceError
 from servicebroker.store import kept
-from servicebroker.store.direct import DirectConnection, adapt, is_direct, run_command, run_query
+from servicebroker.store.direct import SPOIL, DirectConnection, adapt, is_direct, run_command, run_query
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
@@ -120,4 +120,4 @@ def _spoil(connection: psycopg.Connection[Any]) -> None:
     """A verb was cut between two statements: what it has begun must not be committed."""
     if connection.info.transaction_status == TransactionStatus.INTRANS:
         with contextlib.suppress(psycopg.Error):
-            connection.execute("do $$ begin raise 'a verb of servicebroker was cancelled'; end $$")
+            connection.execute(SPOIL)

@@ -4,6 +4,20 @@
 -- Made anew after every migration. Grants on a view, and views of others that read it, survive that; a migration
 -- that changes more than the end of its column list drops the view first.
 
+-- What has come from another instance and cannot be received yet: it is not whole, and has no body then, or not in turn. A part
+-- of the view of each queue, apart from them, since a queue is made in half the time so.
+create or replace view servicebroker.incomplete_messages with (security_invoker = true) as
+select e.queue_id, e.priority, e.conversation_group_id, f.conversation_handle, f.message_sequence_number, e.service_id,
+       e.service_contract_id, t.message_type_id, t.validation, min(f.enqueue_time) as message_enqueue_time,
+       case when count(*) = min(f.fragments)
+            then string_agg(f.message_body, ''::bytea order by f.fragment) end as message_body
+  from servicebroker.conversation_endpoints e
+  join servicebroker.arrivals a on a.conversation_handle = e.conversation_handle
+  join servicebroker.arrived_fragments f
+    on f.conversation_handle = e.conversation_handle and f.message_sequence_number >= a.receive_sequence
+  left join servicebroker.message_types t on t.database_id = e.database_id and t.name = f.message_type_name
+ group by e.conversation_handle, f.conversation_handle, f.message_sequence_number, t.database_id, t.message_type_id;
+
 -- The rows of an unlogged table. A standby has none, and PostgreSQL refuses to read it there: nothing runs on it.
 create or replace function servicebroker.rows_here(kind anyelement) returns setof anyelement
 language plpgsql stable as $$

@@ -17,11 +17,16 @@ from servicebroker.testing.endpoints import close_endpoint, remove_endpoint
 from servicebroker.testing.rows import Endpoint, Memory, Session, Waiting
 
 
-def send(session: Session, handle: UUID, message_type: str, body: Body | Omitted) -> int:
-    """SEND of one message. Returns its sequence number."""
+def check_send(handle: UUID, message_type: str, body: Body | Omitted) -> bytes | None:
+    """The body to store of a SEND, whose arguments are looked at."""
     check_handle(handle)
     names.checked("message type", message_type)
-    return _send(session, handle, message_type, [stored_body(body)])
+    return stored_body(body)
+
+
+def send(session: Session, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+    """SEND of one message. Returns its sequence number."""
+    return _send(session, handle, message_type, [check_send(handle, message_type, body)])
 
 
 def send_multicast(session: Session, handles: Sequence[UUID], message_type: str, body: Body | Omitted) -> list[int]:

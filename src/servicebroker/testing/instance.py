@@ -6,17 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 from uuid import UUID, uuid4
 
 from servicebroker.model import poison
-from servicebroker.model.arguments import ANY, check_broker_options, check_changes, check_procedure, check_switch
-from servicebroker.model.errors import InstanceError
+from servicebroker.model.arguments import (
+    ANY,
+    Body,
+    Omitted,
+    check_broker_options,
+    check_changes,
+    check_procedure,
+    check_switch,
+)
+from servicebroker.model.errors import BrokerError, InstanceError
 from servicebroker.model.events import QUEUE_DISABLED, Events
 from servicebroker.model.messages import Message
-from servicebroker.testing import definitions
+from servicebroker.testing import definitions, delivery
 from servicebroker.testing.catalog import Broker
 from servicebroker.testing.delivery import deliver_everything
 from servicebroker.testing.endpoints import expire_ended, remove_closed
@@ -142,6 +151,8 @@ class Database(Verbs):
             transaction = Transaction(self, session)
             try:
                 yield transaction
+                transaction._send_what_waits()
+                transaction._check_whole()
             finally:
                 transaction.is_open = False
 
@@ -318,6 +329,14 @@ class Database(Verbs):
             yield session
 
 
+@dataclass
+class Pipeline:
+    """SENDs of one `pipeline()` block; `numbers` are those of the ones that have left, by place."""
+
+    numbers: list[int] = field(default_factory=list)
+    waiting: list[tuple[UUID, str, Body | Omitted]] = field(default_factory=list)
+
+
 class Transaction(Verbs):
     """A transaction, as `servicebroker.Transaction`, without a connection."""
 
@@ -325,6 +344,53 @@ class Transaction(Verbs):
         self.database = database
         self.is_open = True
         self._session = session
+        self._pipeline: Pipeline | None = None
+        self._is_spoiled = False
+
+    @contextmanager
+    def pipeline(self) -> Iterator[Pipeline]:
+        """SENDs of the block wait, and leave together: before the next verb, and at the end of the block.
+
+        `send` of one message returns its place in the block. One that is refused raises when they leave, naming its
+        place, and nothing of the transaction can be committed any more.
+        """
+        self._check_open()
+        self._send_what_waits()
+        before, self._pipeline = self._pipeline, Pipeline()
+        try:
+            yield self._pipeline
+        finally:
+            try:
+                if not self._is_spoiled:
+                    self._send_what_waits()
+            finally:
+                self._pipeline = before
+
+    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
+        if self._pipeline is None:
+            return super()._send(handle, message_type, content)
+        self._check_open()
+        delivery.check_send(handle, message_type, content)
+        self._pipeline.waiting.append((handle, message_type, content))
+        return len(self._pipeline.numbers) + len(self._pipeline.waiting) - 1
+
+    def _send_what_waits(self) -> None:
+        if self._pipeline is None or not self._pipeline.waiting:
+            return
+        sends, self._pipeline.waiting = self._pipeline.waiting, []
+        for handle, message_type, body in sends:
+            place = len(self._pipeline.numbers)
+            try:
+                with self._session.verb():
+                    number = delivery.send(self._session, handle, message_type, body)
+            except BrokerError as refused:
+                self._is_spoiled = True
+                raise refused.of_send(place, f"'{message_type}' on the conversation {handle}") from None
+            self._pipeline.numbers.append(number)
+
+    def _check_whole(self) -> None:
+        if self._is_spoiled:
+            raise InstanceError("A SEND of the pipeline was refused, so the transaction is undone: begin it again.")
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -334,12 +400,22 @@ class Transaction(Verbs):
         transaction ends.
         """
         self._check_open()
-        with self._session.savepoint():
-            yield
+        self._send_what_waits()
+        was_spoiled = self._is_spoiled
+        try:
+            with self._session.savepoint():
+                yield
+                self._send_what_waits()
+                self._check_whole()
+        except BaseException:
+            self._is_spoiled = was_spoiled
+            raise
 
     @contextmanager
     def _verb(self) -> Iterator[Session]:
         self._check_open()
+        self._check_whole()
+        self._send_what_waits()
         with self._session.verb():
             yield self._session
 

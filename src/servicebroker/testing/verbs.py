@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from uuid import UUID
 
 from servicebroker.model import names
-from servicebroker.model.arguments import OMITTED, check_handle, check_switch, check_wait
+from servicebroker.model.arguments import OMITTED, Body, Omitted, check_handle, check_switch, check_wait
 from servicebroker.model.bodies import encoded, encoded_all
 from servicebroker.model.errors import MAXIMUM_LIFETIME, InstanceError
 from servicebroker.model.messages import Message
@@ -83,10 +83,14 @@ class Verbs(ABC):
     ) -> int | list[int]:
         """SEND one message, on one conversation or on each of a list; returns its sequence number, or theirs."""
         content = encoded(message_type, body)
+        if isinstance(handle, UUID | None):
+            return self._send(handle, message_type, content)
         with self._verb() as session:
-            if isinstance(handle, UUID | None):
-                return delivery.send(session, handle, message_type, content)
             return delivery.send_multicast(session, handle, message_type, content)
+
+    def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
+        with self._verb() as session:
+            return delivery.send(session, handle, message_type, content)
 
     def send_batch(self, handle: UUID, message_type: str, bodies: Sequence[object]) -> int:
         """SEND many messages of one type; returns the first sequence number."""

@@ -41,13 +41,27 @@ class Verdict(StrEnum):
     REFUSED = "does not run"
 
 
+class Row(StrEnum):
+    """How rows of the table of differences begin, in docs/reference/t-sql.md."""
+
+    NONE = ""
+    TUNING = "what tunes SQL Server"
+    OPTIONS = "SET of ANSI options"
+    DATABASE = "ALTER DATABASE ... SET other options than the broker's"
+    PERMISSIONS = "permissions that nothing here asks for"
+    PASSWORDS = "passwords of logins"
+    ACCOUNTS = "Windows accounts"
+    AUTHENTICATION = "AUTHENTICATION = WINDOWS"
+
+
 class Finding(NamedTuple):
-    """One statement; `note` says what differs, or what to write instead."""
+    """One statement; `note` says what differs, or what to write instead; `row` where the differences have it."""
 
     line: int
     statement: str
     verdict: Verdict
     note: str = ""
+    row: Row = Row.NONE
 
 
 def check(script: str) -> Iterator[Finding]:
@@ -123,42 +137,42 @@ def _check_text(statement: ExecuteText, declared: Declared) -> Iterator[Finding]
             yield found._replace(line=statement.line)
 
 
-def _difference(statement: Statement) -> tuple[Verdict, str]:
+def _difference(statement: Statement) -> tuple[Verdict, str, Row]:
     """What becomes of a statement that nothing refuses."""
     if isinstance(statement, Unsupported):
         raise unsupported(statement.what, statement.instead, statement.line)
     if isinstance(statement, NoEffect):
-        return Verdict.DIFFERS, f"{statement.what} changes nothing here."
+        return Verdict.DIFFERS, f"{statement.what} changes nothing here.", Row.TUNING
     if isinstance(statement, SetOption) and set(statement.options) & (WITHOUT_EFFECT | ALWAYS_ON | ALWAYS_OFF):
-        return Verdict.DIFFERS, "The option changes nothing here."
+        return Verdict.DIFFERS, "The option changes nothing here.", Row.OPTIONS
     if isinstance(statement, Permission):
         return _permission(statement)
     if isinstance(statement, Definition):
         ignored = [option for option in statement.clauses.get("ignored", ()) if option.split()[0] in OPTIONS]
         if ignored:
-            return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here."
+            return Verdict.DIFFERS, f"{', '.join(ignored)} changes nothing here.", Row.DATABASE
         if statement.kind == "LOGIN" and statement.verb == "CREATE":
             return _login(statement)
         if statement.kind == "ENDPOINT" and "WINDOWS" in statement.clauses.get("authentication", "").split():
-            return Verdict.DIFFERS, "WINDOWS is the domain of the instance; its protocols all mean the same."
-    return Verdict.RUNS, ""
+            said = "WINDOWS is the domain of the instance; its protocols all mean the same."
+            return Verdict.DIFFERS, said, Row.AUTHENTICATION
+    return Verdict.RUNS, "", Row.NONE
 
 
-def _login(statement: Definition) -> tuple[Verdict, str]:
+def _login(statement: Definition) -> tuple[Verdict, str, Row]:
+    """Raises: BrokerError: 15407 this is no account of a domain."""
     if "windows" not in statement.clauses:
-        return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users."
-    try:
-        check_account(statement.name.own)
-    except BrokerError as refused:
-        return Verdict.REFUSED, f"{refused.number}: {refused.text}"
-    return Verdict.DIFFERS, "It is a member of the domain of the instance, to be granted CONNECT ON ENDPOINT."
+        return Verdict.DIFFERS, "Who may log in is PostgreSQL's to say; the login only has users.", Row.PASSWORDS
+    check_account(statement.name.own)
+    said = "It is a member of the domain of the instance, to be granted CONNECT ON ENDPOINT."
+    return Verdict.DIFFERS, said, Row.ACCOUNTS
 
 
-def _permission(statement: Permission) -> tuple[Verdict, str]:
+def _permission(statement: Permission) -> tuple[Verdict, str, Row]:
     nothing = [one for one in statement.permissions if asked_by_nothing(statement.kind, one)]
     if not nothing:
-        return Verdict.RUNS, ""
-    return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept."
+        return Verdict.RUNS, "", Row.NONE
+    return Verdict.DIFFERS, f"Nothing here asks for {', '.join(nothing)}: it is not kept.", Row.PERMISSIONS
 
 
 def title_of(statement: Statement) -> str:

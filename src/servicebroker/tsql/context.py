@@ -150,7 +150,8 @@ class Context:
     def __init__(self, machine: Machine, database: Database) -> None:
         self._machine = machine
         self.database = SessionDatabase(machine, database.user.database, database.user)
-        self.original_login: str = database.user.name
+        user = database.user
+        self.original_login: str = machine.connection.info.user if user.is_dbo else user.name
         self.defined = self.has_worked = False
         self._begun_as = database.user
         self._is_own: bool | None = False if database.instance.works_as_user else None  # None: not known yet

@@ -61,6 +61,7 @@ _UNIQUE = (
     "Violation of {kind} constraint '{constraint}'. Cannot insert duplicate key in object '{table}'. "
     "The duplicate key value is {key}."
 )
+_OVERFLOWED = re.compile(r"(smallint|integer|bigint) out of range")
 _OWN = re.compile(r"Msg (\d+), Level (\d+), State (\d+): (.*)", re.DOTALL)
 OTHER = 50000
 
@@ -90,15 +91,21 @@ def from_postgres(problem: psycopg.Error, source: str = "") -> TsqlError:
     if problem.sqlstate not in _NUMBERS:
         return TsqlError(OTHER, f"{message} (PostgreSQL {problem.sqlstate or type(problem).__name__}).")
     number, severity, text = _NUMBERS[problem.sqlstate]
+    overflowed = _OVERFLOWED.fullmatch(message)
+    if overflowed is not None:
+        kind = "int" if overflowed[1] == "integer" else overflowed[1]
+        return TsqlError(8115, f"Arithmetic overflow error converting expression to data type {kind}.", state=2)
+    if problem.sqlstate == "42809" and source.lstrip().upper().startswith("TRUNCATE"):
+        return from_broker(BrokerError(4708, message.split('"')[1]))
     quoted = re.search(r'"([^"]*)"', message)
     filled = text.format(
         message=message, table=table, column=diagnosis.column_name or "", constraint=diagnosis.constraint_name or "",
-        name=_as_written(quoted[1], source) if quoted else message,
+        name=as_written(quoted[1], source) if quoted else message,
     )  # fmt: skip
     return TsqlError(number, filled, severity=severity)
 
 
-def _as_written(name: str, source: str) -> str:
+def as_written(name: str, source: str) -> str:
     """A name of PostgreSQL's as the statement has it: `shop_dbo.orders` as dbo.Orders."""
     own = name.rsplit(".", 1)[-1]
     found = re.search(rf"(?:[\w\[\]#]+\.)*\[?{re.escape(own)}(?!\w)", source, re.IGNORECASE)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Generator
 from contextlib import AbstractAsyncContextManager
@@ -114,6 +115,8 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
         self._server: EmbeddedServer | None = None
         self._pool: AsyncDirectPool | None = None
         self._upkeep: Upkeep | None = None
+        self.beside: Any = None  # the blocking form, which runs T-SQL for the one with asyncio
+        self.beside_lock = threading.Lock()
         self._process = os.getpid()
 
     async def open(self) -> Self:
@@ -247,6 +250,9 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
             return
         if self._upkeep is not None:
             await self._upkeep.close()
+        if self.beside is not None:
+            await in_thread(self.beside.close)
+            self.beside = None
         if self._pool is not None:
             if self.engine.has_upkeep:
                 await self._tell(self._pool)
@@ -310,6 +316,7 @@ class AsyncInstance(AsyncNetwork, AsyncRights):
 
     async def _put(self, connections: AsyncDirectPool, connection: AsyncDirectConnection) -> None:
         connection.ahead.clear()  # an interruption may have left a BEGIN there
+        connection.waiting.verbs = None
         await release_kept(connection)
         lost = connection.closed
         await connections.putconn(connection)

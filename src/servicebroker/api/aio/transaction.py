@@ -13,10 +13,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from servicebroker.api import tracing
+from servicebroker.api.aio.pipelined import ENDED_ON_ITS_CONNECTION, AsyncPipeline
 from servicebroker.api.aio.scripts import AsyncTransactionScripts
-from servicebroker.api.aio.verbs import AsyncVerbs
+from servicebroker.api.aio.verbs import QUEUE_WAS_DROPPED, AsyncVerbs
 from servicebroker.engine.conversation.endpoints import keep_lock
 from servicebroker.engine.diagnosis.totals import ROLLBACKS
+from servicebroker.model.arguments import Body, Omitted
 from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
@@ -118,7 +120,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         if self._was_put_back:
             await finish(release_kept(self.connection))
             return
-        if self.connection.ahead:  # nothing was done
+        if self.connection.ahead and not self.connection.waiting.verbs:  # nothing was done
             self.connection.ahead.pop()
             await finish(send_ahead(self.connection))  # the COMMIT of the transaction before, perhaps
             return
@@ -133,11 +135,57 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
                 committed = True
         except psycopg.errors.InFailedSqlTransaction:
             raise
-        except BaseException:
-            known = False
+        except BaseException as problem:
+            known, error = False, problem
             raise
         finally:
+            if is_full_disk(error):
+                self._taken.clear()
             await finish(self._clean_up(committed=committed, known=known))
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[AsyncPipeline]:
+        """SENDs of the block wait, and leave together: before the next statement, and at the end of the block.
+
+        A statement is every other verb, COMMIT, and whatever runs on `connection`. At most 1,000 SENDs wait, and 8 MB
+        of bodies. `send` of one message returns its place in the block, from 0: its sequence number is in
+        `numbers[place]` of what the block gets, once it has left. On each conversation they are in their order.
+
+        One that is refused raises when they leave, naming its place (`BrokerError.place`), and nothing of the
+        transaction can be committed any more.
+        """
+        self._check_open()
+        await self._send_what_waits()
+        before, self._pipeline = self._pipeline, AsyncPipeline(self.database, self.connection)
+        try:
+            yield self._pipeline
+        finally:
+            self._pipeline = before
+            if self.connection.closed or self.connection.info.transaction_status == TransactionStatus.INERROR:
+                self.connection.waiting.verbs = None  # nothing of the transaction will be
+            await finish(self._send_what_waits())
+
+    async def _send(self, handle: UUID, message_type: str, body: Body | Omitted) -> int:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return await super()._send(handle, message_type, body)
+        if tracing.is_on() or self.database.instance.events.watches_conversations or not is_direct(self.connection):
+            return pipeline.sent(await super()._send(handle, message_type, body))
+        self._check_open()
+        self._works()
+        place = pipeline.wait(handle, message_type, body)
+        if pipeline.is_full:
+            await self._send_what_waits()
+        return place
+
+    async def _send_what_waits(self) -> None:
+        if not self.connection.waiting.verbs:
+            return
+        async with translated():
+            try:
+                await send_ahead(self.connection)
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction):
+                raise InstanceError(QUEUE_WAS_DROPPED) from None
 
     def _let_commit_travel(self) -> None:
         """COMMIT may go with the first statement of the transaction that follows on this connection at once."""
@@ -159,7 +207,8 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
 
     def _can_wait(self) -> bool:
         is_open = self.connection.info.transaction_status == TransactionStatus.INTRANS
-        return is_open and is_direct(self.connection) and not kept.is_kept(self.connection)
+        is_free = is_direct(self.connection) and not self.connection.waiting.verbs
+        return is_open and is_free and not kept.is_kept(self.connection)
 
     def _put_commit_ahead(self) -> None:
         poison, connection = self.database.instance.poison, self.connection
@@ -167,6 +216,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         connection.ahead.append(Ahead(b"commit", lambda: poison.arrived(connection)))
 
     async def _clean_up(self, *, committed: bool, known: bool) -> None:
+        self.connection.waiting.verbs = None
         if not is_idle(self.connection):
             with contextlib.suppress(psycopg.Error):  # a lost connection has rolled back
                 await self.connection.rollback()
@@ -205,6 +255,7 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
         self._has_worked = True
 
     _ended = False
+    _pipeline: AsyncPipeline | None = None
     _has_worked = False
     _commit_travels = False
     _was_put_back = False
@@ -212,16 +263,18 @@ class AsyncTransaction(AsyncJoinedTransaction, AsyncTransactionScripts):
     async def _do(self, steps: Steps[T]) -> T:
         self._check_open()
         if is_idle(self.connection):
-            raise InstanceError(
-                "The transaction was committed or rolled back on its connection: leave the block to end it, and "
-                "begin another one."
-            )
+            raise InstanceError(ENDED_ON_ITS_CONNECTION)
         async with translated():
             return await run(self.connection, self.database.engine.in_broker(steps))
 
     def _check_open(self) -> None:
         if self._ended:
             raise InstanceError("This transaction has ended: begin another one with database.transaction().")
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether a transaction has failed for what no message is to blame for: no poison detection counts that."""
+    return error is not None and isinstance(error.__cause__ or error, psycopg.errors.DiskFull)
 
 
 def _kept(group: UUID) -> Steps[None]:

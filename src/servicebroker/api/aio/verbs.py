@@ -35,6 +35,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("servicebroker")
 _ATTEMPTS = 10  # to look up the names of messages that were taken
 
+QUEUE_WAS_DROPPED = "The queue was dropped by another process, and this transaction is undone: begin it again."
 FALLBACK_POLL = 1.0  # seconds: a waiting reader looks at least this often, whatever wakes it
 
 
@@ -105,9 +106,7 @@ class AsyncVerbs(ABC):
                 raise
             verb.forget()
             if not self._is_alone():
-                raise InstanceError(
-                    "The queue was dropped by another process, and this transaction is undone: begin it again."
-                ) from None
+                raise InstanceError(QUEUE_WAS_DROPPED) from None
             return await self._watched(verb)
 
     async def _watched(self, verb: Verb[T]) -> T:
@@ -189,7 +188,7 @@ class AsyncVerbs(ABC):
     async def send(
         self, handle: UUID | Sequence[UUID], message_type: str = names.DEFAULT, body: object = OMITTED
     ) -> int | list[int]:
-        """SEND one message; returns its sequence number, from 0 in each direction.
+        """SEND one message; returns its sequence number, from 0 in each direction. For a `pipeline()` see there.
 
         A list of handles sends it on each of these conversations, or on none when one of them is refused, and
         stores its body once; the numbers come back in their order. A body that is omitted or empty is received as
@@ -203,6 +202,9 @@ class AsyncVerbs(ABC):
         content = encoded(message_type, body)
         if not isinstance(handle, UUID | None):
             return await self._multicast(handle, message_type, content)
+        return await self._send(handle, message_type, content)
+
+    async def _send(self, handle: UUID, message_type: str, content: Body | Omitted) -> int:
         engine, catalog = self.database.engine, self.database.catalog
         return await self._run(
             Verb(
@@ -339,7 +341,7 @@ class AsyncVerbs(ABC):
                 self._received(queue_id, transaction)
                 alone = self._is_alone()  # then nobody else can receive them any more: from here on nothing may raise
                 messages = await self._named(rows, alone=alone)
-                if tracing.receives():
+                if tracing.is_on():
                     await self._trace(found.name, messages, alone=alone)
             self.database.instance.took(queue_id, len(messages), choosy=choosy)
             return messages

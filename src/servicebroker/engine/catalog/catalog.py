@@ -206,9 +206,7 @@ def create_queue(
         ),
     )
     queue_id = created(rows, queue)
-    made = queue_objects(queue_id, postgres_schema, postgres_name, retention)
-    for statement in made:  # noqa: UP028 # a list takes no rows
-        yield statement
+    yield queue_objects(queue_id, postgres_schema, postgres_name, retention)
     return queue_id
 
 

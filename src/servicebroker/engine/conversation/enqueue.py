@@ -107,6 +107,33 @@ def send_batch(queue_id: int) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
+def send_many(queue_id: int) -> str:
+    """SEND of many messages on many conversations to their peers in that queue, on each in their order.
+
+    Parameters: handles (an array, in the order in which they are locked), how many messages each has. Of runs of
+    messages of one type on one conversation, arrays: which handle (from 1), how many messages of it come before, how
+    many these are, where they begin among the bodies (from 1), message type ids, validation letters. Then the bodies,
+    the time, the queue's catalog version. A row for each handle that could send: which, its first sequence number.
+    """
+    return (
+        f"with sender as ("
+        f"update servicebroker.conversation_endpoints set send_sequence = send_sequence + given.many, {_STAMP} "
+        f"from (select * from unnest($1::uuid[], $2::int[]) with ordinality as g (handle, many, which) "
+        f"order by which) given "
+        f"where conversation_handle = handle and state = 'CO' and lifetime > $10 and {_delivers_to(queue_id, 11)} "
+        f"returning which, send_sequence - given.many as number, last_stamp, {_ADDRESS}), "
+        f"arrived as (insert into servicebroker.queue_{queue_id} ({_COLUMNS}) "
+        f"select number + first + i, last_stamp, {_TO_PEER}, type, far_priority, {RANK_DATA}, {_BUCKET}, "
+        f"validation, body "
+        f'from unnest($3::int[], $4::int[], $5::int[], $6::int[], $7::int[], $8::"char"[]) '
+        f"as run (which, first, many, start, type, validation) join sender using (which) "
+        f"cross join lateral generate_series(0, run.many - 1) i "
+        f"join unnest($9::bytea[]) with ordinality as message (body, place) on place = start + i order by place) "
+        f"select which::int, number, {_wake(queue_id, 'far_group_id')} from sender"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
 def send_staged(queue_id: int) -> str:
     """SEND of a piece that the Spark writer has staged, messages of one type, to the peer in that queue, in order.
 

@@ -18,6 +18,7 @@ from servicebroker.engine.conversation.begin import NewDialog
 from servicebroker.engine.conversation.failed_messages import Tracked
 from servicebroker.engine.conversation.plain_verbs import Direct, Sent
 from servicebroker.engine.conversation.receive import ALL, Received, refuse_pipeline
+from servicebroker.engine.conversation.together import Waiting, send_in_runs
 from servicebroker.model import arguments, names
 from servicebroker.model.arguments import (
     OMITTED,
@@ -175,6 +176,10 @@ class Fenced(Direct):
         for portion in portions:
             numbers += yield from self._send([handle], message_type, portion)
         return numbers[0]
+
+    def send_together(self, sends: Sequence[Waiting]) -> Steps[dict[int, int]]:
+        """SENDs of a pipeline: their sequence numbers by place."""
+        return send_in_runs(sends, self.send_batch)
 
     def _send(self, handles: list[UUID], message_type: str, contents: Sequence[bytes | None]) -> Steps[list[int]]:
         rows = yield call(

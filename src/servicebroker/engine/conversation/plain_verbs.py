@@ -22,6 +22,7 @@ from servicebroker.engine.conversation import (
     multicast,
     receive,
     send,
+    together,
     traces,
     watching,
 )
@@ -185,6 +186,10 @@ class Direct:
             now=self.settings.clock(),
             maximum_body=self.settings.maximum_body,
         )
+
+    def send_together(self, sends: Sequence[together.Waiting]) -> Steps[dict[int, int]]:
+        """SENDs of a pipeline: their sequence numbers by place."""
+        return together.send_together(self.catalog, sends, self.send_batch, self.settings.clock())
 
     def receive(
         self, queue: str, top: int | None, conversation_handle: UUID | None, conversation_group_id: UUID | None

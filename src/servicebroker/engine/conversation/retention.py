@@ -31,8 +31,7 @@ def set_retention(queue_id: int, retention: bool) -> Steps[None]:
         "where queue_id = $1",
         (queue_id, retention),
     )
-    for statement in queue_functions(queue_id, retention):  # noqa: UP028 # a list takes no rows
-        yield statement
+    yield queue_functions(queue_id, retention)
 
 
 def retain_sent(

@@ -65,10 +65,8 @@ def send(
     if channel is not None and not channel.far_queue_id:
         return (yield from _transmit(catalog, channel, handle, message_type, [content], now))
     if channel is not None:
-        far = channel.far.get(message_type)
-        if _allowed(channel.near, channel.is_initiator, message_type) and (
-            far is not None and accepts(far, channel.is_initiator, content)
-        ):
+        far = known_usage(channel, message_type)
+        if far is not None and accepts(far, channel.is_initiator, content):
             rows = yield Statement(
                 "conversation.send",
                 enqueue.send(channel.far_queue_id),
@@ -103,10 +101,8 @@ def send_batch(
         return (yield from _transmit(catalog, channel, handle, message_type, contents, now))
     portions = enqueue.portions(contents)
     if channel is not None and len(portions) == 1:
-        far = channel.far.get(message_type)
-        if _allowed(channel.near, channel.is_initiator, message_type) and (
-            far is not None and all(accepts(far, channel.is_initiator, content) for content in contents)
-        ):
+        far = known_usage(channel, message_type)
+        if far is not None and all(accepts(far, channel.is_initiator, content) for content in contents):
             rows = yield Statement(
                 "send.send_batch",
                 enqueue.send_batch(channel.far_queue_id),
@@ -303,6 +299,11 @@ def refuse(catalog: Catalog, endpoint: Endpoint, message_type: str, now: datetim
         )
         raise BrokerError(9618, *rows[0])
     return usages
+
+
+def known_usage(channel: Channel, message_type: str) -> Usage | None:
+    """What the peer says of a message type that the sender may send, by what is remembered; None where not."""
+    return channel.far.get(message_type) if _allowed(channel.near, channel.is_initiator, message_type) else None
 
 
 def _allowed(usages: Usages, is_initiator: bool, message_type: str) -> bool:

@@ -12,8 +12,11 @@ from servicebroker.model.errors import InstanceError, Unreachable
 from servicebroker.store.aio.direct import AsyncDirectConnection, AsyncDirectPool
 
 # UTC everywhere; rules rely on READ COMMITTED, whatever the server's default is; compiling the plan of a verb takes
-# seconds where the verb takes milliseconds; who only listens is idle for ever
-_OPTIONS = r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed"
+# seconds where the verb takes milliseconds; who only listens is idle for ever; our functions have a backslash in them
+_OPTIONS = (
+    r"-c timezone=UTC -c jit=off -c idle_session_timeout=0 -c default_transaction_isolation=read\ committed "
+    "-c standard_conforming_strings=on"
+)
 # sessions of our own are idle and wait as long as they need, whatever the role's settings for applications are
 _UNHURRIED = " -c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 _MINIMUM_SERVER = 150000

@@ -15,7 +15,7 @@ from psycopg.rows import tuple_row
 from psycopg_pool import AsyncConnectionPool
 
 from servicebroker.store.aio.concurrency import cancel_later, finish
-from servicebroker.store.direct import Ahead, PreparedStatements, adapt, ahead_steps, behind, command_steps
+from servicebroker.store.direct import Ahead, PreparedStatements, Waiting, adapt, behind, command_steps, nothing
 from servicebroker.store.statements import Row
 
 T = TypeVar("T")
@@ -30,13 +30,15 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
 
     Attributes:
         ahead: what is still to be sent before the next statement, whoever runs that.
+        waiting: verbs that are to be done before it, too.
     """
 
     def __init__(self, pgconn: PGconn) -> None:
         super().__init__(pgconn, tuple_row)
         adapt(self.adapters)
         self.ahead: list[Ahead] = []
-        self._prepared_statements = PreparedStatements(self.ahead)
+        self.waiting = Waiting()
+        self.prepared_statements = PreparedStatements(self.ahead, self.waiting)
 
     async def run_prepared(self, sql: str, parameters: tuple[object, ...]) -> list[Row]:
         """Run a statement with $1, $2, ..., prepared at its first use, and return its rows.
@@ -45,11 +47,11 @@ class AsyncDirectConnection(psycopg.AsyncConnection[Row]):
             psycopg.Error: as a cursor would.
         """
         async with self.lock:
-            return await _completed(self, self._prepared_statements.steps(self, sql, parameters))
+            return await _completed(self, self.prepared_statements.steps(self, sql, parameters))
 
     async def wait(self, gen: PQGen[T], *limits: Any, **named_limits: Any) -> T:
-        """Run steps of the protocol, after what goes ahead; under a cancellation, what is completed is returned."""
-        return await _completed(self, behind(self, self.ahead, gen), *limits, **named_limits)
+        """Run steps of the protocol, after what comes before; under a cancellation, what is completed is returned."""
+        return await _completed(self, behind(self, gen), *limits, **named_limits)
 
 
 class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
@@ -68,15 +70,14 @@ class AsyncDirectPool(AsyncConnectionPool[AsyncDirectConnection]):
 async def run_command(connection: psycopg.AsyncConnection[Any], command: bytes) -> None:
     """Run a statement without parameters and rows, such as BEGIN and COMMIT."""
     async with connection.lock:
-        ahead = connection.ahead if isinstance(connection, AsyncDirectConnection) else []
-        await _completed(connection, behind(connection, ahead, command_steps(connection, command)))
+        await _completed(connection, behind(connection, command_steps(connection, command)))
 
 
 async def send_ahead(connection: AsyncDirectConnection) -> None:
-    """Send what would travel with the next statement: there is none."""
-    if connection.ahead:
+    """Do what would come before the next statement: there is none."""
+    if connection.ahead or connection.waiting.verbs:
         async with connection.lock:
-            await _completed(connection, ahead_steps(connection, connection.ahead))
+            await _completed(connection, behind(connection, nothing()))
 
 
 async def run_query(

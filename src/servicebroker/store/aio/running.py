@@ -13,7 +13,7 @@ from servicebroker.model.errors import InstanceError
 from servicebroker.store.aio import kept
 from servicebroker.store.aio.concurrency import finish
 from servicebroker.store.aio.direct import AsyncDirectConnection, run_command, run_query
-from servicebroker.store.direct import adapt, is_direct
+from servicebroker.store.direct import SPOIL, adapt, is_direct
 from servicebroker.store.server_errors import STATEMENT
 from servicebroker.store.statement_counts import counts_of
 from servicebroker.store.statements import Rows, Statement, Steps, resumed, text_of
@@ -123,4 +123,4 @@ async def _spoil(connection: psycopg.AsyncConnection[Any]) -> None:
     """A verb was cut between two statements: what it has begun must not be committed."""
     if connection.info.transaction_status == TransactionStatus.INTRANS:
         with contextlib.suppress(psycopg.Error):
-            await connection.execute("do $$ begin raise 'a verb of servicebroker was cancelled'; end $$")
+            await connection.execute(SPOIL)

@@ -127,10 +127,10 @@ def _make_anew(connection: psycopg.Connection[object]) -> None:
         "migrations.make_anew",
         "select queue_id, postgres_schema, postgres_name, is_retention_enabled from servicebroker.queues",
     )
-    for queue in queues:
-        for statement in renewed_objects(*queue):
-            execute(connection, statement.name, statement.sql)
     connection.execute(sql.SQL((resources.files("servicebroker.store") / "views.sql").read_text()))
+    for queue in queues:
+        statement = renewed_objects(*queue)
+        execute(connection, statement.name, statement.sql)
     for text in library():
         connection.execute(sql.SQL(text))
     connection.execute(sql.SQL(fence()))

@@ -175,3 +175,9 @@ begin
     return query execute format('select * from %s', pg_typeof(kind));
     perform set_config('servicebroker.database', shown, false);
 end $$;
+
+-- How the one column of a key was written; null for a key of several.
+create or replace function tsql.written_column(relation oid, numbers smallint[]) returns text language sql stable
+return case when cardinality(numbers) = 1 then
+           (select coalesce(substring(col_description(relation, a.attnum) from '^\w+(?:\([^)]*\))? (.*)$'), a.attname::text)
+              from pg_attribute a where a.attrelid = relation and a.attnum = numbers[1]) end;

@@ -40,14 +40,17 @@ select q.database_id, d.name, 'sys', 'sys', 4, 'queue_messages_' || q.queue_id, 
        null, q.queue_id, q.create_date, q.modify_date, 1::smallint
   from servicebroker.queues q
   join servicebroker.databases d using (database_id)
-  join pg_class c on c.relnamespace = 'servicebroker'::regnamespace and c.relname = 'queue_' || q.queue_id;
+  join pg_class c on c.relnamespace = 'servicebroker'::regnamespace and c.relname = 'queue_' || q.queue_id
+ union all  -- and how many wait in the transmission queue
+select d.database_id, d.name, 'sys', 'sys', 4, 'sysxmitqueue', 68, 'S', null, 0, null, null, 1::smallint from servicebroker.databases d;
 
 create view tsql.all_objects with (security_invoker = true) as
 select o.name, o.object_id, o.principal_id, o.schema_id, o.parent_object_id, o.type,
        case o.type when 'U' then 'USER_TABLE' when 'V' then 'VIEW' when 'SQ' then 'SERVICE_QUEUE' when 'P' then 'SQL_STORED_PROCEDURE'
                    when 'FN' then 'SQL_SCALAR_FUNCTION' when 'IF' then 'SQL_INLINE_TABLE_VALUED_FUNCTION'
                    when 'TF' then 'SQL_TABLE_VALUED_FUNCTION'
-                   when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' when 'IT' then 'INTERNAL_TABLE' end as type_desc,
+                   when 'TR' then 'SQL_TRIGGER' when 'SO' then 'SEQUENCE_OBJECT' when 'IT' then 'INTERNAL_TABLE'
+                   when 'S' then 'SYSTEM_TABLE' end as type_desc,
        o.create_date, o.modify_date, o.is_ms_shipped, o.schema_name, o.broker_database
   from tsql.every_object o
   join servicebroker.shown_databases shown using (database_id);
@@ -61,8 +64,9 @@ create view tsql.procedures with (security_invoker = true) as select * from tsql
 create view tsql.internal_tables with (security_invoker = true) as
 select o.*, 201::smallint as internal_type, 'QUEUE_MESSAGES'::text as internal_type_desc from tsql.objects o where o.type = 'IT';
 create view tsql.partitions with (security_invoker = true) as
-select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number, pg_stat_get_live_tuples(o.object_id::bigint::oid) as rows,
-       o.broker_database from tsql.objects o where o.type in ('U', 'IT');
+select o.object_id as partition_id, o.object_id, 1 as index_id, 1 as partition_number,
+       case o.type when 'S' then (select count(*) from sys.transmission_queue) else pg_stat_get_live_tuples(o.object_id::bigint::oid) end as rows,
+       o.broker_database from tsql.objects o where o.type in ('U', 'IT', 'S');
 create view tsql.sequences with (security_invoker = true) as select * from tsql.objects where type = 'SO';
 create view tsql.sql_modules with (security_invoker = true) as
 select m.module_id as object_id, m.definition, 1::smallint as uses_ansi_nulls, 1::smallint as uses_quoted_identifier, shown.broker_database
@@ -107,22 +111,30 @@ select t.name, case when t.is_table then 243 else named.system_type_id end, t.ty
  cross join lateral (select regexp_match(t.definition, '^(\w+)(?:\(([^)]*)\))?$') as parts) base
   left join tsql.system_types named on named.name = base.parts[1];
 
--- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py).
+-- The T-SQL type and the spelling of a column stand in its comment (translation/table_columns.py); queues have those of RECEIVE.
 create view tsql.every_column with (security_invoker = true) as
 select o.database_id, o.broker_database, o.schema_name, o.name as table_name, o.object_id, coalesce(said.name, a.attname) as name, a.attnum::integer as column_id,
-       coalesce(said.type, case t.typname when 'uuid' then 'uniqueidentifier' when 'bytea' then 'varbinary' when 'int4' then 'int'
+       coalesce(said.type, received.type, case t.typname when 'uuid' then 'uniqueidentifier' when 'bytea' then 'varbinary' when 'int4' then 'int'
                 when 'int2' then 'smallint' when 'int8' then 'bigint' when 'timestamptz' then 'datetime' when 'timestamp' then 'datetime2'
                 when 'numeric' then 'decimal' when 'float8' then 'float' when 'float4' then 'real' when 'date' then 'date' when 'time' then 'time'
                 else 'nvarchar' end) as type_name,
-       coalesce(said.size, '') as size, not a.attnotnull as is_nullable, a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_computed,
-       tsql.column_bytes(coalesce(said.type, t.typname), coalesce(said.size, '')) as max_length
+       coalesce(said.size, received.size, '') as size, not a.attnotnull as is_nullable, a.attidentity <> '' as is_identity, a.attgenerated <> '' as is_computed,
+       tsql.column_bytes(coalesce(said.type, received.type, t.typname), coalesce(said.size, received.size, '')) as max_length
   from tsql.every_object o
-  join pg_attribute a on a.attrelid = o.object_id::bigint::oid and a.attnum > 0 and not a.attisdropped
+  left join servicebroker.queues q on o.type = 'SQ' and q.queue_id = o.object_id
+  join pg_attribute a
+    on a.attrelid = case when q.queue_id is null then o.object_id::bigint::oid
+                         else to_regclass(quote_ident(q.postgres_schema) || '.' || quote_ident(q.postgres_name)) end
+   and a.attnum > 0 and not a.attisdropped
+  left join (values ('status', 'tinyint', ''), ('priority', 'tinyint', ''), ('service_name', 'nvarchar', '512'),
+                    ('service_contract_name', 'nvarchar', '256'), ('message_type_name', 'nvarchar', '256'),
+                    ('validation', 'nchar', '2'), ('message_body', 'varbinary', 'max')) received(name, type, size)
+    on o.type = 'SQ' and received.name = a.attname
   join pg_type t on t.oid = a.atttypid
   left join lateral (
        select m[1] as type, m[2] as size, m[3] as name
          from regexp_match(col_description(a.attrelid, a.attnum), '^(\w+)(?:\(([^)]*)\))? (.*)$') m) said on true
- where o.type in ('U', 'V');
+ where o.type in ('U', 'V', 'SQ');
 
 create view tsql.columns with (security_invoker = true) as
 select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max_length,
@@ -133,6 +145,7 @@ select c.object_id, c.name, c.column_id, t.system_type_id, t.user_type_id, c.max
   from tsql.every_column c
   join servicebroker.shown_databases shown using (database_id)
   left join tsql.system_types t on t.name = c.type_name;
+create view tsql.all_columns with (security_invoker = true) as select * from tsql.columns;
 create view tsql.identity_columns with (security_invoker = true) as select * from tsql.columns where is_identity = 1;
 create view tsql.indexes with (security_invoker = true) as
 select i.indrelid::bigint::integer as object_id, c.relname::text as name, i.indexrelid::bigint::integer as index_id,
@@ -150,7 +163,8 @@ select c.broker_database as table_catalog, c.schema_name as table_schema, c.tabl
        case when c.is_nullable then 'YES' else 'NO' end as is_nullable, c.type_name as data_type,
        case when c.size = 'max' then -1 when c.type_name in ('char', 'varchar', 'nchar', 'nvarchar', 'binary', 'varbinary') then nullif(c.size, '')::integer end
            as character_maximum_length
-  from tsql.every_column c join servicebroker.shown_databases shown using (database_id);
+  from tsql.every_column c join servicebroker.shown_databases shown using (database_id)
+ where not exists (select from servicebroker.queues q where q.queue_id = c.object_id);
 create view tsql.information_schema_routines with (security_invoker = true) as
 select o.broker_database as routine_catalog, o.schema_name as routine_schema, o.name as routine_name, 'PROCEDURE' as routine_type
   from tsql.all_objects o where o.type = 'P';
@@ -192,6 +206,10 @@ select coalesce(n.spid, a.pid) as session_id, a.backend_start as login_time, a.c
        a.usename::text as login_name, case a.state when 'active' then 'running' else 'sleeping' end as status
   from pg_stat_activity a left join tsql.session_numbers n using (pid)
  where a.datname = current_database() and a.backend_type = 'client backend';
+-- Of the machine PostgreSQL tells nothing.
+create or replace view tsql.dm_os_sys_info with (security_invoker = true) as
+select null::integer as cpu_count, null::bigint as physical_memory_kb, pg_postmaster_start_time() as sqlserver_start_time,
+       (extract(epoch from clock_timestamp() - pg_postmaster_start_time()) * 1000)::bigint as ms_ticks;
 create or replace view tsql.dm_broker_activated_tasks with (security_invoker = true) as
 select coalesce(n.spid, t.spid) as spid, t.database_id, t.queue_id, t.procedure_name, t.execute_as, t.broker_database
   from sys.dm_broker_activated_tasks t left join tsql.session_numbers n on n.pid = t.spid;

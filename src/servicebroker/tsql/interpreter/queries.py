@@ -20,6 +20,7 @@ from servicebroker.tsql.interpreter.machine import Machine, runs
 from servicebroker.tsql.interpreter.remembered import Columns, UserFunctions, UserTypes
 from servicebroker.tsql.interpreter.set_options import HOLDING
 from servicebroker.tsql.interpreter.simple import Value
+from servicebroker.tsql.interpreter.violations import violation
 from servicebroker.tsql.relational import Translated, tables_of, translate, translate_expression
 from servicebroker.tsql.results import ResultSet
 from servicebroker.tsql.scope import LOGIN, USER, Column, Scope
@@ -198,6 +199,9 @@ class Queries:
             machine.transactions.undo()
             if isinstance(problem, psycopg.Error) and type(problem).__name__ in _SHAPE:
                 self.columns.forget()
+            error = violation(machine, problem, text) if isinstance(problem, psycopg.Error) else None
+            if error is not None:
+                raise error from None
             raise
         return result
 

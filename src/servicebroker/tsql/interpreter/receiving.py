@@ -11,6 +11,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from servicebroker.model.messages import Message
+from servicebroker.tsql.conversion import convert
 from servicebroker.tsql.interpreter.evaluation import evaluate
 from servicebroker.tsql.interpreter.simple import Value
 from servicebroker.tsql.results import ResultSet
@@ -103,7 +104,7 @@ def _row(machine: Machine, items: tuple[ReceiveItem, ...], message: Message) -> 
 def _column(message: Message, name: str) -> Value:
     value: Any = getattr(message, name)
     if name == "message_enqueue_time" and value is not None:
-        value = value.astimezone(UTC).replace(tzinfo=None)
+        value = convert(value.astimezone(UTC).replace(tzinfo=None), None, COLUMNS[name])  # to the millisecond
     return Value(value, COLUMNS[name])
 
 

@@ -237,6 +237,8 @@ def of_session(scope: Scope, name: str) -> str:
     """
     if name == "db_name":
         return string(scope.database)
+    if name == "db_id":
+        return f"tsql.db_id({string(scope.database)})"
     if name not in _SETTINGS:
         raise TsqlError(128, f'The name "{name}" is not permitted in this context.', severity=15)
     return f"coalesce(nullif(current_setting('{_SETTINGS[name]}', true), ''), current_user)"

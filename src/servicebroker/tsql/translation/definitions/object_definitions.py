@@ -16,9 +16,11 @@ from servicebroker.tsql.translation.definitions.table_columns import (
     comments,
     condition,
     elements,
+    names_of_constraints,
     ordered,
     stamps,
     storage,
+    with_settings,
 )
 from servicebroker.tsql.translation.queries.selects import output_columns, query
 from servicebroker.tsql.translation.queries.selects_into import TEMPORARY
@@ -98,19 +100,35 @@ def _create_table(writer: Writer, reader: Reader) -> list[str]:
     done.append(f"CREATE {kind} {table} ({', '.join(found.members)})")
     if not is_temporary:
         done.append(f"COMMENT ON TABLE {table} IS {string(own.name)}")
-    return [*done, *comments(table, found.columns), *stamps(table, found), *_indexes(table, own, found)]
+    return [
+        *done,
+        *comments(table, found.columns),
+        *names_of_constraints(table, found),
+        *stamps(table, found),
+        *_indexes(table, own, found),
+    ]
 
 
 def _indexes(table: str, own: ObjectName, found: Elements) -> list[str]:
     return [
-        f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})"
+        text
         for name, unique, columns in found.indexes
+        for text in (
+            f"CREATE {'UNIQUE ' if unique else ''}INDEX {_index_name(own, name)} ON {table} ({', '.join(columns)})",
+            _index_comment(table, own, name),
+        )
     ]
 
 
 def _index_name(own: ObjectName, name: str) -> str:
     """Names of indexes belong to their tables in T-SQL, and to the schema in PostgreSQL."""
     return quoted(names.postgres_name(own.name, name))
+
+
+def _index_comment(table: str, own: ObjectName, name: str) -> str:
+    """Notes the spelling of an index, for the errors that name it."""
+    schema = table.rsplit(".", 1)[0] + "." if "." in table else ""
+    return f"COMMENT ON INDEX {schema}{_index_name(own, name)} IS {string(name)}"
 
 
 def _alter_table(writer: Writer, reader: Reader) -> list[str]:
@@ -167,7 +185,13 @@ def _add(writer: Writer, reader: Reader, table: str, own: ObjectName) -> list[st
     actions = [f"ADD {'' if _is_constraint(member) else 'COLUMN '}{member}" for member in found.members]
     actions += [f"ALTER COLUMN {identifier(name)} SET DEFAULT {text}" for name, text in found.defaults]
     done = [f"ALTER TABLE {table} {', '.join(actions)}"] if actions else []
-    return [*done, *comments(table, found.columns), *stamps(table, found), *_indexes(table, own, found)]
+    return [
+        *done,
+        *comments(table, found.columns),
+        *names_of_constraints(table, found),
+        *stamps(table, found),
+        *_indexes(table, own, found),
+    ]
 
 
 def _is_constraint(member: str) -> bool:
@@ -237,16 +261,19 @@ def _view(writer: Writer, reader: Reader, statement: str) -> list[str]:
         raise TsqlError(
             4511, f"Create View or Function failed because no column name was specified for a column of '{own.name}'."
         )
+    known = output_columns(writer, node)
+    text = done.text
+    if set(writer.parameters) <= {"db_id", "db_name"}:  # who works, whoever reads the view would have to be told
+        text = with_settings(writer, text)
     statements = [f"CREATE SCHEMA IF NOT EXISTS {schema_of(own.database or writer.scope.database, '')}"]
     if own.schema.lower() not in ("", "dbo"):
         statements = []
     if statement != "CREATE VIEW":
         statements.append(f"DROP VIEW IF EXISTS {view}")
     statements += [
-        f"CREATE VIEW {view}{columns} AS {done.text}{check}",
+        f"CREATE VIEW {view}{columns} AS {text}{check}",
         f"COMMENT ON VIEW {view} IS {string(own.name)}",
     ]
-    known = output_columns(writer, node)
     return statements + (comments(view, list(known.values())) if known and not columns else [])
 
 
@@ -272,7 +299,7 @@ def _create_index(writer: Writer, reader: Reader) -> list[str]:
         known = list((writer.table_columns(table) or {}).values())
         text += f" WHERE {condition(writer, wanted, Elements(columns=known))}"
     storage(reader)
-    return [text]
+    return [text, _index_comment(table, own, name)]
 
 
 def _create_schema(writer: Writer, reader: Reader) -> list[str]:

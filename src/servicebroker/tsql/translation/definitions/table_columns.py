@@ -37,6 +37,7 @@ class Elements:
     defaults: list[tuple[str, str]] = field(default_factory=list)  # of ALTER TABLE ... ADD DEFAULT ... FOR
     indexes: list[tuple[str, bool, list[str]]] = field(default_factory=list)
     stamped: list[str] = field(default_factory=list)  # columns of the type rowversion
+    constraints: list[str] = field(default_factory=list)  # as they are written
 
 
 class Reader:
@@ -146,7 +147,7 @@ def _column(writer: Writer, piece: Slice, found: Elements) -> None:
         found.stamped.append(name)
         parts.append("NOT NULL DEFAULT tsql.next_rowversion()")
     while reader.word():
-        label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
+        label = _label(reader, found)
         if reader.take("NULL"):
             continue
         if reader.take("NOT", "NULL"):
@@ -230,6 +231,16 @@ def _seed(reader: Reader) -> str:
     return f" (START WITH {start} INCREMENT BY {step}{least})"
 
 
+def _label(reader: Reader, found: Elements) -> str:
+    """CONSTRAINT name, where it stands here. A default and NULL have names too, which mean nothing to PostgreSQL."""
+    if not reader.take("CONSTRAINT"):
+        return ""
+    name = reader.name()
+    if reader.word() in ("PRIMARY", "UNIQUE", "CHECK", "FOREIGN", "REFERENCES"):
+        found.constraints.append(name)
+    return f"CONSTRAINT {identifier(name)} "
+
+
 def _default(writer: Writer, reader: Reader, column: Column) -> str:
     start = reader.place
     if reader.word() in ("+", "-"):
@@ -246,11 +257,11 @@ def _default(writer: Writer, reader: Reader, column: Column) -> str:
     if reader.take("FOR"):
         column = Column(reader.name(), column.type)
     text = into_column(write_value(writer, node), column if column.type.name != "unknown" else None)
-    return f"({_with_settings(writer, text)})"
+    return f"({with_settings(writer, text)})"
 
 
-def _with_settings(writer: Writer, text: str) -> str:
-    """A default lives longer than the session: who works in it, a default reads from a setting of the connection."""
+def with_settings(writer: Writer, text: str) -> str:
+    """What lives longer than the session: who works in it, a default reads from a setting of the connection."""
     for number, name in reversed([*enumerate(writer.parameters, 1)]):
         said = of_session(writer.scope, name)
         text = re.sub(rf"\${number}\b", lambda _, said=said: said, text)  # type: ignore[misc]
@@ -394,7 +405,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
     if value.type is None:
         raise refused(f"The computed column {name}, whose type is not known", "Write CAST(... AS type) around it.")
     reader.take("PERSISTED")
-    label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
+    label = _label(reader, found)
     nullable = not reader.take("NOT", "NULL")
     key = f" {label}{_key(reader, '')}" if reader.word() in ("PRIMARY", "UNIQUE") else ""
     if reader.word():
@@ -408,7 +419,7 @@ def _computed(writer: Writer, piece: Slice, found: Elements, table: str) -> None
 
 
 def _constraint(writer: Writer, reader: Reader, found: Elements, table: str) -> None:
-    label = f"CONSTRAINT {identifier(reader.name())} " if reader.take("CONSTRAINT") else ""
+    label = _label(reader, found)
     if reader.take("FOREIGN", "KEY"):
         found.members.append(f"{label}{_foreign_key(writer, reader)}")
     elif reader.take("CHECK"):
@@ -464,6 +475,11 @@ def stamps(table: str, found: Elements) -> list[str]:
         f"FOR EACH ROW EXECUTE FUNCTION tsql.stamp_rowversion({string(identifier(name)[1:-1])})"
         for name in found.stamped
     ]
+
+
+def names_of_constraints(table: str, found: Elements) -> list[str]:
+    """Statements that note the spelling of each constraint, for the errors that name it."""
+    return [f"COMMENT ON CONSTRAINT {identifier(name)} ON {table} IS {string(name)}" for name in found.constraints]
 
 
 def comments(table: str, columns: list[Column]) -> list[str]:

@@ -25,6 +25,8 @@ OWN = frozenset(
         "service_queues",
         "transmission_queue",
         "dm_broker_activated_tasks",
+        "dm_os_sys_info",
+        "all_columns",
     }
     | {"assemblies", "assembly_files", "server_event_notifications", "asymmetric_keys", "extended_properties"}
     | {"configurations", "database_mirroring_endpoints", "sql_logins", "master_files", "messages"}
@@ -43,7 +45,7 @@ _INFORMATION = {
 _INSTANCE = frozenset({"databases", "sysdatabases", "server_principals", "sql_logins", "syslogins", "endpoints"}
                       | {"tcp_endpoints", "service_broker_endpoints", "dm_exec_sessions", "dm_broker_connections"}
                       | {"dm_broker_activated_tasks", "dm_broker_queue_monitors", "dm_os_performance_counters"}
-                      | {"messages", "master_files"}
+                      | {"messages", "master_files", "dm_os_sys_info"}
                       | {"server_event_notifications", "configurations", "database_mirroring_endpoints"})  # fmt: skip
 
 

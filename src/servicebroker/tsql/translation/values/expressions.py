@@ -27,6 +27,7 @@ from servicebroker.tsql.translation.values.conversions import converted, type_of
 from servicebroker.tsql.translation.values.patterns import like
 from servicebroker.tsql.types import (
     BIGINT,
+    BIT,
     EXACT,
     FLOAT,
     INT,
@@ -136,6 +137,7 @@ def _add(writer: Writer, node: exp.Add) -> Sql:
     if kinds <= {"string"} or kinds == {"binary"}:
         return Sql(f"({closed_text(left)} || {closed_text(right)})", _joined(left, right))
     if kinds == {"number"}:
+        _check_bits(left, right, "add")
         return _calculated(f"({left.text} + {right.text})", wider(left.type, right.type))
     if None in kinds or "date" in kinds:
         kind = left.type if left.kind == "date" else right.type if right.kind == "date" else None
@@ -168,6 +170,7 @@ def _arithmetic(writer: Writer, node: exp.Binary) -> Sql:
         if sign != "-":
             raise _incompatible(left, right, {"*": "multiply", "/": "divide", "%": "modulo"}[sign])
         return Sql(f"tsql.minus({closed_text(left)}, {closed_text(right)})", left.type if left.kind == "date" else None)
+    _check_bits(left, right, operator_name(sign))
     if {left.kind, right.kind} <= {"string"}:
         raise TsqlError(
             402, f"The data types varchar and varchar are incompatible in the {operator_name(sign)} operator."
@@ -219,6 +222,12 @@ def _negative(writer: Writer, node: exp.Neg) -> Sql:
     inside = write_value(writer, node.this)
     is_tiny = inside.type is not None and inside.type.name == "tinyint"  # which has no negative numbers
     return Sql(f"(- {inside.text})", SqlType("smallint") if is_tiny else inside.type)
+
+
+def _check_bits(left: Sql, right: Sql, operator: str) -> None:
+    """Flags are no numbers to calculate with. Raises: TsqlError: 402."""
+    if left.type == right.type == BIT:
+        raise _incompatible(left, right, operator)
 
 
 def _incompatible(left: Sql, right: Sql, operator: str) -> TsqlError:

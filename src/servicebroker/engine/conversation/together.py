@@ -1,0 +1,173 @@
+"""SENDs that wait and travel together: one statement for all those whose way is known to one queue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import count, groupby, takewhile
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from servicebroker.engine.catalog.catalog import Catalog, Channel, Usage
+from servicebroker.engine.conversation import enqueue
+from servicebroker.engine.conversation.send import known_usage
+from servicebroker.engine.conversation.validation import accepts
+from servicebroker.model import names
+from servicebroker.model.arguments import Body, Omitted, check_handle, stored_body
+from servicebroker.model.errors import BrokerError
+from servicebroker.store.statements import Bodies, Statement, Steps
+
+SendBatch: TypeAlias = Callable[[UUID, str, list[Body]], Steps[int]]
+
+
+class Waiting(NamedTuple):
+    """A SEND that waits; its arguments were checked. `place` is its number in its pipeline, from 0."""
+
+    place: int
+    handle: UUID
+    message_type: str
+    content: bytes | None
+
+
+def checked_send(place: int, handle: UUID, message_type: str, body: Body | Omitted, maximum_body: int) -> Waiting:
+    """A SEND that is to wait.
+
+    Raises:
+        BrokerError: what `send` says of its arguments.
+    """
+    check_handle(handle)
+    names.checked("message type", message_type)
+    return Waiting(place, handle, message_type, stored_body(body, maximum_body))
+
+
+def send_together(
+    catalog: Catalog, sends: Sequence[Waiting], send_batch: SendBatch, now: datetime
+) -> Steps[dict[int, int]]:
+    """SEND them all, as if one after the other. Returns the sequence numbers by place.
+
+    `send_batch` is the verb for those whose way is not known, or leads to another instance.
+
+    Raises:
+        BrokerError: as `send`, and it says which SEND was refused. Those before it were done.
+    """
+    numbers: dict[int, int] = {}
+    left = sends
+    while left := (yield from _send_known(catalog, left, now, numbers)):
+        channel = catalog.channels.get(left[0].handle)
+        is_remote = channel is not None and not channel.far_queue_id
+        # one that a peer here does not take fails the conversation, and the next one is refused: so one by one
+        yield from _send_run(_first_run(left) if is_remote else left[:1], send_batch, numbers)
+        left = [send for send in left if send.place not in numbers]
+    return numbers
+
+
+def send_in_runs(sends: Sequence[Waiting], send_batch: SendBatch) -> Steps[dict[int, int]]:
+    """`send_together` where nothing is known of any way: a verb for messages of one type on one conversation.
+
+    Raises:
+        BrokerError: as `send_together`.
+    """
+    numbers: dict[int, int] = {}
+    while left := [send for send in sends if send.place not in numbers]:
+        yield from _send_run(_first_run(left), send_batch, numbers)
+    return numbers
+
+
+def _first_run(sends: Sequence[Waiting]) -> Sequence[Waiting]:
+    """The first of them, and those of its type that follow it on its conversation."""
+    first = sends[0]
+    same = (send for send in sends if send.handle == first.handle)
+    return list(takewhile(lambda send: send.message_type == first.message_type, same))
+
+
+def _send_run(run: Sequence[Waiting], send_batch: SendBatch, numbers: dict[int, int]) -> Steps[None]:
+    """SEND messages of one type on one conversation, and note their numbers."""
+    first = run[0]
+    try:
+        number = yield from send_batch(first.handle, first.message_type, [send.content or b"" for send in run])
+    except BrokerError as refused:
+        raise refused.of_send(first.place, f"'{first.message_type}' on the conversation {first.handle}") from None
+    numbers.update({send.place: number + i for i, send in enumerate(run)})
+
+
+class _Run(NamedTuple):
+    """SENDs of one type on one conversation."""
+
+    channel: Channel
+    message_type: str
+    usage: Usage
+    sends: list[Waiting]
+
+
+def _send_known(
+    catalog: Catalog, sends: Sequence[Waiting], now: datetime, numbers: dict[int, int]
+) -> Steps[list[Waiting]]:
+    """SEND those before the first whose way is not known and open, and note their numbers. Returns the others."""
+    ways: dict[tuple[int, int], dict[UUID, list[_Run]]] = defaultdict(lambda: defaultdict(list))
+    for (handle, message_type), given in groupby(sends, lambda send: send[1:3]):
+        channel, waiting = catalog.channels.get(handle), list(given)
+        usage = channel and known_usage(channel, message_type)
+        if channel is None or usage is None:
+            break
+        taken = waiting[: _taken(usage, channel.is_initiator, waiting)]
+        runs = ways[channel.far_queue_id, channel.catalog_version][handle]
+        if runs and runs[-1].message_type == message_type:
+            runs[-1].sends.extend(taken)
+        elif taken:
+            runs.append(_Run(channel, message_type, usage, taken))
+        if len(taken) < len(waiting):
+            break
+    for (queue_id, version), conversations in ways.items():
+        if runs := [run for handle in sorted(conversations) for run in conversations[handle]]:
+            yield from _send_many(catalog, queue_id, version, runs, now, numbers)
+    return [send for send in sends if send.place not in numbers]
+
+
+def _taken(usage: Usage, is_initiator: bool, sends: Sequence[Waiting]) -> int:
+    """How many of them the peer takes before the first that it does not."""
+    refused = (place for place, send in enumerate(sends) if not accepts(usage, is_initiator, send.content))
+    return next(refused, len(sends))
+
+
+def _send_many(
+    catalog: Catalog, queue_id: int, version: int, runs: Sequence[_Run], now: datetime, numbers: dict[int, int]
+) -> Steps[None]:
+    """SEND to one queue, of whose peers nothing has changed since that version; by handle, as they are locked."""
+    handles: list[UUID] = []
+    counts: list[int] = []
+    which, firsts, starts, start = [], [], [], 1
+    for run in runs:
+        if not handles or handles[-1] != run.sends[0].handle:
+            handles.append(run.sends[0].handle)
+            counts.append(0)
+        which.append(len(handles))
+        firsts.append(counts[-1])
+        starts.append(start)
+        counts[-1] += len(run.sends)
+        start += len(run.sends)
+    rows = yield Statement(
+        "together.send_many",
+        enqueue.send_many(queue_id),
+        (
+            handles,
+            counts,
+            which,
+            firsts,
+            [len(run.sends) for run in runs],
+            starts,
+            [run.usage.message_type_id for run in runs],
+            [run.usage.validation for run in runs],
+            Bodies(send.content for run in runs for send in run.sends),
+            now,
+            version,
+        ),
+    )
+    drawn = {handles[place - 1]: number for place, number, _ in rows}
+    for handle in set(handles) - drawn.keys():
+        catalog.forget(handle)  # it has ended, the queue was altered or the like: the slow way finds out
+    for run, first in zip(runs, firsts, strict=True):
+        number = drawn.get(run.sends[0].handle)
+        if number is not None:
+            numbers.update(zip((send.place for send in run.sends), count(number + first)))
+            catalog.enqueued(run.channel.far_priority, len(run.sends))

@@ -1,0 +1,1 @@
+-- The view of each queue reads what another instance has sent and is not whole from servicebroker.incomplete_messages.

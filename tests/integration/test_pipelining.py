@@ -1,0 +1,168 @@
+"""`transaction.pipeline()`: SENDs that leave together, and what is raised for one of them."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+import servicebroker as sb
+from servicebroker.store.statement_counts import counts_of
+from support import (
+    DOCUMENT,
+    MARK,
+    ORDER,
+    REPLY,
+    STOCK_QUEUE,
+    begin,
+    bodies,
+    far_handle,
+    open_dialog,
+    query,
+    refused,
+    state,
+)
+
+pytestmark = pytest.mark.both_faces
+
+_DEPTH = "select count(*) from {}_dbo.stockqueue"
+
+
+def depth(database: sb.Database) -> int:
+    return int(query(database, _DEPTH.format(database.name.lower()))[0][0])
+
+
+@pytest.mark.feature(41)
+def test_they_leave_in_one_statement_and_in_order(database: sb.Database) -> None:
+    handles = [open_dialog(database)[0] for _ in range(2)]
+    with database.transaction() as tx:  # the way of each is known from now on
+        for handle in handles:
+            tx.send(handle, ORDER, b"first")
+    with database.instance.connection() as connection:
+        counts = counts_of(getattr(connection, "real", connection))
+    counts.take()
+    with database.transaction() as tx:
+        with tx.pipeline() as pipeline:
+            places = [tx.send(handle, kind, b"<a>%d</a>" % n) for n, kind in _SENT for handle in handles]
+            assert pipeline.numbers == []
+        assert pipeline.numbers == [n + 2 for n, _ in _SENT for _ in handles]
+    assert places == list(range(2 * len(_SENT)))
+    sent = {name: calls for name, (calls, _) in counts.take().items() if "send" in name}
+    assert sent == {"together.send_many": 1}
+    for handle in handles:
+        _, *received = database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))
+        assert [(m.message_type_name, m.message_body) for m in received] == [
+            (kind, b"<a>%d</a>" % n) for n, kind in _SENT
+        ]
+
+
+_SENT = [(n, DOCUMENT if n % 5 == 0 else ORDER) for n in range(20)]
+
+
+def test_they_leave_before_whatever_is_done_next(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    others = begin(database), begin(database)
+    seen = _DEPTH.format(database.name.lower()).encode()
+    with database.transaction() as tx, tx.pipeline() as pipeline:
+        tx.send(handle, ORDER, b"0")
+        assert tx.connection.execute(seen).fetchone() == (1,)
+        tx.send(handle, ORDER, b"1")
+        assert tx.send_batch(handle, ORDER, [b"2", b"3"]) == 3
+        tx.send(handle, ORDER, b"4")
+        assert tx.send(others, ORDER, b"to both") == [0, 0]
+        tx.send(handle, ORDER, b"5")
+        assert tx.receive(STOCK_QUEUE, top=1)[0].message_body == b"0"
+        assert pipeline.numbers == [1, 2, 5, 6]
+        with pytest.raises(_Undone), tx.savepoint():
+            tx.send(handle, ORDER, b"undone")
+            raise _Undone
+        with tx.savepoint():
+            tx.send(handle, ORDER, b"6")
+    assert bodies(database.receive(STOCK_QUEUE, conversation_handle=far_handle(database, handle))) == [
+        b"%d" % n for n in range(1, 7)
+    ]
+
+
+class _Undone(Exception):
+    pass
+
+
+def test_a_thousand_wait_at_most(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    with database.transaction() as tx, tx.pipeline() as pipeline:
+        for _ in range(1_500):
+            tx.send(handle, ORDER, b"x")
+        assert len(pipeline.numbers) == 1_000
+    assert depth(database) == 1_500
+
+
+def test_an_error_says_which_one_it_was_and_nothing_is_committed(database: sb.Database) -> None:
+    (good, _), (bad, far) = open_dialog(database), open_dialog(database)
+    database.send(bad, ORDER, b"before")
+    database.end_conversation(far)
+    before = depth(database)
+    with pytest.raises(sb.InstanceError, match="undone all of it"), database.transaction() as tx:
+        with refused(8429, "SEND 2 of the pipeline", str(bad)) as caught, tx.pipeline():
+            for n in range(2):
+                tx.send(good, ORDER, b"%d" % n)
+            tx.send(bad, ORDER, b"x")
+            tx.send(good, ORDER, b"2")
+        assert caught.value.place == 2
+    assert depth(database) == before
+    with database.transaction() as tx, tx.savepoint():
+        with refused(8428, "SEND 0 of the pipeline", "//none"), tx.savepoint(), tx.pipeline():
+            tx.send(good, "//none", b"x")
+        tx.send(good, ORDER, b"after the savepoint")
+    assert depth(database) == before + 1
+    with refused(8418), database.transaction() as tx, tx.pipeline():
+        tx.send(None, ORDER, b"x")  # type: ignore[arg-type]
+
+
+def test_what_the_peer_refuses_fails_its_conversation_as_without(database: sb.Database) -> None:
+    handle, far = open_dialog(database)
+    database.send(handle, ORDER, b"known")
+    with refused(8429, "SEND 2 of the pipeline"), database.transaction() as tx, tx.pipeline():
+        for body in (b"", b"not empty", b""):
+            tx.send(handle, MARK, body)
+    with database.transaction() as tx, tx.pipeline():
+        for body in (b"", b"not empty"):
+            tx.send(handle, MARK, body)
+        tx.send(begin(database), ORDER, b"another conversation")
+    assert state(database, handle) == "ER"
+    kinds = [m.message_type_name for m in database.receive(STOCK_QUEUE, conversation_handle=far)]
+    assert len(kinds) == 3  # the Error first, the known one, and the one before what was refused
+
+
+def test_the_first_of_many_conversations(database: sb.Database) -> None:
+    """Nothing is known of their ways yet."""
+    handles = [begin(database) for _ in range(5)]
+    nowhere = begin(database, "//test/nowhere")
+    with database.transaction() as tx, tx.pipeline() as pipeline:
+        for n in range(3):
+            for handle in (*handles, nowhere):
+                tx.send(handle, ORDER, b"%d" % n)
+    assert pipeline.numbers == [n for n in range(3) for _ in range(6)]
+    assert depth(database) == 15
+
+
+def test_a_transaction_that_was_ended_on_its_connection_takes_no_more(database: sb.Database) -> None:
+    handle, _ = open_dialog(database)
+    with pytest.raises(sb.InstanceError, match="begin another one"), database.transaction() as tx, tx.pipeline():
+        tx.send(handle, ORDER, b"committed")
+        tx.connection.commit()
+        tx.send(handle, ORDER, b"too late")
+    assert bodies(database.receive(STOCK_QUEUE)) == [b"committed"]
+    with pytest.raises(_Undone), database.transaction() as tx, tx.pipeline():
+        tx.send(handle, ORDER, b"undone")
+        raise _Undone
+    assert database.receive(STOCK_QUEUE) == []
+
+
+def test_both_sides_and_no_conversation_at_all(database: sb.Database) -> None:
+    handle, far = open_dialog(database)
+    with database.transaction() as tx, tx.pipeline() as pipeline:
+        tx.send(handle, ORDER, b"order")
+        tx.send(far, REPLY, b"reply")
+    assert pipeline.numbers == [1, 0]
+    with refused(8426, "SEND 0"), database.transaction() as tx, tx.pipeline():
+        tx.send(uuid4(), ORDER, b"x")

@@ -1,0 +1,54 @@
+"""The errors of constraints name what the user has named, as it was written."""
+
+from __future__ import annotations
+
+import pytest
+
+import servicebroker as sb
+
+TABLES = """
+CREATE TABLE Orders (Id int NOT NULL CONSTRAINT PK_Orders PRIMARY KEY, Qty int CONSTRAINT CK_Qty CHECK (Qty > 0),
+    Code varchar(9), CONSTRAINT UQ_Code UNIQUE (Code))
+GO
+CREATE SCHEMA Shop
+GO
+CREATE TABLE Shop.Lines (Id int CONSTRAINT FK_Lines REFERENCES Orders (Id), No int NOT NULL)
+CREATE UNIQUE INDEX IX_No ON Shop.Lines (No)
+INSERT Orders VALUES (1, 1, 'a'); INSERT Shop.Lines VALUES (1, 1)
+"""
+CASES = [
+    ("INSERT Orders VALUES (1, 2, 'b')", 2627, "PRIMARY KEY constraint 'PK_Orders'", "object 'dbo.Orders'", "is (1)"),
+    ("INSERT Orders VALUES (2, 2, 'a')", 2627, "UNIQUE KEY constraint 'UQ_Code'", "object 'dbo.Orders'", "is (a)"),
+    ("INSERT Shop.Lines VALUES (1, 1)", 2601, "unique index 'IX_No'", "object 'Shop.Lines'", "is (1)"),
+    (
+        "UPDATE Orders SET Qty = -1",
+        547,
+        "The UPDATE",
+        'CHECK constraint "CK_Qty"',
+        "table \"dbo.Orders\", column 'Qty'",
+    ),
+    ("INSERT Shop.Lines VALUES (9, 9)", 547, "The INSERT", 'FOREIGN KEY constraint "FK_Lines"', 'table "dbo.Orders"'),
+    ("DELETE Orders", 547, "The DELETE", 'REFERENCE constraint "FK_Lines"', "table \"Shop.Lines\", column 'Id'"),
+    ("INSERT Shop.Lines VALUES (1, NULL)", 515, "column 'No'", "table 'Constraints.Shop.Lines'", "INSERT fails"),
+    ("ALTER TABLE Orders ADD CONSTRAINT CK_More CHECK (Qty > 5)", 547, "ALTER TABLE", '"CK_More"', '"dbo.Orders"'),
+    ("DECLARE @T TABLE (a int PRIMARY KEY) INSERT @T VALUES (1), (1)", 2627, "PRIMARY KEY", "'dbo.@t'", "is (1)"),
+    ("CREATE TABLE #T (a int CONSTRAINT PK_T PRIMARY KEY) INSERT #T VALUES (1), (1)", 2627, "'PK_T'", "#t'", "is (1)"),
+]
+
+
+@pytest.fixture(scope="module")
+def db(instance: sb.Instance) -> sb.Database:
+    database = instance.database("Constraints", create=True)
+    database.execute_tsql(TABLES)
+    return database
+
+
+@pytest.mark.parametrize(("script", "number", *"abc"), CASES, ids=[script for script, *_ in CASES])
+@pytest.mark.parametrize("around", ["{}", "BEGIN TRAN {} ROLLBACK"])
+def test_what_a_constraint_refuses(
+    db: sb.Database, script: str, number: int, a: str, b: str, c: str, around: str
+) -> None:
+    with pytest.raises(sb.TsqlError) as caught:
+        db.execute_tsql(around.format(script))
+    assert caught.value.number == number
+    assert [part for part in (a, b, c) if part not in caught.value.text] == []

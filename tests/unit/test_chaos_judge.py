@@ -1,0 +1,54 @@
+"""The judge of the chaos run, on ledgers in which exactly-once does not hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import chaos
+
+SENT = [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("b", 1)]
+
+
+def world(folder: Path, **ledgers: list[tuple[str, int]]) -> Any:
+    """What both applications have written down: all is well but for `ledgers`."""
+    kept = {"sent": SENT, "received": SENT, "answered": SENT, "error": []} | ledgers
+    side = SimpleNamespace(ledger=lambda way: list(kept[way]))
+    return SimpleNamespace(
+        west=side, east=side, calm=folder / "calm", answered=lambda: len(kept["answered"]), told=lambda: ""
+    )
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "PATIENCE", 0.1)
+    monkeypatch.setattr(chaos.time, "sleep", lambda seconds: None)
+
+
+def test_each_once_and_in_order(tmp_path: Path) -> None:
+    other_way = [("b", 0), ("b", 1), ("a", 0), ("a", 1), ("a", 2)]  # conversations wait for nobody else
+    assert chaos.judge(world(tmp_path, received=other_way)) == len(SENT)
+
+
+@pytest.mark.parametrize("way", ["received", "answered"])
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (SENT[:-1], "never: 1"),
+        ([*SENT, ("a", 2)], "more than once"),
+        ([*SENT, ("a", 3)], "and never sent"),
+        ([("a", 1), ("a", 0), *SENT[3:], ("b", 0)], "out of order"),
+        ([("b", 0), ("b", 1), ("a", 1), ("a", 0), ("a", 2)], "out of order"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, way: str, found: list[tuple[str, int]], words: str) -> None:
+    with pytest.raises(AssertionError, match=f"{way}.* {words}"):
+        chaos.judge(world(tmp_path, **{way: found}))
+
+
+def test_a_conversation_that_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="conversations have failed"):
+        chaos.judge(world(tmp_path, error=[("-9719", 0)]))
